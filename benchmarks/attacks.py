@@ -104,7 +104,7 @@ def as_json(value: Any) -> bytes:
 
 
 def long_body(path: str, kind: str, size: int) -> dict[str, Any]:
-    """A request of so many bytes, whose prompt is one text, of a kind of LONG."""
+    """A request of this many bytes, whose prompt is one text, of a kind of LONG."""
     unit = LONG[kind]
     text = unit * (size // (len(as_json(unit)) - 2))
     if path == "/tokenize":

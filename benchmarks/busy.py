@@ -59,7 +59,7 @@ def busy_process(cpu: int, most: float) -> Iterator[None]:
 
 
 def window(call: Callable[[], Any], parts: int, seconds: float) -> list[float]:
-    """Milliseconds of each call, of `parts` steps, in so many seconds."""
+    """Milliseconds of each call, of `parts` steps, in this many seconds."""
     call()  # fills the processor's caches with this operation's data
     times, begin = [], perf_counter()
     end = begin + seconds

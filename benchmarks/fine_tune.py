@@ -20,7 +20,7 @@ from arguments import Arguments, at_least, status
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft.models.loading import load, quiet
-from longdraft.ops.packed import quantised
+from longdraft.ops.packed import quantized
 
 LENGTH, HELD_OUT = 512, 8  # tokens of a row; rows whose loss is reported
 
@@ -45,7 +45,7 @@ def rows(paths: list[str], tokenizer: object, count: int, seed: int) -> torch.Te
 def distance(hf: torch.nn.Module) -> float:
     """Mean relative error of the 4-bit copy of each matrix: about 0.08 for weights that lie on no grid."""
     layers = [m for n, m in hf.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in n]
-    errors = [(quantised(m.weight, 4).dequantised() - m.weight).norm() / m.weight.norm() for m in layers]
+    errors = [(quantized(m.weight, 4).dequantized() - m.weight).norm() / m.weight.norm() for m in layers]
     return float(torch.stack(errors).mean().detach())
 
 

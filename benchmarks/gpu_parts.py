@@ -259,7 +259,7 @@ def filled(b: Bench, lm: LM, context: int) -> KVCache:
 
 
 def spread(b: Bench, lm: LM, widths: list[int]) -> Tree:
-    """A tree with so many nodes at each depth; each hangs from one of the level above."""
+    """A tree with this many nodes at each depth; each hangs from one of the level above."""
     tree, first, last = Tree.root(torch.ones(1, dtype=torch.long, device=b.device)), 0, 1
     for width in widths:
         parent = (first + torch.arange(width, device=b.device) % last)[None]

@@ -35,7 +35,7 @@ def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
             f"{left['disconnects']:,} clients that leave in mid-stream",
             f"{left['most_steps_after']} decoding steps begin after the server has seen that a client left; "
             f"{left['rows_after']} rows and {left['slots_after']} "
-            f"slots in use afterwards; resident memory {left['rss_change']:+.1%}",
+            f"slots in use afterward; resident memory {left['rss_change']:+.1%}",
         ),
         (
             "`kill -9` and a restart",
@@ -51,7 +51,7 @@ def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
             f"{soak['seconds'] / 60:.0f} min of streams, leaving clients, malformed requests, long and known prompts",
             f"{sum(soak['outcomes'].values()):,} requests, none failed; in the second and the last fifth of the time "
             f"{known['rss_mb']} MB, {known['threads']} threads, {known['files']} open files; "
-            f"afterwards {soak['rows_after']:.0f} rows in use",
+            f"afterward {soak['rows_after']:.0f} rows in use",
         ),
     ]
     return found + ([_long(record["long"])] if "long" in record else [])
@@ -69,7 +69,7 @@ def _long(long: dict[str, Any]) -> tuple[str, str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    lines = ["| what was done | what was found |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows(record))]
+    lines = ["| attack | result |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows(record))]
     return "\n".join(lines) + "\n"
 
 

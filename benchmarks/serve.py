@@ -1,4 +1,4 @@
-"""Throughput and latency of the server, and what it adds to decoding in a process of its own.
+"""Throughput and latency of the server, and what it adds to decoding in its own process.
 
     python benchmarks/serve.py --methods plain,vegas,auto
 
@@ -8,7 +8,7 @@ For each method a server of its own is started, and clients in this process ask 
 - time to the first token of an unknown prompt, alone and while three streams run, and the longest time that a stream
   then waited for its next tokens;
 - time to the first token of a second question about the same document;
-- what the server adds to decoding in a process of its own.
+- what the server adds to decoding in its own process.
 With --peer-llama-server FILE (benchmarks/build_llama_cpp.py) the same requests go to llama.cpp's server, where the API
 allows it; with --wheel, to that of the package xllamacpp, which is not built for this machine.
 """

@@ -194,7 +194,7 @@ def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("seed", "out")
     parser.add_argument("--soak-minutes", type=at_least(0.1), default=60.0, help="how long the clients ask")
-    parser.add_argument("--compared", type=at_least(1), default=50, help="compare every so many-th seeded answer")
+    parser.add_argument("--compared", type=at_least(1), default=50, help="compare one seeded answer in this many")
     return parser
 
 

@@ -17,28 +17,30 @@ SRC = DOCS.parent / "src" / "longdraft"
 PAGE = DOCS / "architecture.md"
 BEGIN, END = "<!-- begin: written by docs/diagram.py -->", "<!-- end: written by docs/diagram.py -->"
 
-ROOMS = {  # lowest first: a room may import itself and the rooms above it in this table
-    "errors": "the one exception meant for users",
+ROOMS = {  # packages, lowest first: a package may import itself and the packages above it in this table
+    "errors": "the exceptions meant for users",
     "version": "the version number",
     "sampling_parameters": "ranges and defaults of sampling parameters",
-    "launch": "what torchrun tells each process",
-    "proposers": "names of what proposes nodes, and their labels",
-    "ops": "attention, noise and selection: tensors in, tensors out",
-    "core": "trees, the cache, sampling, verification: no model, no drafter",
-    "constraints": "what a text must be: schemas, expressions, grammars",
-    "backends": "how a forward step is computed",
-    "models": "what is computed: configuration, weights and backend",
-    "costs": "what a pass costs, by arithmetic",
-    "views": "which cached keys a pass may read",
-    "tuning": "what a pass costs here, measured",
-    "training": "data, trainer, losses, the target",
-    "drafters": "what proposes tokens, with its weights and objective",
-    "engine": "the decoding loop, sessions, batching",
-    "methods": "one expression per named system",
-    "hf": "longdraft as the loop of Transformers' own generate",
-    "audit": "proof that the output is plain decoding's",
-    "bench": "measurements and their report",
-    "server": "requests over HTTP, answered by one session",
+    "launch": "torchrun's settings for each process",
+    "proposers": "names and labels of the sources of drafted nodes",
+    "ops": "attention, noise and selection: the reference, torch, C++ and Triton",
+    "host": "the machine and the installation, as the system describes them",
+    "core": "draft trees, the KV cache, sequences, sampling, verification",
+    "constraints": "JSON schemas, regular expressions, choices and grammars as masks for the nodes of a tree",
+    "backends": "how a forward pass is computed: Transformers, C++, CUDA",
+    "models": "the model (LM), and how it is loaded safely",
+    "costs": "what a pass costs: counts of its work, and seconds per unit",
+    "views": "which cached keys a pass may read: one policy per way to select them",
+    "tuning": "costs measured on this machine, on loading or by longdraft tune",
+    "training": "training data, the trainer, losses",
+    "drafters": "one file or package per kind of drafter; the decoding step (step.py)",
+    "engine": "generate, stream, Session, serve, records",
+    "methods": "named methods as compositions, with their options",
+    "hf": "the decoding loop of Transformers' own generate",
+    "audit": "comparison of a method with plain decoding over many texts",
+    "bench": "measurements and reports",
+    "server": "an OpenAI-compatible server over one session",
+    "doctor": "longdraft doctor: checks of the installation, and reasons for low speed",
     "cli": "the command line",
 }
 DATA = {"assets"}  # folders without code
@@ -123,11 +125,11 @@ def block() -> str:
     lines += [f'    {name}["<b>{name}</b><br/>{what}"]' for name, what in reversed(ROOMS.items())]
     for name, below in reversed(reduced(found).items()):
         lines += [f"    {name} --> {other}" for other in sorted(below, key=order.index, reverse=True)]
-    lines += ["```", "", "| Room | Modules | Imports |", "| --- | ---: | --- |"]
+    lines += ["```", "", "| package | contents | modules | imports |", "| --- | --- | ---: | --- |"]
     for name in order:
         count = sum(room(module) == name for module in modules().keys() - {FACADE})
         below = ", ".join(f"`{other}`" for other in order if other in found[name])
-        lines.append(f"| `{name}` | {count} | {below or 'nothing'} |")
+        lines.append(f"| `{name}` | {ROOMS[name]} | {count} | {below or 'nothing'} |")
     return "\n".join(lines)
 
 

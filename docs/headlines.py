@@ -1,4 +1,4 @@
-"""Fill the figures of README.md and the losses of docs/performance.md from benchmarks/records.
+"""Fill the table of README.md and the tables of docs/performance.md on all models from benchmarks/records.
 
     python docs/headlines.py            # after docs/peers.py
     python docs/headlines.py --check    # exit status 1 if a page is not what the records say
@@ -12,32 +12,24 @@ import sys
 from collections.abc import Callable
 from statistics import median
 
-import peers
 import qwen_coder
 import smollm2
-from measured import (
-    BUNDLED,
-    DRAFTED,
-    FREE,
-    LONG,
-    OFFGRID,
-    REPETITIVE,
-    ROOT,
-    Cell,
-    cells,
-    filled,
-    one_line,
-    table,
-    write_or_check,
-)
+import summary
+from measured import BUNDLED, DRAFTED, FREE, LONG, OFFGRID, ROOT, Cell, cells, dates, filled, table, write_or_check
+from summary import BAD, BEST, TRAINED
 
 from longdraft.bench.averages import mean_and_errors, paired
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
-BEST, BAD = "avx512bf16", ("noise", "greek")  # the best build for these processors; texts that draft badly
 COPY = "quantspec@draft_weights=int8@draft_kv=int8"
 COLUMNS = {"`vegas`": "vegas", "8-bit copy": COPY, "`suffix`": "suffix", "`auto`": "auto"}
-TRAINED = ("eagle3", "longspec-chain", "dflash@nodes=12", "medusa@nodes=12")
+DEFAULTS = (summary.DEFAULT, summary.AGAIN, summary.BUILDS, summary.SAMPLED, summary.OTHERS)
+PAGES = {
+    "this page": (BUNDLED, OFFGRID),
+    "[SmolLM2](results/smollm2.md)": (FREE, DRAFTED, LONG),
+    "[Qwen2.5-Coder](results/qwen-coder.md)": (qwen_coder.SOURCE,),
+    "[default settings and other builds](log/2026-11.md)": DEFAULTS,
+}
 
 
 def _one(kernels: str, bad: bool = False) -> Callable[[Cell], bool]:
@@ -66,54 +58,39 @@ ROWS: dict[str, tuple[str, Callable[[Cell], bool]]] = {
     "the same, AVX2": (BUNDLED, _one("avx2")),
     "the same, text that drafts badly, 512 and 4K": (BUNDLED, _one(BEST, bad=True)),
 }
-HEAD = f"""Speedup over plain decoding in the same process on 2 cores, with adaptive drafting: **the median over all
-texts and temperatures that were measured, and in parentheses the worst of them**. *Repetitive*: settings in which
-fewer than {REPETITIVE:.0%} of the output's 3-grams are distinct, which makes it easy to draft."""
-OLD = """† Measured before the last change that made kernels and adaptive drafting faster ([how speedup is
-measured](docs/performance.md#how-speedup-is-measured))."""
 
 
 def row(name: str, file: str, wanted: Callable[[Cell], bool]) -> list[str]:
     found = [c for c in cells(file) if wanted(c)]
-    settings = {(c.text, c.temperature, c.context): c.repetitive for c in found}
+    settings = {summary.setting(c): c.repetitive for c in found}
     shown = [_spread([c.speedup for c in found if c.label == label]) for label in COLUMNS.values()]
     origins = "; ".join(dict.fromkeys(c.origin for c in found))
-    return [name, f"{len(settings)} ({sum(settings.values())})", *shown, origins]
+    counts = f"{len(settings)} ({sum(settings.values())})"
+    return [name, counts, *shown, dates(c.date for c in found), origins]
 
 
 def _spread(speedups: list[float]) -> str:
     return f"{median(speedups):.2f}x ({min(speedups):.2f}x)" if speedups else ""
 
 
-def everything() -> list[Cell]:
-    """All cells of the files behind the figures, of every method."""
-    return [c for file in (qwen_coder.SOURCE, FREE, DRAFTED, LONG, OFFGRID, BUNDLED) for c in cells(file)]
+def models_block() -> str:
+    lines = [row(name, *what) for name, what in ROWS.items()]
+    return table(["", "settings (repetitive)", *COLUMNS, "measured", "revision, processor"], lines)
 
 
-def below(found: list[Cell]) -> str:
-    """How many cells lose a tenth or more, and the worst of them."""
-    worst = min(found, key=lambda c: c.speedup)
-    bad = sum(round(c.speedup, 2) < 0.9 for c in found)
-    return (
-        f"{bad} of {len(found)} medians are below 0.90x; the worst is `{worst.label}` on {worst.text} after"
-        f" {worst.context:,} tokens, at {worst.speedup:.2f}x"
-    )
-
-
-def trained() -> str:
-    """The drafters that were trained for SmolLM2."""
+def trained_block() -> str:
+    """The drafters that were trained for SmolLM2, and n-grams on the same texts."""
     found = [c for c in cells(DRAFTED) if c.kernels == BEST]
-    settings = {(c.text, c.temperature) for c in found}
-    spreads = [
-        f"`{label.split('@')[0]}` {_spread([c.speedup for c in found if c.label == label])}" for label in TRAINED
-    ]
-    return (
-        f"**Drafters trained for SmolLM2**, {len(settings)} settings at 4K, median and worst: {', '.join(spreads)}"
-        " ([SmolLM2](docs/results/smollm2.md#trained-drafters))."
-    )
+    lines = []
+    for label in (*TRAINED, "suffix"):
+        same = [c for c in found if c.label == label]
+        counts = f"{len(same)} ({sum(c.repetitive for c in same)})"
+        middle, worst = f"{median(c.speedup for c in same):.2f}x", f"{min(c.speedup for c in same):.2f}x"
+        lines.append([f"`{label.split('@')[0]}`", counts, middle, worst, same[0].date, same[0].origin])
+    return table(["drafter", "settings (repetitive)", "median", "worst", "measured", "revision, processor"], lines)
 
 
-def keys() -> str:
+def keys_block() -> str:
     """Vegas beside a window of the same size, over all texts, contexts and budgets that were measured."""
     found = smollm2.records(smollm2.GIVEN) + smollm2.records(smollm2.GIVEN_MORE)
     gains = []
@@ -123,13 +100,9 @@ def keys() -> str:
             if method == "vegas" and (window := same.get(("magicdec-stream", size))):
                 mean, simple, clustered = mean_and_errors(paired(r["accepted"], window["accepted"]))
                 gains.append((mean, clustered or simple or 0.0))
-    low, high = min(gains), max(gains)
-    return (
-        "**Which keys drafts read**: 5 drafts under `vegas` have a median of"
-        f" {median(mean for mean, _ in gains):+.2f} tokens per step over a sink and a window of as many keys"
-        f" ({len(gains)} pairs: texts, contexts, shares of 2% to 25%; worst {low[0]:+.2f} ± {low[1]:.2f}, best"
-        f" {high[0]:+.2f} ± {high[1]:.2f}; [SmolLM2](docs/results/smollm2.md))."
-    )
+    ends = [f"{mean:+.2f} ± {error:.2f}" for mean, error in (min(gains), max(gains))]
+    line = [str(len(gains)), f"{median(mean for mean, _ in gains):+.2f}", *ends, dates(r["time"][:10] for r in found)]
+    return table(["pairs (texts, contexts, shares of 2% to 25%)", "median", "worst", "best", "measured"], [line])
 
 
 def _default(r: smollm2.Record) -> bool:
@@ -137,41 +110,70 @@ def _default(r: smollm2.Record) -> bool:
     return "score=" not in r["label"] and r["options"].get("gamma") == 5
 
 
-def end_to_end() -> str:
+def prompts_block() -> str:
     """With the prompt, which is not sped up."""
-    found = [c.end_to_end for c in cells(BUNDLED) if c.rows == 1 and c.text not in BAD]
-    return (
-        f"**Prompts** are not sped up: end to end, with the prefill, the bundled model's cells are between"
-        f" {min(found):.2f}x and {max(found):.2f}x, {median(found):.2f}x in the median."
-    )
+    found = [c for c in cells(BUNDLED) if c.rows == 1 and c.text not in BAD]
+    each = [c.end_to_end for c in found]
+    line = [str(len(each)), *(f"{x:.2f}x" for x in (median(each), min(each), max(each))), dates(c.date for c in found)]
+    return table(["cells of the bundled model", "median", "worst", "best", "measured"], [line])
 
 
-def readme_block() -> str:
-    lines = [row(name, *what) for name, what in ROWS.items()]
-    shown = table(["", "settings (repetitive)", *COLUMNS, "revision, processor"], lines)
-    parts = [one_line(HEAD), shown, *[one_line(OLD)] * ("†" in shown)]
-    losses = f"**Losses**, over all methods and settings in these records: {below(everything())}."
-    facts = (losses, trained(), keys(), end_to_end(), qwen_coder.headline(), peers.headline())
-    return "\n\n".join([*parts, "\n".join(f"- {fact}" for fact in facts)])
+def engines_block() -> str:
+    """Plain decoding over the fastest other engine, by model, text and context."""
+    found = dict.fromkeys(b for row in summary.ROWS for b in summary.engines(row))
+    lines = [[f"{b.model}, {b.text}", f"{b.context:,}", b.engine, f"{b.ratio:.2f}x", b.date, b.origin] for b in found]
+    head = ["model, text", "context", "fastest engine", "plain over it", "measured", "revision, processor"]
+    return table(head, lines)
+
+
+def everything() -> list[Cell]:
+    """All cells of the files behind the figures, of every method."""
+    return [c for files in PAGES.values() for file in files for c in cells(file)]
+
+
+def losses(found: list[Cell]) -> int:
+    """How many cells lose a tenth or more."""
+    return sum(round(c.speedup, 2) < 0.9 for c in found)
 
 
 def losses_block() -> str:
-    """The losses of docs/performance.md."""
-    pages: dict[str, tuple[str, ...]] = {
-        "this page": (BUNDLED, OFFGRID),
-        "[SmolLM2](results/smollm2.md)": (FREE, DRAFTED, LONG),
-    }
-    pages["[Qwen2.5-Coder](results/qwen-coder.md)"] = (qwen_coder.SOURCE,)
-    lines = [f"- {name}: {below([c for f in files for c in cells(f)])}." for name, files in pages.items()]
+    groups = {name: [c for f in files for c in cells(f)] for name, files in PAGES.items()}
     for name, file in {"the bundled model": BUNDLED, "SmolLM2 in bfloat16": OFFGRID}.items():
-        bad = [c for c in cells(file) if c.text in BAD]
-        lines.append(f"- {name}, text that drafts badly: {below(bad)}.")
-    return "\n".join(lines)
+        groups[f"{name}, text that drafts badly"] = [c for c in cells(file) if c.text in BAD]
+    lines = []
+    for name, found in {"all": everything(), **groups}.items():
+        worst = min(found, key=lambda c: c.speedup)
+        where = f"`{worst.label}` on {worst.text}, {worst.context:,} tokens"
+        lines.append([name, f"{len(found):,}", str(losses(found)), f"{worst.speedup:.2f}x", where])
+    return table(["records of", "cells", "below 0.90x", "worst", "which"], lines)
+
+
+def does_not_pay() -> str:
+    """Two sentences for README.md."""
+    found = everything()
+    return (
+        "Drafts lose on text that they predict badly, with many rows side by side on a CPU, and on models so small that"
+        " a step takes less than a millisecond. Adaptive drafting then returns to plain decoding, but finding out costs"
+        f" time: {losses(found)} of {len(found):,} measured cells lose a tenth or more."
+    )
+
+
+BLOCKS = {
+    "origins": summary.origins,
+    "models": models_block,
+    "engines": engines_block,
+    "trained": trained_block,
+    "keys": keys_block,
+    "prompts": prompts_block,
+    "losses": losses_block,
+}
 
 
 def main(arguments: list[str]) -> int:
-    readme = filled(README.read_text(encoding="utf-8"), "figures", readme_block())
-    page = filled(PERFORMANCE.read_text(encoding="utf-8"), "losses", losses_block())
+    readme, page = README.read_text(encoding="utf-8"), PERFORMANCE.read_text(encoding="utf-8")
+    for name, block in BLOCKS.items():
+        page = filled(page, name, block())
+    readme = filled(filled(readme, "figures", summary.block()), "losses", does_not_pay())
     return write_or_check({README: readme, PERFORMANCE: page}, arguments)
 
 

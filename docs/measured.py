@@ -17,9 +17,9 @@ BUNDLED, OFFGRID = "2026-11-22-cpu-bundled.jsonl.gz", "2026-11-22-cpu-smollm2.js
 FREE, LONG = "2026-11-23-smollm2-free.jsonl.gz", "2026-11-23-smollm2-long.jsonl.gz"
 DRAFTED = "2026-11-26-trained.jsonl.gz"
 EARLIER = ("longspec", "eagle3", "medusa", "tokenswift", "budgetdraft")  # in FREE and LONG with weights that are gone
-ZEN = {"25, model 17": "Zen 4"}  # processors by family and model
-UNNAMED = {"2026-11-22": "Zen 5", "2026-11-23": "Zen 4"}  # by day, for records that do not name them (docs/log.md)
-KERNELS = "2026-11-24T16:02"  # since when the kernels and adaptive drafting have been as fast as they are
+ZEN = {"25, model 17": "Zen 4", "26, model 2": "Zen 5"}  # processors by family and model
+UNNAMED = {"2026-11-22": "Zen 5", "2026-11-23": "Zen 4"}  # by day, for records that do not name them (docs/log)
+KERNELS = "2026-11-24T16:02"  # records since then have the current speed of the kernels and of adaptive drafting
 REPETITIVE = 0.6  # an output with a smaller share of distinct 3-grams repeats itself, which is easy to draft
 
 Record = dict[str, Any]
@@ -49,6 +49,7 @@ class Cell:
     repetitive: bool
     origin: str
     model: str
+    date: str
 
 
 @cache
@@ -63,16 +64,16 @@ def cells(name: str) -> list[Cell]:
             groups.setdefault((r["run"], text, r["context"], r["label"]), []).append(r)
     found = []
     for (run, text, context, label), same in groups.items():
-        if label == "plain" or label.endswith("@pace=off"):
+        if label == "plain" or "@pace=off" in label:
             continue
         plain, first = groups[run, text, context, "plain"], same[0]
-        ratios = (
+        speedup, end_to_end = (
             median(r[rate] for r in same) / median(r[rate] for r in plain)
             for rate in ("tokens_per_s", "tokens_per_s_end_to_end")
         )
         repetitive = median(r["distinct_3"] for r in plain) < REPETITIVE
-        setting = (label, text, first["temperature"], context, first["batch"], first["kernels"])
-        found.append(Cell(*setting, *ratios, repetitive, origin(first), first["model"]))
+        setting = (label, text, first["temperature"], context, first["batch"], first["kernels"], speedup, end_to_end)
+        found.append(Cell(*setting, repetitive, origin(first), first["model"], first["time"][:10]))
     return found
 
 
@@ -80,6 +81,12 @@ def origin(r: Record) -> str:
     """The revision and the processor; a dagger: before KERNELS."""
     processor = next((name for part, name in ZEN.items() if part in r["device"]), UNNAMED.get(r["time"][:10], ""))
     return f"{r['git_sha'][:7]}, {processor or r['device']}{'†' * (r['time'] < KERNELS)}"
+
+
+def dates(days: Iterable[str]) -> str:
+    """The first and the last day."""
+    known = sorted(set(days))
+    return " to ".join(dict.fromkeys((known[0], known[-1])))
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -19,7 +19,7 @@ from longdraft.bench.grouping import spread
 from longdraft.bench.plan.acceptance import from_records, of_model, usual
 from longdraft.bench.plan.candidates import Candidate, candidates
 from longdraft.bench.plan.drafts import breadth
-from longdraft.bench.plan.outlines import Target, quantised, target_on
+from longdraft.bench.plan.outlines import Target, quantized, target_on
 from longdraft.bench.plan.prediction import predicted
 from longdraft.bench.plots.style import legend, looks, panels, shade_losses, size
 from longdraft.bench.plots.svg import settings, svg
@@ -98,7 +98,7 @@ def plotted() -> str:
     shown = {}
     for title, (config, kind, machine, methods, files) in PANELS.items():
         target = target_on(outline_of(config), machine)
-        target = target if kind is None else quantised(target, kind)
+        target = target if kind is None else quantized(target, kind)
         for rows in ROWS:
             side = "one row" if rows == 1 else f"{rows} rows"
             shown[f"{title}, {side}"] = {

@@ -6,61 +6,32 @@ python docs/peers.py --check    # exit status 1 if the page is not what the reco
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from measured import RECORDS, ROOT, Record, filled, listed, one_line, origin, records, table, write_or_check
+from measured import ROOT, Record, dates, filled, one_line, origin, records, table, write_or_check
 
 PAGE = ROOT / "docs" / "performance.md"
 SOURCE = "2026-11-24-llama-cpp.jsonl.gz"  # llama.cpp built from source, and the wheel
 WHEEL = "2026-11-22-cpu-peers.jsonl.gz"  # the wheel alone, and Transformers
-NAME, WHEEL_NAME, OPENVINO = "llama.cpp", "llama.cpp (wheel)", "openvino"
-
-# Until SOURCE is measured: what was noted on a quiet Zen 4, without records.
-NOTED = """Built from source, llama.cpp decoded 100, 54 and 39 tokens/s after 1K, 4K and 7K tokens on a quiet Zen 4
-(noted without records), the wheel 66 and 16 after 1K and 7K. Plain decoding is 1.4, 1.9 and 1.9 times as fast as
-the build from source."""
-NOTED_HEADLINE = """**llama.cpp built from source**, on the same file (SmolLM2, greedy, after 1K, 4K and 7K tokens;
-a Zen 4, noted without records): plain decoding is 1.4, 1.9 and 1.9 times as fast"""
-
-HEADLINE = """**llama.cpp built from source**, on the same file (SmolLM2, greedy, a novel, after {contexts} tokens;
-{origin}): plain decoding is {plain} times as fast, the fastest of {count} methods {best} times as fast as the
-fastest of llama.cpp's"""
-FACTS = (
-    """Plain decoding is {plain} times as fast as llama.cpp ({contexts}), the fastest of ours {best} times as fast as
-    the fastest of llama.cpp's.""",
-    """llama.cpp has in each cell the better of flash attention on and off (*fa*). It is built from the source in
-    {package} (revision {commit}) with {compiler}, and says of itself: `{system_info}`.""",
-    "The wheel has its default, `auto`, and is not built for this processor. It says of itself: `{wheel_info}`.",
-    "{origin}, {repeats} repeats: `{command}`",
-)
-OPENVINO_FACT = """OpenVINO GenAI {peer_version} computes in {inference_precision_hint}, with keys and values in
-{key_value_precision}."""
-OLDER = """Older figures ({origin}), with Transformers and with llama.cpp as the wheel of xllamacpp alone, which is
-no measure of llama.cpp at its best: plain decoding is {plain} times as fast as that wheel ({contexts}), the fastest
-of ours {best} times as fast as its fastest."""
+NAME, WHEEL_NAME = "llama.cpp", "llama.cpp (wheel)"
 
 
-def headline() -> str:
-    """One sentence for the README."""
-    text = NOTED_HEADLINE
-    if measured():
-        found = speed_records(SOURCE)
-        text = HEADLINE.format(count=len(ours(found)), **compared(found))
-    return f"{one_line(text)} ([Performance](docs/performance.md#beside-llamacpp-and-transformers))."
+FASTER = """Plain decoding is at least {least} times as fast as llama.cpp's plain decoding in every column ({when},
+{origin}):"""
+BUILDS = """Cells are medians of {repeats} repeats. llama.cpp is shown with the better setting of flash attention in
+each cell (*fa*); the wheel runs with its default, `auto`."""
+OLDER = """Older figures ({when}, {origin}) include Transformers, but llama.cpp only as the wheel of xllamacpp, which is
+not built for this processor, so the ratios do not show llama.cpp at its best:"""
 
 
 def block() -> str:
-    newest = from_source(speed_records(SOURCE)) if measured() else one_line(NOTED)
     old = records(WHEEL)
     names = dict.fromkeys(r["label"] for r in old)
     rows = {label.replace(NAME, WHEEL_NAME): _of(old, label) for label in names}
-    return f"{newest}\n\n{one_line(OLDER.format(**compared(old)))}\n\n{shown(old, rows)}"
-
-
-def measured() -> bool:
-    return any(RECORDS.glob(f"{SOURCE}*"))
+    return f"{from_source(speed_records(SOURCE))}\n\n{one_line(OLDER.format(**about(old)))}\n\n{shown(old, rows)}"
 
 
 def speed_records(name: str) -> list[Record]:
@@ -76,36 +47,52 @@ def from_source(found: list[Record]) -> str:
         same = [r for r in built if r["options"]["speculation"] == kind]
         rows[NAME if kind == "none" else f"{NAME} {kind}"] = lambda context, same=same: _better(_at(same, context))
     rows |= {r["label"]: _of(found, r["label"]) for r in found if r.get("peer", NAME) != NAME}
-    wheel = next((r for r in found if r.get("peer") == WHEEL_NAME), None)
-    openvino = next((r for r in found if r.get("peer") == OPENVINO), None)
-    facts = compared(found) | built[0]["peer_build"] | {"command": found[0]["command"]}
-    facts |= {"wheel_info": wheel["peer_build"]["system_info"] if wheel else "", "repeats": repeats(found)}
-    lines = [fact.format(**facts) for fact in FACTS]
-    if openvino is not None:
-        lines.append(OPENVINO_FACT.format(**openvino, **openvino["peer_build"]))
-    return shown(found, rows) + "\n\n" + "\n".join(f"- {one_line(line)}" for line in lines)
+    head, builds = (one_line(text.format(**about(found))) for text in (FASTER, BUILDS))
+    command = f"`{found[0]['command']}` wrote the records."
+    return "\n\n".join([head, shown(found, rows), builds, how_built(found), command])
+
+
+def how_built(found: list[Record]) -> str:
+    """A row for each build of llama.cpp."""
+    lines = []
+    for name in (NAME, WHEEL_NAME):
+        if build := next((r["peer_build"] for r in found if r.get("peer") == name), None):
+            made = "the wheel of xllamacpp, for any processor"
+            if name == NAME:
+                made = f"source in {build['package']} (revision {build['commit']}), {build['compiler']}"
+            lines.append([name, made, ", ".join(re.findall(r"(\w+) = 1", build["system_info"]))])
+    return table(["engine", "built from", "instruction sets and features that it reports"], lines)
 
 
 Cells = Callable[[int], str]  # a row of a table: its cell at a context
 
 
 def shown(found: list[Record], rows: dict[str, Cells]) -> str:
+    """Rates, and below them the two ratios."""
     known = contexts(found)
     heads = (f"{_size(c)}{' (YaRN)' if _at(found, c)[0].get('rope') else ''}" for c in known)
-    return table(["tokens/s (prefill, s)", *heads], ([name, *map(cell, known)] for name, cell in rows.items()))
+    lines = [[name, *map(cell, known)] for name, cell in rows.items()]
+    for name, ratio in (("plain over llama.cpp's plain", plain_over), ("our fastest over llama.cpp's", best_over)):
+        lines.append([f"*{name}*", *(f"{ratio(_at(found, c)):.1f}x" for c in known)])
+    return table(["tokens/s (prefill, s)", *heads], lines)
 
 
-def compared(found: list[Record]) -> dict[str, str]:
-    """What the sentences say: the factors at each context, of plain decoding and of the fastest on both sides."""
-    plain, best = [], []
-    for context in contexts(found):
-        same = _at(found, context)
-        theirs = [r for r in same if r.get("peer") == NAME]
-        alone = [r for r in theirs if r["options"]["speculation"] == "none"]
-        plain.append(f"{_fastest(r for r in same if r['label'] == 'plain') / _fastest(alone):.1f}")
-        best.append(f"{_fastest(r for r in same if 'peer' not in r) / _fastest(theirs):.1f}")
-    names = [_size(c) for c in contexts(found)]
-    return {"plain": listed(plain), "best": listed(best), "contexts": listed(names), "origin": _origin(found[0])}
+def plain_over(same: list[Record]) -> float:
+    """Plain decoding over llama.cpp's, at one context."""
+    alone = [r for r in same if r.get("peer") == NAME and r["options"]["speculation"] == "none"]
+    return _fastest(r for r in same if r["label"] == "plain") / _fastest(alone)
+
+
+def best_over(same: list[Record]) -> float:
+    """The fastest of our methods over the fastest of llama.cpp's, at one context."""
+    return _fastest(r for r in same if "peer" not in r) / _fastest(r for r in same if r.get("peer") == NAME)
+
+
+def about(found: list[Record]) -> dict[str, str | int]:
+    """What the sentences say."""
+    least = min(plain_over(_at(found, c)) for c in contexts(found))
+    facts = {"least": f"{least:.1f}", "origin": _origin(found[0]), "when": dates(r["time"][:10] for r in found)}
+    return facts | {"repeats": repeats(found)}
 
 
 def ours(found: list[Record]) -> list[str]:

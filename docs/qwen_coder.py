@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
 from measured import ROOT, Record, listed, records, table, write_or_check
-from measured import origin as where
 from smollm2 import given_text, unique
 
 PAGE = ROOT / "docs" / "results" / "qwen-coder.md"
@@ -25,14 +24,14 @@ TITLES = {"greedy": "greedy", "recommended": "the recommended sampling"}
 HEAD = """# Qwen2.5-Coder-Instruct, 0.5B and 1.5B
 
 Two official files (Q4_K_M) of models that were trained on 32,768 positions, with activations in {activations} and
-keys and values in bfloat16, on source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh`
+keys and values in bfloat16, on source code and on tasks of coding assistants. `benchmarks/qwen_coder.sh`
 measures, and `python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs
 equal plain decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of
 plain decoding's output: an output that repeats itself is easy to draft.
 """
-GOAL = """## Goals and what was found
+GOAL = """## Goals and results
 
-Ratios of medians; in parentheses the goal. A ratio below its goal is in bold type, an empty cell was not measured.
+Ratios of medians; in parentheses the goal. Ratios below the goal are in bold; empty cells were not measured.
 Over tasks, the best method is the one whose median over the tasks is the largest: one method for the whole cell, not
 the best of each task.
 """
@@ -107,7 +106,7 @@ def beside(
 
 
 def alone(peers: list[Record]) -> list[Record]:
-    """Without speculation of their own."""
+    """Without their own speculation."""
     return [r for r in peers if r["options"].get("speculation", "none") == "none"]
 
 
@@ -143,7 +142,7 @@ def engines(found: list[Record], model: str, suite: str | None = None) -> str:
     rows = [[f"`{label}`", *(row.get(c, "") for c in measured)] for label, row in cells.items()]
     left = unique((r["label"], r["reason"]) for r in found if r["task"] == "left out" and r["model"] == model)
     tokens = max(r["new_tokens"] for mine, _ in measured.values() for r in mine)
-    compared = f". Up to {tokens} tokens; each engine may use drafts of its own" if suite else ""
+    compared = f". Up to {tokens} tokens; each engine may use its own drafts" if suite else ""
     text = "The task `edit`" if suite else "Source code that goes on"
     head = BESIDE.format(model=SIZES[model] + (", `edit`" if suite else ""), text=text, compared=compared)
     notes = "".join(f"\n- `{label}` is left out: {reason}." for label, reason in left)
@@ -334,7 +333,9 @@ def goals(found: list[Record]) -> str:
         cells = [goal_cell(figure(found, model, c), wanted.get(c)) for c in CONTEXTS]
         if any(cells):
             rows.append([f"{SIZES[model]}, {name}", *cells])
-    return f"{GOAL}\n{table(['figure', *map('{:,}'.format, CONTEXTS)], rows)}\n"
+    cells = [cell for row in rows for cell in row[1:] if "(" in cell]
+    missed = f"{sum(cell.startswith('**') for cell in cells)} of {len(cells)} goals were missed."
+    return f"{GOAL}\n{table(['figure', *map('{:,}'.format, CONTEXTS)], rows)}\n\n{missed}\n"
 
 
 def goal_cell(value: float | None, goal: float | None) -> str:
@@ -345,27 +346,6 @@ def goal_cell(value: float | None, goal: float | None) -> str:
     if goal is None:
         return shown
     return f"{shown if float(shown) >= goal else f'**{shown}**'} ({goal:g})"
-
-
-def headline() -> str:
-    """One sentence for the README."""
-    found, shown = load(), []
-    for model, size in SIZES.items():
-        ratios = {c: ratio for c in CONTEXTS if (ratio := over_peers(found, model, c)) is not None}
-        shown.append(
-            f"{listed([f'{ratio:.2f}' for ratio in ratios.values()])} times as fast as the fastest of them after"
-            f" {listed([f'{c:,}' for c in ratios])} tokens ({size})"
-        )
-    cells = [
-        goal_cell(figure(found, model, c), goal) for _, model, figure, wanted in GOALS for c, goal in wanted.items()
-    ]
-    measured = [cell for cell in cells if cell]
-    missed = sum(cell.startswith("**") for cell in measured)
-    return (
-        f"**llama.cpp built from source and OpenVINO GenAI**, on Qwen2.5-Coder's files (greedy, source code;"
-        f" {where(found[0])}): plain decoding is {'; '.join(shown)}. {missed} of {len(measured)} goals were missed"
-        " ([Qwen2.5-Coder](docs/results/qwen-coder.md))."
-    )
 
 
 def commands(found: list[Record]) -> str:

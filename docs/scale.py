@@ -100,7 +100,7 @@ class Bytes:
     def drafts(self, context: int, processes: int) -> dict[str, tuple[int, float]]:
         """Of each method its tokens per draft, and the bytes of all of them, summed over the processes.
 
-        A drafter of its own is whole in each process; a draft by the target is divided as the target is.
+        A drafter with its own weights is whole in each process; a draft by the target is divided as the target is.
         """
         w, keys, count = self.weights, self.slot * context, self.model.config.num_hidden_layers
         int8, int4 = (w * (1 - self.model.saving(kind)) for kind in ("int8", "int4"))
@@ -129,7 +129,7 @@ def tables() -> Iterator[str]:
         yield f"| {name} | {b.weights / GB:.1f} | {b.slot / 1024:.0f} | " + " | ".join(cells) + " |"
     yield ""
     for name, b in sizes.items():
-        yield f"{name}, tokens per step at which a method reads what plain decoding reads, of the most there can be:"
+        yield f"{name}, break-even tokens per step (maximum):"
         yield ""
         columns = [(c, n) for c in CONTEXTS for n in (1, 8) if n == 8 or b.processes(CONTEXTS[c]) == 1]
         yield "| | " + " | ".join(f"{c}, {n} process{'es' * (n > 1)}" for c, n in columns) + " |"
@@ -186,7 +186,7 @@ class HybridBytes:
         return self.passed(context, 1)
 
     def passed(self, keys: float, nodes: int) -> float:
-        """A pass over nodes that choose their experts independently, which sees so many keys."""
+        """A pass over nodes that choose their experts independently, which sees this many keys."""
         return self.weights.read(nodes) + self.slot * keys + 2 * self.state
 
     def verification(self, context: int, nodes: int) -> float:

@@ -1,4 +1,4 @@
-"""Write docs/results/smollm2.md from benchmarks/records, or check that it is what the records say.
+"""Write docs/results/smollm2.md from benchmarks/records, or check that it matches the records.
 
 python docs/smollm2.py            # after benchmarks/smollm2.sh, whose records go to benchmarks/records
 python docs/smollm2.py --check    # exit status 1 if the page is not the one of the records
@@ -32,11 +32,11 @@ OWN = """## On text that the model writes
 Each cell: mean acceptance length without adaptive drafting (accepted drafts per step and the bonus token), then the
 speedup over plain decoding with it, the median of {repeats}; both on up to {tokens} tokens. All outputs equal plain
 decoding's. Repetitive output is easy to draft, so acceptance on it proves little: *d* is the share of distinct 3-grams
-of plain decoding's output, and below 0.6 the output goes in circles.
+of plain decoding's output, and below 0.6 the output repeats itself.
 """
 DRAFTERS = """## Trained drafters
 
-Those of [longdraft-drafters](../../longdraft-drafters/README.md), beside drafters without weights. Cells are as above,
+Those of `longdraft-drafters` ([Trained drafters](../drafters.md)), beside drafters without weights. Cells are as above,
 on up to {tokens} tokens, the median of {repeats}. The drafters have not seen these texts: Python's documentation and a
 meeting, about which the model is asked, a package's code, and a novel, which it continues.
 """
@@ -62,14 +62,14 @@ to {longest:,} tokens (those {scored} among them); the model's own weights, not 
 loss of the same row at {trained:,} tokens. Differences are paired by text, ± is their standard error over texts; [2]:
 of 2 texts alone.
 
-Below each table: how far more context does not hurt, which is how far the loss is at most one standard error above that
-at {trained:,} tokens. Cells of fewer than {fewest} texts do not count.
+Below each table: the largest context at which the loss is at most one standard error above that at {trained:,} tokens
+("more context does not hurt"). Cells of fewer than {fewest} texts do not count.
 """
 FACTS = """### Facts found in a book
 
 Five unlike sentences (as in "The code of the lighthouse is 48213.") stand at {depths} of a book's
-text. The model is asked for each in its chat template, greedy; an answer counts if it has the number. In brackets: how
-many were found at each depth, in that order. A cell of one book is five answers, which is little.
+text. The model is asked for each in its chat template, greedy; an answer counts if it has the number. In brackets: the
+number of facts found at each depth, in that order. A cell of one book has only five answers.
 """
 
 
@@ -234,7 +234,7 @@ def verdict(found: list[Record]) -> str:
         measured = {c for c in (r["context"] for r in found) if c >= POSITIONS}
         enough = sorted(c for c in measured if len(differences(found, rope, c, rope)) >= FEWEST)
         own, plain = (_longest(found, rope, enough, base) for base in (rope, None))
-        name = f"`--rope {rope}`" if rope else "the model as it is"
+        name = f"`--rope {rope}`" if rope else "the unchanged model"
         if not enough:
             lines.append(f"- {name}: measured on fewer than {FEWEST} texts, so nothing is claimed.")
             continue

@@ -53,7 +53,8 @@ def tried(wheel: Path, python: str, emulator: tuple[str, ...], folder: Path) -> 
     if not record["equal"] or not build or (emulator and build != "avx2"):
         sys.exit(f"try_wheel.py: Python {version}, build {build}: equal to plain decoding: {record['equal']}")
     where = "emulated Haswell, " if emulator else ""
-    return f"{wheel.name}: {where}Python {version}: build {build}, equal; {installed:.0f} s to install, {seconds:.0f} s to run"
+    took = f"{installed:.0f} s to install, {seconds:.0f} s to run"
+    return f"{wheel.name}: {where}Python {version}: build {build}, equal; {took}"
 
 
 def run(words: list[str], folder: Path, told: dict[str, str] | None = None) -> str:

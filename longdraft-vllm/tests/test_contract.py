@@ -1,22 +1,28 @@
-"""What the plugin relies on inside vLLM is there, and a difference is named in one line."""
+"""What the plugin relies on inside vLLM is there, and a difference is named in one line.
+
+LONGDRAFT_VLLM_SOURCE=FOLDER: also checks the vLLM in this folder, which need not be installed.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 from longdraft_vllm import contract, plugin, v2
+from longdraft_vllm.source import Source
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.worker.block_table import BlockTable
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    contract.check.cache_clear()
+    for cached in (contract.check, contract.fits, contract.installed):
+        cached.cache_clear()
     yield
-    contract.check.cache_clear()
+    for cached in (contract.check, contract.fits, contract.installed):
+        cached.cache_clear()
 
 
 @pytest.fixture
@@ -33,29 +39,54 @@ def test_this_vllm_fits(part):
     contract.check(part)
 
 
-def renamed(monkeypatch):
-    def propose_draft_token_ids(self, scheduler_output, tokens):
-        """A parameter has another name."""
-
-    monkeypatch.setattr(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
-    return "propose_draft_token_ids takes (self, scheduler_output, tokens) but not sampled_token_ids"
-
-
-def gone(monkeypatch):
-    monkeypatch.delattr(BlockTable, "get_device_tensor")
-    return "BlockTable has no get_device_tensor"
+def test_a_vllm_that_is_not_installed_fits():
+    folder = os.environ.get("LONGDRAFT_VLLM_SOURCE")
+    if not folder:
+        pytest.skip("LONGDRAFT_VLLM_SOURCE names no folder with the source of another vLLM")
+    source = Source(Path(folder))
+    assert [line for part in contract.CONTRACT for line in contract.problems(part, source)] == []
 
 
-def unset(monkeypatch):
-    """The source no longer sets the attribute."""
-    source = contract.inspect.getsource
-    monkeypatch.setattr(contract.inspect, "getsource", lambda x: source(x).replace("num_lookahead_tokens", "ahead"))
-    return "Scheduler has no num_lookahead_tokens"
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+CHANGES = {  # module, its text, the changed text -> what is said
+    "a parameter has another name": (
+        RUNNER,
+        "sampled_token_ids: torch.Tensor | list[list[int]]",
+        "tokens: torch.Tensor | list[list[int]]",
+        "GPUModelRunner.propose_draft_token_ids takes (self, scheduler_output, tokens, sampling_metadata",
+    ),
+    "a function is gone": (
+        "vllm.v1.worker.block_table",
+        "def get_device_tensor",
+        "def get_tensor",
+        "vllm.v1.worker.block_table:BlockTable has no get_device_tensor",
+    ),
+    "an attribute is no longer set": (
+        "vllm.v1.core.sched.scheduler",
+        "num_lookahead_tokens",
+        "ahead",
+        "Scheduler has no num_lookahead_tokens",
+    ),
+    "a class is gone": (
+        "vllm.v1.worker.utils",
+        "class AttentionGroup",
+        "class Group",
+        "vLLM has no vllm.v1.worker.utils:AttentionGroup",
+    ),
+}
 
 
-@pytest.mark.parametrize("change", [renamed, gone, unset])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_difference_is_named_in_one_line(change, monkeypatch):
-    says = change(monkeypatch)
+    module, before, after, says = CHANGES[change]
+    text = Source.text
+
+    def changed(self, name):
+        found = text(self, name)
+        assert name != module or before in found
+        return found.replace(before, after) if name == module else found
+
+    monkeypatch.setattr(Source, "text", changed)
     with pytest.raises(contract.Mismatch) as found:
         contract.check("self-draft")
     assert says in str(found.value) and "\n" not in str(found.value)

@@ -42,7 +42,7 @@ def test_options_are_refused():
 
 
 def bigrams_read(model, monkeypatch) -> tuple[set, set]:
-    """Of each verification of each request, the first pair that was read; and all pairs of neighbours in the texts."""
+    """Of each verification of each request, the first pair that was read; and all pairs of neighbors in the texts."""
     pairs: set = set()
     read = Recycle.read
 
@@ -59,13 +59,13 @@ def bigrams_read(model, monkeypatch) -> tuple[set, set]:
 
 
 def test_what_is_read_is_what_the_target_says(llama, monkeypatch):
-    pairs, neighbours = bigrams_read(llama, monkeypatch)
-    assert len(pairs) > 50 and pairs <= neighbours
+    pairs, neighbors = bigrams_read(llama, monkeypatch)
+    assert len(pairs) > 50 and pairs <= neighbors
 
 
 def test_a_row_that_reads_another_rows_logits_is_caught(llama, monkeypatch):
     """The planted fault: each row's logits are taken one row too late."""
     own = Recycling._read
     monkeypatch.setattr(Recycling, "_read", lambda self, best, spec: own(self, [best[-1], *best[:-1]], spec))
-    pairs, neighbours = bigrams_read(llama, monkeypatch)
-    assert not pairs <= neighbours
+    pairs, neighbors = bigrams_read(llama, monkeypatch)
+    assert not pairs <= neighbors

@@ -85,7 +85,7 @@ PLANTED = {
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, triforce, "llama"),
     "noise by place in the batch": (broken.noise_by_place, chain, "llama"),
     "drafts near the best are accepted": (plant_verifier("match", broken.lenient), tree, "llama"),
-    "drafts are favoured by a little": (broken.favoured, tree, "llama"),
+    "drafts are favored by a little": (broken.favored, tree, "llama"),
     "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain, "llama"),
     "the drafter zeroes slots of the prompt once": (broken.zeroed_once, chain, "llama"),
     "the drafter turns the prompt's keys": (broken.turned_prompt, chain, "llama"),
@@ -372,7 +372,7 @@ def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(plac
 
 def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
-    broken.favoured(monkeypatch)
+    broken.favored(monkeypatch)
     monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
     monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)  # more than sixteen tokens score as close as that
     words = ["--method", "vegas", "-o", "min_budget=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]

@@ -63,16 +63,16 @@ def test_ties_by_rounding_are_as_many_as_the_controls():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", ["drafts are favoured by a little", "drafts near the best are accepted"])
+@pytest.mark.parametrize("fault", ["drafts are favored by a little", "drafts near the best are accepted"])
 def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch):
     """All of it lies within the tolerance. (That a lenient verifier accepts what its own pass did not choose is not
     looked at where a verifier is given.)"""
     lm, verifier = half("gpt-oss", False), broken.lenient
     honest = totals(lm, GOOD["vegas"], 40)
     assert (honest["failures"], honest["too_many_ties"]) == (0, False)
-    if "favoured" in fault:  # the control must not be favoured too
+    if "favored" in fault:  # the control must not be favored too
         monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
-        broken.favoured(monkeypatch)
+        broken.favored(monkeypatch)
         verifier = None
     found = totals(lm, GOOD["vegas"], 200, verifier)
     assert found["failures"] == 0 and found["ties"] >= 20 and found["too_many_ties"]

@@ -163,7 +163,7 @@ def test_a_view_reads_the_selected_slots_at_their_positions(kind):
     assert view_error(kind) < 2e-3
 
 
-def test_positions_of_neighbouring_copies_instead_of_slots_are_noticed(monkeypatch):
+def test_positions_of_neighboring_copies_instead_of_slots_are_noticed(monkeypatch):
     right = DensePass._bias
     monkeypatch.setattr(DensePass, "_bias", lambda self, n, s, g: right(self, n, None if s is None else s * 0, g))
     assert view_error("bloom") > 1e-2

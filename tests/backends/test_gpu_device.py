@@ -55,7 +55,7 @@ def test_scans_are_near_float64(tokens):
 
     k, q, v = (draw(tokens, heads, 128).bfloat16() for heads in (16, 16, 48))
     gate, beta, state = -draw(tokens, 48).abs(), draw(tokens, 48).sigmoid().bfloat16(), draw(48, 128, 128)
-    terms, gpu = scan.Terms(k, v, gate, beta, q, 128**-0.5, normalised=True), trial.scans()
+    terms, gpu = scan.Terms(k, v, gate, beta, q, 128**-0.5, normalized=True), trial.scans()
     assert gpu is not None
     order = scan.chain(tokens, k.device)
     for found, wanted in zip(
@@ -65,7 +65,7 @@ def test_scans_are_near_float64(tokens):
     whole = gpu.along(terms, state, order)[1][0]
     for part in (slice(tokens // 2), slice(tokens // 2, None)):
         if count := len(k[part]):
-            own = scan.Terms(k[part], v[part], gate[part], beta[part], None, 128**-0.5, normalised=True)
+            own = scan.Terms(k[part], v[part], gate[part], beta[part], None, 128**-0.5, normalized=True)
             state = gpu.along(own, state, scan.chain(count, k.device))[1][0]
     assert torch.equal(state, whole)
 

@@ -17,7 +17,7 @@ from longdraft import InputError, generate, row_seed, serve
 from longdraft.backends import latent
 from longdraft.backends.eager import Pass
 from longdraft.backends.latent import Latent, absorbed_linears, latents_of
-from longdraft.backends.packed_linear import PackedLinear, quantise_linears
+from longdraft.backends.packed_linear import PackedLinear, quantize_linears
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
@@ -206,7 +206,7 @@ def test_what_expands_latents_is_not_packed():
     config = hf.config
     config.kv_lora_rank = 32
     hf = tiny_models.build(config)
-    quantise_linears(hf, "int8")
+    quantize_linears(hf, "int8")
     attention = hf.model.layers[0].self_attn
     assert isinstance(attention.o_proj, PackedLinear) and type(attention.kv_b_proj) is torch.nn.Linear
     assert len(latents_of(hf)) == config.num_hidden_layers
@@ -240,7 +240,7 @@ def kept_part(self: Pass, layer: int, q, k, v, *options, attend=Pass.attend):
 
 @pytest.mark.parametrize(("owner", "name", "fault"), [(KVCache, "read", another_row), (Pass, "attend", kept_part)])
 def test_a_wrong_latent_is_caught(owner, name, fault, monkeypatch):
-    """Slot 3 of a row is read from another row; a rotated part is its neighbour's."""
+    """Slot 3 of a row is read from another row; a rotated part is its neighbor's."""
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises(AssertionError):
         check_tree_pass(MODEL)

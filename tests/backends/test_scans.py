@@ -30,7 +30,7 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 def terms_of(tokens: int, wanted: int, seed: int = 0) -> Terms:
     k, v, g, beta, q = drawn(seed, (tokens, 2, 8), (tokens, 4, 6), (tokens, 4), (tokens, 4), (wanted, 2, 8))
-    return Terms(k, v, -g.abs(), beta.sigmoid(), q, 8**-0.5, normalised=True)
+    return Terms(k, v, -g.abs(), beta.sigmoid(), q, 8**-0.5, normalized=True)
 
 
 KINDS = {
@@ -70,7 +70,7 @@ def by_paths(terms: Terms, state: Tensor, parent: list[int], first: int) -> Tens
         if path:
             own = Terms(
                 terms.k[path], terms.v[path], terms.gate[path], terms.beta[path], terms.q[[i - first]],
-                terms.scale, terms.normalised,
+                terms.scale, terms.normalized,
             )  # fmt: skip
             out[i - first] = scan.along(own, state, chain(len(path), torch.device("cpu")))[0][0]
     return out

@@ -51,7 +51,7 @@ def test_plain_decoding_is_transformers_across_borders(hf, lm):
 )
 def test_methods_are_plain_decoding(lm, method):
     if method == "quantspec" and "router" in str(lm.hf):
-        pytest.skip("routers that are linear layers cannot be quantised")
+        pytest.skip("routers that are linear layers cannot be quantized")
     fault = borders.fault(lm, method, *LENGTHS)
     assert not fault or (method == "longspec" and fault.startswith(coverage.REFUSED))
 

@@ -268,7 +268,7 @@ def beyond(monkeypatch):
     monkeypatch.setattr(RowStates, "floor", property(lambda self: None, lambda self, value: None), raising=False)
 
 
-def neighbour(monkeypatch):
+def neighbor(monkeypatch):
     """A border's checkpoint is another row's."""
     states_at = Rewinding.states_at
 
@@ -285,7 +285,7 @@ def shared(monkeypatch):
     monkeypatch.setattr(RowStates, "copy", lambda self: self)
 
 
-FAULTS = [too_many, swapped, some_layers, sibling, no_left, stale_tip, refused, beyond, neighbour, shared]
+FAULTS = [too_many, swapped, some_layers, sibling, no_left, stale_tip, refused, beyond, neighbor, shared]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

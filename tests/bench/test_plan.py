@@ -18,7 +18,7 @@ from longdraft.bench.plan import acceptance, drafts, table
 from longdraft.bench.plan.acceptance import Acceptance, accepted, share_of
 from longdraft.bench.plan.candidates import candidates
 from longdraft.bench.plan.drafts import Place, passes, shape
-from longdraft.bench.plan.outlines import Target, quantised, target_on
+from longdraft.bench.plan.outlines import Target, quantized, target_on
 from longdraft.bench.plan.planner import Options, Planner
 from longdraft.bench.plan.prediction import plain_step, predicted
 from longdraft.cli import main
@@ -98,7 +98,7 @@ def test_a_copy_is_read_in_fewer_bytes():
         for kind in ("same", "int8")
     )
     assert 0.5 < copied.draft / own.draft < 0.6 and copied.verify == own.verify
-    eight = quantised(target, "int8")
+    eight = quantized(target, "int8")
     assert plain_step(eight, [1024]) < 0.6 * plain_step(target, [1024])
 
 

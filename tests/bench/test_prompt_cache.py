@@ -66,7 +66,7 @@ BAD = [
     ("generate --prompt-file a.txt --prompt-cache old --rope yarn:2", "made with rope 'none'"),
     ("generate --prompt-file a.txt --prompt-cache old --dtype bfloat16", "made with dtype 'float32'"),
     ("generate --prompt-file a.txt --prompt-cache old --kv int8", "made with 8-bit keys 'none'"),
-    ("generate --prompt-file a.txt --prompt-cache old --weights int8", "made with quantised weights 'none'"),
+    ("generate --prompt-file a.txt --prompt-cache old --weights int8", "made with quantized weights 'none'"),
     ("generate --prompt-file a.txt --prompt-cache old -m bundled", "made with model 'llama of 3 layers"),
     ("generate --prompt-file a.txt --prompt-cache cut", "damaged"),
     ("bench --prompt-file long.txt --context 16 --prompt-cache a.txt", "is a file"),

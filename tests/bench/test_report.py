@@ -258,15 +258,15 @@ def test_bars_add_up_to_the_time():
 
 
 @pytest.mark.parametrize("name", [*METHODS, *CONTROLS, *ENGINES, WHEEL])
-def test_every_method_and_engine_has_a_colour(name):
+def test_every_method_and_engine_has_a_color(name):
     """In one plot the methods without one would look alike."""
-    assert style.colour(name) != style.OTHER
-    assert style.colour("a method that there is not") == style.OTHER
+    assert style.color(name) != style.OTHER
+    assert style.color("a method that there is not") == style.OTHER
 
 
-def test_a_method_has_one_colour_and_losses_are_shaded():
+def test_a_method_has_one_color_and_losses_are_shaded():
     pytest.importorskip("matplotlib")
-    assert style.colour("vegas@gamma=4") == style.colour("vegas") != style.colour("suffix")
+    assert style.color("vegas@gamma=4") == style.color("vegas") != style.color("suffix")
     assert style.looks(["suffix", "vegas"])["vegas"] == style.looks(["vegas", "plain"])["vegas"]
     assert len(set(style.looks([f"vegas@gamma={i}" for i in range(8)]).values())) == 8
     found = report.sections(records(PEERS))[0].records

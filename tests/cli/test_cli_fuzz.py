@@ -82,6 +82,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "tune": ("-m", "tiny", "--context", "64", "--most-rows", "1", "--repeat", "1"),
     "plan": ("-m", "tiny", "--context", "16", "--methods", "vegas,suffix"),
     "audit": ("-m", "tiny", "--prompt-file", "a.txt", "--tokens", "2", "--prompt-tokens", "16"),
+    "doctor": (),
     "report": (*OUT, "records.jsonl"),
     "fetch": ("smollm2",),
     "export": (*OUT, "-m", "tiny"),

@@ -16,7 +16,6 @@ from longdraft.cli.option_groups import TargetOptions, expand
 # Of an option, the commands (by their names, or by the first word of these) in which it means something else, and why.
 # Commands with the same reason agree among themselves.
 OWN = {
-    "accept": {"generate": "says that figures then mean cost alone, which bench says of its shapes"},
     "any_target": {"import": "compares tables of a released drafter", "export-drafter": "writes a drafter"},
     "environment": {"train target": "is on unless it is turned off"},
     "drafter": {"plan": "a small model's config is enough"},

@@ -53,7 +53,7 @@ def test_prompts_and_texts_that_are_measured():
     special, text = tokenizer.convert_tokens_to_ids(word), prompts.Prompt("p", f"a{word}b")
     assert special not in prompts.encode([text], tokenizer, None)[0]
     assert special in prompts.encode([text], tokenizer, None, control=True)[0]
-    assert special not in inputs._tokenised("x", text.text, tokenizer).tokens
+    assert special not in inputs._tokenized("x", text.text, tokenizer).tokens
 
 
 def test_the_command_line(cli, record):

@@ -90,7 +90,7 @@ N = 300
 SEED, POSITION, TOKEN = torch.arange(N), torch.arange(N)[None].expand(N, -1), torch.arange(8)
 
 
-def test_rows_of_neighbouring_seeds_share_no_noise():
+def test_rows_of_neighboring_seeds_share_no_noise():
     """Seed 1's row 0 is not seed 0's row 1, nor is any other pair of run and row another's."""
     runs = [*range(40), 1 << 60, (1 << 62) - 1, 1 << 62]
     seeds = [row_seed(seed, row) for seed in runs for row in range(40)]
@@ -134,7 +134,7 @@ def pairs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", pairs())
-def test_noise_is_independent_of_its_neighbours(name):
+def test_noise_is_independent_of_its_neighbors(name):
     a, b = pairs()[name]
     cells = (a * 16).long() * 16 + (b * 16).long()
     check_counts(torch.bincount(cells.flatten(), minlength=256), torch.ones(256), name)

@@ -114,11 +114,11 @@ def test_a_slot_learns_the_token_at_its_own_place(late, monkeypatch):
     rows = [tiny.prompts(1, seed=n)[0] for n in range(8)]
     texts = tiny.eager("llama-loops").generate(torch.tensor(rows), max_new_tokens=32, do_sample=False)
     learns = DFlashObjective(Frozen(lm), block, anchors=24)
-    optimiser = torch.optim.AdamW(block.parameters(), 0.01)
+    optimizer = torch.optim.AdamW(block.parameters(), 0.01)
     for step in range(40):
         learns.loss(texts[:, : 33 - late], np.random.default_rng(step)).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     block.eval().requires_grad_(False)
     found = said(lm, DFlash(lm, block, gamma=3))
     assert found > 3.5 if not late else found < 1.5

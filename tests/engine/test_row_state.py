@@ -45,7 +45,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("method", [case(m, id=m, daily=m in DAILY) for m in BUILD if m not in OTHERWISE])
-def test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method):
+def test_what_a_drafter_knows_of_a_row_survives_its_neighbors(method):
     """Each step accepts the same tokens as without them: no state is lost or moved to another row."""
     lm = tiny.target("llama-loops" if method in FROM_TEXT else "llama")
     alone, beside = (steps_of(BUILD[method](lm), busy, lm.name) for busy in (False, True))
@@ -199,4 +199,4 @@ def test_state_of_the_wrong_row_is_harmless_and_caught(fault, method, monkeypatc
     fault(monkeypatch)
     test_session.test_rows_that_come_and_go_say_what_they_say_alone("llama", method)
     with pytest.raises(AssertionError):
-        test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method)
+        test_what_a_drafter_knows_of_a_row_survives_its_neighbors(method)

@@ -252,7 +252,7 @@ OTHERS = {
     "rope": lambda: LM(tiny.stock("llama"), rope="yarn:2"),
     "dtype": lambda: LM(tiny.stock("llama", dtype=torch.bfloat16)),
     "8-bit keys": lambda: LM(tiny.stock("llama"), kv="int8"),
-    "quantised weights": lambda: LM(tiny.stock("llama"), weights="int8"),
+    "quantized weights": lambda: LM(tiny.stock("llama"), weights="int8"),
     "configuration": lambda: LM(with_theta(5e5)),
 }
 

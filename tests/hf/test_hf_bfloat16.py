@@ -76,7 +76,7 @@ def test_wrong_choices_that_look_like_ties_are_too_many(monkeypatch):
 def test_other_numbers_would_be_noticed(monkeypatch):
     """A model whose weights have 4 bits."""
     lm_of = wrapped.lm_of
-    monkeypatch.setattr("longdraft.hf.generation.lm_of", lambda model: lm_of(model).quantised("int4"))
+    monkeypatch.setattr("longdraft.hf.generation.lm_of", lambda model: lm_of(model).quantized("int4"))
     assert fault(found("llama", "plain"), "plain")
 
 

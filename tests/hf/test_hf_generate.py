@@ -214,7 +214,7 @@ SAMPLED = {
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_output_is_that_of_longdraft_with_the_seed(name):
     settings, sampler = SAMPLED[name]
-    # Earlier versions of Transformers count padding as a token of the text that is penalised; longdraft follows them.
+    # Earlier versions of Transformers count padding as a token of the text that is penalized; longdraft follows them.
     lengths = LENGTHS if IGNORES_PADDING or name != "penalty" else LENGTHS[:1] * 3
     given, prompts = inputs(*lengths), tiny.prompts(*lengths)
     wanted = longdraft.generate(tiny.target("llama-loops"), prompts, sampler=sampler, seed=5, max_new_tokens=NEW)
@@ -317,15 +317,15 @@ def cache() -> DynamicCache:
 REFUSED = {
     "num_beams": ({"num_beams": 2}, "set num_beams=1"),
     "past_key_values": ({"past_key_values": cache}, "past_key_values"),
-    "cache_implementation": ({"cache_implementation": "static"}, "a cache of its own"),
-    "use_cache": ({"use_cache": False}, "a cache of its own"),
+    "cache_implementation": ({"cache_implementation": "static"}, "its own cache"),
+    "use_cache": ({"use_cache": False}, "its own cache"),
     "output_scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
     "output_logits": ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
     "output_attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "assistant_model": ({"assistant_model": MODEL}, "method='sd'"),
     "prompt_lookup": ({"prompt_lookup_num_tokens": 3}, "method='lookup'"),
     "guidance_scale": ({"guidance_scale": 2.0}, "guidance_scale"),
-    "a processor that counts": ({"logits_processor": [Counts()]}, "two answers"),
+    "a processor that counts": ({"logits_processor": [Counts()]}, "nondeterministic"),
     "position_ids": ({"position_ids": torch.arange(9)[None] + 1}, "position_ids"),
     "padding behind": ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "pad on the left"),
     "method": ({"method": "nope"}, "unknown method 'nope'"),
@@ -359,6 +359,6 @@ def test_what_has_no_tokens_is_refused():
         bart.generate(torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, **settings)
 
 
-def test_misspelt_options_are_refused_by_transformers():
+def test_misspelled_options_are_refused_by_transformers():
     with pytest.raises(ValueError, match="gama"):
         MODEL.generate(torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, gama=4)

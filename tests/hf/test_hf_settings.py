@@ -20,7 +20,7 @@ DRAWS = {"do_sample": True, "top_k": 0}
 ENDS = {"eos_token_id": common(inputs(41)), "pad_token_id": 7}
 
 # Fields that change the output: a value, and the settings beside it. Sampling is so narrow that one token is left.
-HONOURED = {
+HONORED = {
     "max_length": (50, {"max_new_tokens": None}),
     "max_new_tokens": (3, {}),
     "max_time": (0.0, {}),
@@ -69,10 +69,10 @@ REFUSED = {
     "assistant_early_exit": (1, {}, "drafts by its `method`"),
     "is_assistant": (True, {}, "is_assistant"),
     "use_mtp": (True, {}, "method='mtp'"),
-    "use_cache": (False, {}, "a cache of its own"),
-    "cache_implementation": ("static", {}, "a cache of its own"),
-    "cache_config": ({"a": 1}, {}, "a cache of its own"),
-    "prefill_chunk_size": (8, {}, "a cache of its own"),
+    "use_cache": (False, {}, "its own cache"),
+    "cache_implementation": ("static", {}, "its own cache"),
+    "cache_config": ({"a": 1}, {}, "its own cache"),
+    "prefill_chunk_size": (8, {}, "its own cache"),
     "output_scores": (True, {"return_dict_in_generate": True}, "only sequences"),
     "output_logits": (True, {"return_dict_in_generate": True}, "only sequences"),
     "output_attentions": (True, {"return_dict_in_generate": True}, "only sequences"),
@@ -111,14 +111,14 @@ def ours(given: dict, method: str = "vegas-tree", **settings) -> Any:
 
 
 def test_every_field_of_this_version_is_in_one_of_the_tables():
-    tables = [HONOURED, SPECIAL, REFUSED, NEEDS_TOKENIZER, WITHOUT_EFFECT]
-    assert not FIELDS - set().union(*tables), "new fields: does longdraft.hf_generate honour or refuse them?"
+    tables = [HONORED, SPECIAL, REFUSED, NEEDS_TOKENIZER, WITHOUT_EFFECT]
+    assert not FIELDS - set().union(*tables), "new fields: does longdraft.hf_generate honor or refuse them?"
     assert sum(map(len, tables)) == len(set().union(*tables))
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS & HONOURED.keys()))
+@pytest.mark.parametrize("name", sorted(FIELDS & HONORED.keys()))
 def test_a_field_has_the_effect_that_it_has_in_plain_generate(name):
-    value, beside = HONOURED[name]
+    value, beside = HONORED[name]
     given = inputs(*LENGTHS)
     found = same(given, **(beside | {name: value}))
     assert found.tolist() != ours(given, **({"pad_token_id": 0} | beside)).tolist()

@@ -46,7 +46,7 @@ def test_the_package_of_the_page_adds_its_method(install, place, capsys):
     words = ["generate", "-m", "tiny", "--method", "bigram", "-o", "count=3", "--prompt-file", "a.txt", "--compare"]
     assert main([*words, *SHORT, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["equal"] is True
-    assert style.colour("bigram@count=3") == family.NGRAMS.color != style.OTHER
+    assert style.color("bigram@count=3") == family.NGRAMS.color != style.OTHER
     assert [entry.name for entry in parse("plain,bigram@count=3", [])] == ["plain", "bigram"]
     with pytest.raises(InputError, match="option count is 0"):
         MethodSpec("bigram", "bigram", {"count": "0"})

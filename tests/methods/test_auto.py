@@ -42,7 +42,7 @@ def test_a_copy_comes_first():
     auto = build("auto", lm)
     assert isinstance(auto, Auto)
     first, *others = [d.inner for d in auto.drafters]
-    assert isinstance(first, SelfDrafter) and first.model is lm.quantised("int8")
+    assert isinstance(first, SelfDrafter) and first.model is lm.quantized("int8")
     assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm.copies) == ["int8"]
 
 
@@ -51,7 +51,7 @@ def test_the_saving_is_what_the_copy_saves():
     for tied in (False, True):
         lm = lm_of(tie_word_embeddings=tied)
         for kind in ("int8", "int4"):
-            copy = lm.quantised(kind)
+            copy = lm.quantized(kind)
             assert lm.saving(kind) == pytest.approx(1 - copy.nbytes() / lm.nbytes())
             assert copy.saving(kind) == 0
 
@@ -78,7 +78,7 @@ def test_all_keys_are_read_while_they_are_few_beside_the_weights():
     assert 40 * slot_bytes(small) == keys_read(small, cache)
     floors = [by_a_copy(lm)[0].policy.min_budget for lm in (small, large)]
     assert floors[0] == 256 and floors[1] > 1000
-    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int8").nbytes() / 4, rel=0.01)
+    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantized("int8").nbytes() / 4, rel=0.01)
 
 
 def check_trials(methods: dict[str, Method]) -> None:

@@ -1,4 +1,4 @@
-"""In bfloat16 too, every method says what plain decoding says, and no row knows its neighbours.
+"""In bfloat16 too, every method says what plain decoding says, and no row knows its neighbors.
 
 For serve see test_continuous, for requests that come and go test_session.
 """

@@ -61,7 +61,7 @@ def test_one_position_too_many_is_refused():
 
 @each_method
 def test_a_drafter_can_be_used_again(method):
-    """What a drafter learnt of one text must not leak into the next one."""
+    """What a drafter learned of one text must not leak into the next one."""
     drafter = BUILD[method](tiny.target("llama"))
     for lengths in ((70,), (31, 50), (20,)):
         check_lossless(lambda t: drafter, "llama", SAMPLERS["T=1"], lengths)

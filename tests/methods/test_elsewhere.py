@@ -132,7 +132,7 @@ def test_longdrafts_own_methods_look_nothing_up(monkeypatch):
         MethodSpec(name, name).build(target("llama"))
     check_lossless(listed.BUILD["vegas"])
     parse("plain,vegas,hf-static", [])
-    assert style.colour("vegas") and style.colour("llama.cpp (wheel)")
+    assert style.color("vegas") and style.color("llama.cpp (wheel)")
     with pytest.raises(AssertionError, match="looked up"):
         methods.find("bigram")
 

@@ -67,7 +67,7 @@ def test_plain_is_transformers_greedy(model):
 @each_sampler
 @pytest.mark.parametrize("model", ["llama", "gpt-oss"])
 @pytest.mark.parametrize("method", [None, "vegas tree", "lookup"])
-def test_a_row_does_not_know_its_neighbours(model, sampler, method):
+def test_a_row_does_not_know_its_neighbors(model, sampler, method):
     lm, lengths = tiny.target(model), ROWS["3 rows"]
     together = plain(model, sampler, lengths, 24)
     for b, prompt in enumerate(tiny.prompts(*lengths)):
@@ -100,7 +100,7 @@ def test_seeds_differ_and_repeat():
     assert texts[0] != texts[1] != texts[3] != texts[0]
 
 
-def test_rows_of_neighbouring_seeds_say_other_things():
+def test_rows_of_neighboring_seeds_say_other_things():
     """Four texts of one prompt at seed 0 and four at seed 1 are eight texts."""
     lm, prompts = tiny.target("llama"), tiny.prompts(40) * 4
     rows = [generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1)]

@@ -89,13 +89,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed_file(tmp_path_factory):
-    return str(gguf_files.saved(tmp_path_factory.mktemp("gguf"), quantised="Q4_0"))
+    return str(gguf_files.saved(tmp_path_factory.mktemp("gguf"), quantized="Q4_0"))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @torch.inference_mode()
 def test_every_backend_rounds_alike(folder, kind):
-    """As dequantised weights do whose inputs were rounded before."""
+    """As dequantized weights do whose inputs were rounded before."""
     lm = load_lm(folder, "float32", "cpu", weights=kind, activations="int8")
     layers = [m for m in lm.hf.modules() if isinstance(m, PackedLinear)]
     assert len(layers) == 3 * 7 + 1 and all(type(m) is EightBitInputs for m in layers)
@@ -146,7 +146,7 @@ def test_it_is_another_target_to_records_and_the_same_one_to_drafters(folder, tm
         KINDS["medusa"].load(str(tmp_path / "drafter"), target)
 
 
-def test_a_quantised_copy_rounds_its_inputs_too(folder):
+def test_a_quantized_copy_rounds_its_inputs_too(folder):
     lm, rows, stats = load_lm(folder, "float32", "cpu", weights="int8", activations="int8"), tiny.prompts(70), Stats()
     drafter = build("quantspec", lm, gamma=3)
     assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)

@@ -18,9 +18,9 @@ TEXT = "hello <|end|> the tëxt"
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("quantised", [None, "Q4_1", "Q8_0"])
-def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantised):
-    options = {} if quantised is None else {"quantised": quantised}
+@pytest.mark.parametrize("quantized", [None, "Q4_1", "Q8_0"])
+def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantized):
+    options = {} if quantized is None else {"quantized": quantized}
     file = saved(tmp_path, hf=stock(arch), **options)
     lm, tokenizer = load(str(file), "float32", activations="full")  # an export has no 8-bit activations
     size = export(lm, tokenizer, tmp_path / "out")
@@ -39,7 +39,7 @@ def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantised):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_output_matrix_that_is_the_embedding_is_written_once(tmp_path, tied):
-    lm, tokenizer = load(str(saved(tmp_path, hf=stock(tied=tied), quantised="Q8_0")), "bfloat16")
+    lm, tokenizer = load(str(saved(tmp_path, hf=stock(tied=tied), quantized="Q8_0")), "bfloat16")
     export(lm, tokenizer, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["tie_word_embeddings"] is tied and config["dtype"] == "bfloat16"

@@ -23,7 +23,7 @@ def fetched(monkeypatch, tmp_path):
     """Tiny files in place of the catalog's; OTHER has two tokens exchanged."""
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))
     tiny = {
-        TARGET: {"quantised": "Q8_0"},
+        TARGET: {"quantized": "Q8_0"},
         SMALL: {"hf": files.stock(num_hidden_layers=1)},
         OTHER: {"change": files.tokens(lambda t: [*t[:3], t[4], t[3], *t[5:]])},
     }

@@ -35,7 +35,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 # Tensor types --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", files.QUANTISED)
+@pytest.mark.parametrize("kind", files.QUANTIZED)
 def test_blocks_are_what_ggml_computes(kind):
     """Bit for bit, and packed: nothing is rounded. Types of 4, 5, 6 and 8 bits take as many bytes as in the file."""
     entries, size = files.SIZES[kind]
@@ -46,7 +46,7 @@ def test_blocks_are_what_ggml_computes(kind):
     assert made.group == (16 if kind in ("Q2_K", "Q3_K", "Q6_K") else 32)
     assert made.nbytes == len(data) if own else made.nbytes > len(data)
     wanted = [files.decoded(kind, data[i : i + size]) for i in range(0, len(data), size)]
-    assert torch.equal(made.dequantised(), torch.tensor(np.array(wanted)).view(3, -1))
+    assert torch.equal(made.dequantized(), torch.tensor(np.array(wanted)).view(3, -1))
 
 
 def test_blocks_with_known_values():
@@ -58,13 +58,13 @@ def test_blocks_with_known_values():
     half = struct.pack("<e", 0.5)
     nibbles = bytes(i | (15 - i) << 4 for i in range(16))
     low, high = list(range(16)), list(range(15, -1, -1))
-    assert unpacked("Q4_0", half + nibbles).dequantised().tolist() == [[0.5 * (x - 8) for x in low + high]]
+    assert unpacked("Q4_0", half + nibbles).dequantized().tolist() == [[0.5 * (x - 8) for x in low + high]]
     one = struct.pack("<e", 1.0)
-    assert unpacked("Q4_1", half + one + nibbles).dequantised().tolist() == [[0.5 * x + 1 for x in low + high]]
+    assert unpacked("Q4_1", half + one + nibbles).dequantized().tolist() == [[0.5 * x + 1 for x in low + high]]
     codes = list(range(-16, 16))
-    assert unpacked("Q8_0", half + struct.pack("32b", *codes)).dequantised().tolist() == [[0.5 * x for x in codes]]
+    assert unpacked("Q8_0", half + struct.pack("32b", *codes)).dequantized().tolist() == [[0.5 * x for x in codes]]
     fifth = b"\xff\xff\0\0"
-    assert unpacked("Q5_0", half + fifth + nibbles).dequantised().tolist() == [
+    assert unpacked("Q5_0", half + fifth + nibbles).dequantized().tolist() == [
         [0.5 * x for x in low] + [0.5 * (x - 16) for x in high]
     ]
 
@@ -78,7 +78,7 @@ def test_blocks_equal_the_gguf_package(kind):
     raw = np.frombuffer(data, np.uint8).reshape(5, -1)
     wanted = package.dequantize(raw, package.GGMLQuantizationType[kind])
     made = TYPES[files.NUMBER[kind]].unpack(torch.from_numpy(raw.copy()).view(5, 2, size))
-    found = made.dequantised() if isinstance(made, Packed) else made.float().view(shape)
+    found = made.dequantized() if isinstance(made, Packed) else made.float().view(shape)
     assert np.array_equal(found.numpy(), wanted)
 
 
@@ -91,7 +91,7 @@ def test_scales_are_halves_only_where_that_changes_nothing(number, dtype):
     assert packed.scales.scale.dtype == getattr(torch, dtype)
 
 
-@pytest.mark.parametrize("kind", [name for name in files.QUANTISED if files.SIZES[name][0] == 32])
+@pytest.mark.parametrize("kind", [name for name in files.QUANTIZED if files.SIZES[name][0] == 32])
 def test_rows_that_are_no_whole_blocks(kind):
     """Rows of 96 entries: what fills their last block is no part of the matrix."""
     _, size = files.SIZES[kind]
@@ -100,10 +100,10 @@ def test_rows_that_are_no_whole_blocks(kind):
     assert isinstance(made, Packed) and made.shape == (5, 96)
     wanted = [files.decoded(kind, data[i : i + size]) for i in range(0, len(data), size)]
     values = torch.tensor(np.array(wanted)).view(5, -1)
-    assert torch.equal(made.dequantised(), values)
+    assert torch.equal(made.dequantized(), values)
     assert torch.equal(made.entries(torch.arange(480)), values.flatten())
     order = torch.tensor([3, 0, 4])
-    assert torch.equal(made.rows(order).dequantised(), values[order])
+    assert torch.equal(made.rows(order).dequantized(), values[order])
 
 
 # Models --------------------------------------------------------------------------------------------------------------
@@ -126,10 +126,10 @@ def test_plain_weights_of_16_bits(tmp_path, kind):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", files.QUANTISED)
-def test_quantised_matrices_stay_packed(tmp_path, kind, tied):
+@pytest.mark.parametrize("kind", files.QUANTIZED)
+def test_quantized_matrices_stay_packed(tmp_path, kind, tied):
     hf = stock(tied=tied, **WIDE) if files.SIZES[kind][0] == 256 else stock(tied=tied)
-    lm, _ = load(str(saved(tmp_path, hf=hf, quantised=kind)), "bfloat16")
+    lm, _ = load(str(saved(tmp_path, hf=hf, quantized=kind)), "bfloat16")
     layers = [m for m in lm.hf.modules() if isinstance(m, torch.nn.Linear | PackedLinear)]
     assert len(layers) == 7 * 3 + 1 and all(isinstance(m, PackedLinear) for m in layers)
     assert lm.dtype == lm.hf.model.embed_tokens.weight.dtype == lm.hf.model.norm.weight.dtype == torch.bfloat16
@@ -141,12 +141,12 @@ def test_quantised_matrices_stay_packed(tmp_path, kind, tied):
 
 
 @pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
-@pytest.mark.parametrize("kind", files.QUANTISED)
+@pytest.mark.parametrize("kind", files.QUANTIZED)
 @torch.inference_mode()
 def test_the_kernels_compute_with_the_packed_weights(tmp_path, kind):
-    """Numbers are those of the dequantised matrices, and a row alone has the bits that it has among others."""
+    """Numbers are those of the dequantized matrices, and a row alone has the bits that it has among others."""
     hf = stock(**WIDE) if files.SIZES[kind][0] == 256 else stock()
-    path = str(saved(tmp_path, hf=hf, quantised=kind))
+    path = str(saved(tmp_path, hf=hf, quantized=kind))
     lm = load_lm(path, "float32", activations="full")
     assert lm.backend.name == "native"
     computed = [backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))]
@@ -171,14 +171,14 @@ def test_logits_equal_those_of_transformers(tmp_path, arch, kind):
     for package in ("gguf", "accelerate"):  # Transformers reads such files with both
         pytest.importorskip(package, reason=f"the {package} package is not installed")
     sizes = {"head_dim": 128} if arch == "qwen3" else {}  # Transformers does not read a qwen3's from the file
-    path = saved(tmp_path, hf=stock(arch, **sizes), quantised=kind)
+    path = saved(tmp_path, hf=stock(arch, **sizes), quantized=kind)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
     assert torch.allclose(ours(path), logits(theirs), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["vegas", "lookup"])
 def test_a_packed_model_decodes_losslessly(tmp_path, method):
-    lm, _ = load(str(saved(tmp_path, quantised="Q8_0")), "float32")
+    lm, _ = load(str(saved(tmp_path, quantized="Q8_0")), "float32")
     prompt = (IDS[0].tolist() * 3)[:90]
     made = generate(lm, [prompt], build(method, lm), max_new_tokens=24, eos=())
     assert made == generate(lm, [prompt], max_new_tokens=24, eos=())
@@ -186,7 +186,7 @@ def test_a_packed_model_decodes_losslessly(tmp_path, method):
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 def test_an_unpacked_model_is_the_same_target(tmp_path, kind):
-    lm = load_lm(str(saved(tmp_path, quantised=kind)), "bfloat16")
+    lm = load_lm(str(saved(tmp_path, quantized=kind)), "bfloat16")
     packed = digest(lm.hf)
     for name, m in list(lm.hf.named_modules()):
         if isinstance(m, PackedLinear):
@@ -204,8 +204,8 @@ def test_what_reads_weights_copes_with_packed_ones(tmp_path):
     from longdraft.engine.records import provenance
     from longdraft.models.memory_traffic import head_size, weights_of
 
-    lm = load_lm(str(saved(tmp_path, quantised="Q4_1")), "float32")
-    other = load_lm(str(saved(tmp_path, quantised="Q4_0")), "float32")
+    lm = load_lm(str(saved(tmp_path, quantized="Q4_1")), "float32")
+    other = load_lm(str(saved(tmp_path, quantized="Q4_0")), "float32")
     assert fingerprint(lm)["digest"] != fingerprint(other)["digest"]
     assert head_size(lm) == VOCAB * 2 * (
         16 + 4
@@ -230,7 +230,7 @@ def phi3(tmp_path) -> tuple[Path, object]:
     return files.write(tmp_path / "phi3.gguf", metadata, tensors), hf
 
 
-def test_another_architecture_is_dequantised(tmp_path, cli):
+def test_another_architecture_is_dequantized(tmp_path, cli):
     for package in loading.READERS:
         pytest.importorskip(package, reason=f"the {package} package is not installed")
     path, hf = phi3(tmp_path)
@@ -286,7 +286,7 @@ def test_a_file_drafts_for_another(tmp_path):
     for name in ("draft", "other"):
         (tmp_path / name).mkdir()
     lm, _ = load(str(saved(tmp_path)), "float32")
-    small = saved(tmp_path / "draft", quantised="Q8_0")
+    small = saved(tmp_path / "draft", quantized="Q8_0")
     prompt = IDS[0].tolist()
     made = generate(lm, [prompt], build("sd", lm, drafter=str(small)), max_new_tokens=8, eos=())
     assert made == generate(lm, [prompt], max_new_tokens=8, eos=())
@@ -371,7 +371,7 @@ def smollm2() -> Path:
 def test_smollm2_computes_what_transformers_computes(smollm2):
     lm, tokenizer = load("smollm2", "float32")
     assert lm.end_tokens == (2,) and lm.positions == 8192 and lm.vocab == 49152
-    chat = [{"role": "user", "content": "Name three colours."}]
+    chat = [{"role": "user", "content": "Name three colors."}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text.startswith("<|im_start|>system") and token_ids(tokenizer, text, True)[0] == 1
     assert 1 not in token_ids(tokenizer, text)

@@ -33,12 +33,12 @@ def stock():
     return model
 
 
-def saved(folder, hf=None, offset: float = 1.0, quantised: str | None = None, change=lambda metadata: None):
+def saved(folder, hf=None, offset: float = 1.0, quantized: str | None = None, change=lambda metadata: None):
     hf, tensors = hf or stock(), {}
     for name, p in hf.named_parameters():
         x, stored = p.detach(), files.name_of(name, PARTS)
-        if quantised and x.dim() == 2:
-            tensors[stored] = (quantised, tuple(x.shape), files.blocks(quantised, tuple(x.shape), len(tensors), 0.002))
+        if quantized and x.dim() == 2:
+            tensors[stored] = (quantized, tuple(x.shape), files.blocks(quantized, tuple(x.shape), len(tensors), 0.002))
         else:
             tensors[stored] = ("F32", tuple(x.shape), files.plain("F32", x + offset if x.dim() == 1 else x))
     metadata = files.sizes(_Flat(hf.config), "gemma3") | files.tokenizer()
@@ -84,17 +84,17 @@ def test_each_difference_to_llama_matters(tmp_path, monkeypatch, patch, options)
     assert not torch.allclose(ours(saved(tmp_path, **options)), logits(stock()), atol=1e-2)
 
 
-def test_a_quantised_file_is_the_dequantised_model(tmp_path):
-    path = saved(tmp_path, quantised="Q8_0")
+def test_a_quantized_file_is_the_dequantized_model(tmp_path):
+    path = saved(tmp_path, quantized="Q8_0")
     lm, tokenizer = load(str(path), "float32")
-    assert "gemma3: its weights are dequantised to float32" in str(lm.note) and tokenizer.eos_token == "<|end|>"
+    assert "gemma3: its weights are dequantized to float32" in str(lm.note) and tokenizer.eos_token == "<|end|>"
     assert lm.hf.lm_head.weight is lm.hf.model.embed_tokens.weight
     theirs = AutoModelForCausalLM.from_config(stock().config, attn_implementation="eager").eval()
     stored = gguf.read(path).tensors
     with torch.no_grad():
         for name, p in theirs.named_parameters():
             weights = stored[files.name_of(name, PARTS)].read()
-            p.copy_(weights.dequantised() if isinstance(weights, Packed) else weights - 1)
+            p.copy_(weights.dequantized() if isinstance(weights, Packed) else weights - 1)
     want = generate(lm, [IDS[0].tolist()], max_new_tokens=12, eos=())
     assert (
         theirs.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)[:, IDS.shape[1] :].tolist() == want

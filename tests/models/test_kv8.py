@@ -155,7 +155,7 @@ def test_it_is_another_target_to_records_and_the_same_one_to_drafters(folder, tm
         KINDS["medusa"].load(str(tmp_path / "drafter"), target)
 
 
-def test_with_quantised_weights_and_a_quantised_copy(folder):
+def test_with_quantized_weights_and_a_quantized_copy(folder):
     lm, rows, stats = load_lm(folder, "float32", "cpu", weights="int8", kv="int8"), tiny.prompts(70), Stats()
     drafter = build("quantspec", lm, gamma=3)
     assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)

@@ -65,7 +65,7 @@ def test_a_text_that_may_cross_the_border_is_long_from_its_start(lm):
     assert borders.plain(lm, EDGE) != borders.plain(always, EDGE)
 
 
-def test_a_row_does_not_depend_on_its_neighbours(lm):
+def test_a_row_does_not_depend_on_its_neighbors(lm):
     rows = [borders.plain(lm, n)[0] for n in SIDES["both"]]
     assert borders.plain(lm, *SIDES["both"]) == rows
 

@@ -149,7 +149,7 @@ def test_what_is_tried_is_not_refused(kind):
     [
         ({"alibi": torch.zeros(1)}, "passes alibi"),
         ({"is_causal": False}, "is_causal=False"),
-        ({"attention_mask": torch.zeros(1, 1, 2, 2)}, "a mask of its own"),
+        ({"attention_mask": torch.zeros(1, 1, 2, 2)}, "a custom mask"),
         ({"longdraft": None}, "does not pass its arguments on"),
     ],
 )

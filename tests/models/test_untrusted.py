@@ -54,7 +54,7 @@ def test_a_drafter_takes_the_same_way(tmp_path):
         SMALL_MODEL.load(str(tmp_path / "small"), target)
 
 
-def test_quantisations_that_can_be_undone_are():
+def test_quantizations_that_can_be_undone_are():
     """So that no kernels are fetched for them; those of a nested config too."""
     text = SimpleNamespace(quantization_config={"quant_method": "fp8"})
     whole = SimpleNamespace(
@@ -63,5 +63,5 @@ def test_quantisations_that_can_be_undone_are():
     assert neutral(whole).quantization_config == {"quant_method": "mxfp4", "x": 1, "dequantize": True}
     assert text.quantization_config["dequantize"] is True
     text.quantization_config = {"quant_method": "awq"}
-    with pytest.raises(InputError, match=r"quantised \(awq\)"):
+    with pytest.raises(InputError, match=r"quantized \(awq\)"):
         neutral(whole)

@@ -1,4 +1,4 @@
-"""--weights: a model whose linear layers are quantised on loading is a target of its own, decoded losslessly."""
+"""--weights: a model whose linear layers are quantized on loading is a target of its own, decoded losslessly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import InputError, Sampler, Stats, build, generate
 from longdraft.backends import packed_linear
-from longdraft.backends.packed_linear import PackedLinear, quantise_linears
+from longdraft.backends.packed_linear import PackedLinear, quantize_linears
 from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
@@ -22,7 +22,7 @@ from longdraft.models.alignment import LINE
 from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.ops import native
-from longdraft.ops.packed import Packed, quantised
+from longdraft.ops.packed import Packed, quantized
 
 KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
 
@@ -40,19 +40,19 @@ def packed(lm) -> dict[str, PackedLinear]:
 
 
 def same_numbers(kind: str):
-    """The tiny model with the numbers of its quantised form in plain linear layers, under Transformers' attention."""
+    """The tiny model with the numbers of its quantized form in plain linear layers, under Transformers' attention."""
     hf = tiny.stock("llama")
     head = hf.get_output_embeddings()
     for m in [m for m in hf.modules() if isinstance(m, torch.nn.Linear)]:
         bits = 8 if m is head else packed_linear.BITS[kind]
-        m.weight = torch.nn.Parameter(packed_linear.quantised(m.weight, bits).dequantised())
+        m.weight = torch.nn.Parameter(packed_linear.quantized(m.weight, bits).dequantized())
     return hf
 
 
 def test_a_drafter_unpacks_the_output_matrix_once(folder, monkeypatch):
-    """And it can be trained afterwards; the numbers stay those of the packed matrix."""
-    lm, made, good = load_lm(folder, "float32", "cpu", weights="int8"), [], Packed.dequantised
-    monkeypatch.setattr(Packed, "dequantised", lambda self: made.append(self.shape) or good(self))
+    """And it can be trained afterward; the numbers stay those of the packed matrix."""
+    lm, made, good = load_lm(folder, "float32", "cpu", weights="int8"), [], Packed.dequantized
+    monkeypatch.setattr(Packed, "dequantized", lambda self: made.append(self.shape) or good(self))
     state, head = torch.randn(2, 3, 64), lm.hf.get_output_embeddings()
     want = state @ good(head.packed).T
     with torch.inference_mode():
@@ -66,7 +66,7 @@ def test_a_drafter_unpacks_the_output_matrix_once(folder, monkeypatch):
 
 @KIND
 @torch.inference_mode()
-def test_the_target_is_the_quantised_model(folder, kind):
+def test_the_target_is_the_quantized_model(folder, kind):
     lm, [prompt] = load_lm(folder, "float32", "cpu", weights=kind), tiny.prompts(60)
     assert len(packed(lm)) == 3 * 7 + 1 and lm.weights == kind
     assert {m.bits for m in packed(lm).values()} == {8, packed_linear.BITS[kind]}
@@ -79,18 +79,18 @@ def test_the_target_is_the_quantised_model(folder, kind):
         lm.backend = backend
         found = lm(Tree.chain(ids), lm.new_cache(1, len(prompt)))[0]
         torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
-    assert (tiny.stock("llama")(ids).logits[0] - want).abs().max() > 0.01  # unquantised they are others
+    assert (tiny.stock("llama")(ids).logits[0] - want).abs().max() > 0.01  # unquantized they are others
 
 
 @pytest.mark.parametrize("method", ["vegas", "lookup"])
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
 def test_decoding_it_is_lossless(folder, method, sampler):
-    """Output equals its own plain decoding, which the unquantised model's is not."""
+    """Output equals its own plain decoding, which the unquantized model's is not."""
     lm, rows = load_lm(folder, "float32", "cpu", weights="int4"), tiny.prompts(70, 31)
     want = generate(lm, rows, max_new_tokens=32, sampler=sampler, seed=3)
     assert generate(lm, rows, build(method, lm), max_new_tokens=32, sampler=sampler, seed=3) == want
-    unquantised = load_lm(folder, "float32", "cpu")
-    assert generate(unquantised, rows, max_new_tokens=32, sampler=sampler, seed=3) != want
+    unquantized = load_lm(folder, "float32", "cpu")
+    assert generate(unquantized, rows, max_new_tokens=32, sampler=sampler, seed=3) != want
 
 
 class ApproximatePass(native.Pass):
@@ -138,11 +138,11 @@ def test_a_copy_of_no_fewer_bits_drafts_as_the_target_does(folder, kind):
     assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)
     assert stats.steps == 8  # every draft is accepted
     mine = {p.data_ptr() for p in lm.hf.parameters()}
-    assert {p.data_ptr() for p in lm.quantised(kind).hf.parameters()} == mine  # it takes no memory
+    assert {p.data_ptr() for p in lm.quantized(kind).hf.parameters()} == mine  # it takes no memory
 
 
-def test_one_layer_is_quantised_after_the_other(monkeypatch):
-    """When a layer is quantised, the weights of those before it are freed."""
+def test_one_layer_is_quantized_after_the_other(monkeypatch):
+    """When a layer is quantized, the weights of those before it are freed."""
     hf, seen = tiny.stock("llama"), []
 
     def watched(weight, bits):
@@ -150,9 +150,9 @@ def test_one_layer_is_quantised_after_the_other(monkeypatch):
         assert sum(ref() is not None for ref in seen) <= 2
         return original(weight, bits)
 
-    original = packed_linear.quantised
-    monkeypatch.setattr(packed_linear, "quantised", watched)
-    quantise_linears(hf, "int4")
+    original = packed_linear.quantized
+    monkeypatch.setattr(packed_linear, "quantized", watched)
+    quantize_linears(hf, "int4")
     assert len(seen) == 22
 
 
@@ -161,7 +161,7 @@ def test_layers_of_as_few_bits_stay(tmp_path):
     torch.manual_seed(0)
     files = {}
     for kind in ("Q4_0", "Q8_0"):
-        metadata, tensors = gguf_files.of_model(LlamaForCausalLM(config), quantised=kind, words=False)
+        metadata, tensors = gguf_files.of_model(LlamaForCausalLM(config), quantized=kind, words=False)
         (tmp_path / kind).mkdir()
         files[kind] = str(gguf_files.write(tmp_path / kind / "model.gguf", metadata, tensors))
     for kind, weights, bits, same in (("Q4_0", "int8", 4, True), ("Q8_0", "int4", 4, False), ("Q8_0", "int8", 8, True)):
@@ -177,20 +177,20 @@ def test_an_unknown_kind_is_refused(folder, text):
         load_lm(folder, "float32", "cpu", weights=text)
 
 
-def test_a_model_without_layers_to_quantise_is_refused(tmp_path):
+def test_a_model_without_layers_to_quantize_is_refused(tmp_path):
     sizes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
     LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)).save_pretrained(tmp_path / "odd")
-    with pytest.raises(InputError, match="no layer of this llama can be quantised"):
+    with pytest.raises(InputError, match="no layer of this llama can be quantized"):
         load_lm(str(tmp_path / "odd"), "float32", "cpu", weights="int4")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_single_entries_are_those_of_the_whole_matrix(bits):
-    packed = quantised(torch.randn(5, 96), bits)
-    assert torch.equal(packed.entries(torch.arange(480)), packed.dequantised().flatten())
+    packed = quantized(torch.randn(5, 96), bits)
+    assert torch.equal(packed.entries(torch.arange(480)), packed.dequantized().flatten())
 
 
-def test_drafters_know_the_model_whether_quantised_or_not(folder, tmp_path):
+def test_drafters_know_the_model_whether_quantized_or_not(folder, tmp_path):
     plain, four, eight = (load_lm(folder, "float32", "cpu", weights=w) for w in (None, "int4", "int8"))
     prints = [fingerprint(lm) for lm in (plain, four, eight)]
     assert len({p["digest"] for p in prints}) == 3 and "weights" not in prints[0]
@@ -233,30 +233,30 @@ def test_trained_drafters_beside_the_model_are_used(cli):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e7])
-def test_weights_of_any_size_are_quantised_to_the_nearest_code(bits, size):
+def test_weights_of_any_size_are_quantized_to_the_nearest_code(bits, size):
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(bits)) * size
     weight[0, :32] = 0
-    packed = quantised(weight, bits)
+    packed = quantized(weight, bits)
     assert packed.scales.parts["scale"].dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
     step = packed.scales.numbers()[0].repeat_interleave(32, 1)
-    assert ((packed.dequantised() - weight).abs() <= 0.51 * step).all()
-    assert torch.equal(packed.dequantised()[0, :32], weight[0, :32])
+    assert ((packed.dequantized() - weight).abs() <= 0.51 * step).all()
+    assert torch.equal(packed.dequantized()[0, :32], weight[0, :32])
 
 
-def test_subclasses_of_linear_are_quantised_if_they_compute_what_linear_does(monkeypatch):
+def test_subclasses_of_linear_are_quantized_if_they_compute_what_linear_does(monkeypatch):
     """Falcon's do; PhiMoE's routers return several tensors, and packing them would be noticed."""
     falcon, ids = tiny_models.build(tiny_models.config("falcon")), torch.arange(3, 12)[None]
     logits = falcon(ids).logits
-    quantise_linears(falcon, "int8")
+    quantize_linears(falcon, "int8")
     assert isinstance(falcon.transformer.h[0].self_attention.dense, PackedLinear)
     assert (falcon(ids).logits - logits).abs().max() < 0.05 * logits.abs().max()
     phimoe = tiny_models.build(tiny_models.config("phimoe"))
     routers = [name for name, m in phimoe.named_modules() if type(m).__name__ == "PhimoeTopKRouter"]
     assert routers
-    quantise_linears(phimoe, "int8")
+    quantize_linears(phimoe, "int8")
     assert not any(isinstance(phimoe.get_submodule(name), PackedLinear) for name in routers)
     phimoe(ids)
     monkeypatch.setattr(packed_linear, "_is_linear", lambda module: True)
-    quantise_linears(phimoe, "int8")
+    quantize_linears(phimoe, "int8")
     with pytest.raises((ValueError, TypeError)):
         phimoe(ids)

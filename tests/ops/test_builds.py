@@ -59,6 +59,22 @@ def test_any_processor_can_run_the_probe():
     assert probe.longdraft_runs(b"_neon") == 0
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("saved", "lacks"), [("0x2", 2), ("~0", 0)])
+def test_the_probe_says_whether_the_system_is_to_blame(saved, lacks, tmp_path):
+    """Here the system saves SSE's registers alone, or all: what the processor offers is lacking or not."""
+    code = (
+        (SOURCES / "probe.cpp").read_text().replace("static_cast<uint64_t>(high) << 32 | low;", f"uint64_t({saved});")
+    )
+    assert saved in code
+    (tmp_path / "probe.cpp").write_text(code)
+    words = ["g++", "-shared", "-fPIC", "-o", str(tmp_path / "probe.so"), str(tmp_path / "probe.cpp")]
+    subprocess.run(words, check=True)
+    probe = ctypes.CDLL(str(tmp_path / "probe.so"))
+    for kind in ("_avx2", "_avx512"):
+        assert probe.longdraft_lacks(kind.encode()) == (lacks if native.runs(kind) else 1)
+
+
 def test_a_smaller_processor_gets_the_smaller_build(monkeypatch):
     monkeypatch.setenv("LONGDRAFT_CPU", "haswell")
     assert native.library() is native.opened("_avx2")[0] is not None

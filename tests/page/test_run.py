@@ -22,7 +22,7 @@ def test_a_run_shows_every_token_and_the_figures_of_the_trace(visit, server):
     lines = page.evaluate(
         "[...document.querySelectorAll('#legend .t')].map(x => getComputedStyle(x).borderBottomStyle)"
     )
-    assert len(set(lines[:2])) == 2  # who drafted can be told without colours
+    assert len(set(lines[:2])) == 2  # who drafted can be told without colors
 
 
 def test_tokens_appear_while_the_run_goes_on(visit, server):

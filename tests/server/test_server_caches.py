@@ -81,7 +81,7 @@ def unbounded(self: Recent, tokens: list[int]) -> None:
 
 @read_in_any_parts
 def test_the_prefix_cache_never_has_more_than_its_room():
-    """Blocks were added first and dropped afterwards (found here)."""
+    """Blocks were added first and dropped afterward (found here)."""
     lm = loaded()[0]
     prefixes, most = PrefixCache(512), 0
     add = type(prefixes._blocks).__setitem__

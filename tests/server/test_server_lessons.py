@@ -128,7 +128,7 @@ def test_requests_bring_no_templates(http, field, path):
 
 @pytest.mark.parametrize("field", ["prompt_embeds", "input_embeds", "image_embeds"])
 def test_requests_bring_no_tensors(http, field):
-    """CVE-2025-62164 (vLLM read a serialised tensor from a request)."""
+    """CVE-2025-62164 (vLLM read a serialized tensor from a request)."""
     for value in ("gAJjdG9yY2g=", [[0.5]], None):
         content = json.dumps(asked() | {field: value})
         found = http.post("/v1/completions", content=content, headers=JSON)

@@ -1,4 +1,4 @@
-"""The server under load: overload, clients that leave, failures, signals; and that nothing is left afterwards."""
+"""The server under load: overload, clients that leave, failures, signals; and that nothing is left afterward."""
 
 from __future__ import annotations
 

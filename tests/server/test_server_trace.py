@@ -26,7 +26,7 @@ ASKED = {"document": TEXT * 3, "prompt": "What is this?", "method": "vegas", "ma
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     if native.library() is not None:
-        loaded()[0].quantised("int8")  # as a server has that runs `auto`
+        loaded()[0].quantized("int8")  # as a server has that runs `auto`
     with serving("lookup", session={"slots": 2048}) as found:
         yield found
 

@@ -157,7 +157,7 @@ def sees_sibling(mp: MonkeyPatch) -> None:
 
 
 def keep_shifted(mp: MonkeyPatch) -> None:
-    """The last kept node's slot comes from its neighbour: an off-by-one in the compaction."""
+    """The last kept node's slot comes from its neighbor: an off-by-one in the compaction."""
     good = KVCache.keep
 
     def keep(self, path, count):
@@ -323,16 +323,16 @@ def late_end(mp: MonkeyPatch) -> None:
 
 
 def frozen_penalty(mp: MonkeyPatch) -> None:
-    """Every node is penalised for what was said before the root, none for its own path."""
-    good = Sampler._penalised
+    """Every node is penalized for what was said before the root, none for its own path."""
+    good = Sampler._penalized
 
-    def penalised(self, logits, tree, rows, start):
+    def penalized(self, logits, tree, rows, start):
         alone = torch.eye(tree.size, dtype=torch.bool).expand_as(tree.mask).clone()
         alone[:, :, 1:] = False
         alone[:, :, 0] = True
         return good(self, logits, replace(tree, depth=torch.zeros_like(tree.depth), mask=alone), rows, start)
 
-    mp.setattr(Sampler, "_penalised", penalised)
+    mp.setattr(Sampler, "_penalized", penalized)
 
 
 # Randomness ----------------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def features_of_all_nodes(mp: MonkeyPatch) -> None:
     mp.setattr(DFlash, "update", update)
 
 
-def favoured(mp: MonkeyPatch) -> None:
+def favored(mp: MonkeyPatch) -> None:
     """A pass that verifies drafts adds 0.2 to the logits of what was drafted: it is chosen in that very pass."""
     good = LM.__call__
 

@@ -157,7 +157,7 @@ class Toy(Drafter):
 
 
 def toy_sequences(rows: int, limit: int, sampler: Sampler, seed: int = 0) -> Sequences:
-    """Many rows that differ in their seeds alone, which are neighbours: every one starts from token 0."""
+    """Many rows that differ in their seeds alone, which are neighbors: every one starts from token 0."""
     found = Sequences.of([[0]] * rows, limit, KVCache(rows, 1), sampler)
     found.seed = seed + torch.arange(rows)
     return found
@@ -259,11 +259,11 @@ def check_noise_is_pure() -> None:
 
 
 def check_draws_are_independent() -> None:
-    """Draws of neighbouring rows and positions from one law, jointly: each token has its own noise."""
+    """Draws of neighboring rows and positions from one law, jointly: each token has its own noise."""
     even, rows = torch.zeros(4, 4), torch.arange(3000)
     found = run_toy(verify.match, Drafter(), even, SAMPLERS["T=1"], 3000, 3)  # seeds of rows are mixed
     seeds = noise.gumbel(rows, torch.tensor([[1, 2, 3]]).expand(3000, 3), 4).argmax(-1)
     pairs = [(found[:, 0], found[:, 1]), (found[:-1], found[1:])]
     pairs += [(x[:-1, 1:], x[1:, :-1]) for x in (found, seeds)]  # row or seed b at position p+1, b+1 at p
     for x, y in pairs:
-        check_counts(torch.bincount((x * 4 + y).flatten(), minlength=16), torch.ones(16), "neighbouring draws")
+        check_counts(torch.bincount((x * 4 + y).flatten(), minlength=16), torch.ones(16), "neighboring draws")

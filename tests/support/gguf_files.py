@@ -25,7 +25,7 @@ SIZES |= {"Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 
 SIZES |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "Q2_K": (256, 84), "Q3_K": (256, 110)}
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where scales are; others: 0
 HALVES |= {"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
-QUANTISED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
+QUANTIZED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
 
 
 def text(value: str) -> bytes:
@@ -200,8 +200,8 @@ def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
     return f"blk.{layer}.{parts[part]}.{leaf}"
 
 
-def of_model(hf, kind: str = "F32", quantised: str | None = None, words: bool = True) -> tuple[dict, dict]:
-    """(metadata, tensors) of a Transformers model; `quantised` stores matrices as random blocks of that type instead.
+def of_model(hf, kind: str = "F32", quantized: str | None = None, words: bool = True) -> tuple[dict, dict]:
+    """(metadata, tensors) of a Transformers model; `quantized` stores matrices as random blocks of that type instead.
 
     As converters do, rows of queries and keys of a llama are stored with rotated pairs beside each other.
     """
@@ -212,9 +212,9 @@ def of_model(hf, kind: str = "F32", quantised: str | None = None, words: bool = 
         if arch == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             heads = c.num_attention_heads if ".attn_q." in stored else c.num_key_value_heads
             x = x.view(heads, 2, c.head_dim // 2, -1).transpose(1, 2).reshape(x.shape)
-        if quantised and x.dim() == 2:
-            scale = 0.0004 if SIZES[quantised][0] == 256 else 0.002 if quantised in ("Q8_0", "IQ4_NL") else 0.02
-            tensors[stored] = (quantised, tuple(x.shape), blocks(quantised, tuple(x.shape), len(tensors), scale))
+        if quantized and x.dim() == 2:
+            scale = 0.0004 if SIZES[quantized][0] == 256 else 0.002 if quantized in ("Q8_0", "IQ4_NL") else 0.02
+            tensors[stored] = (quantized, tuple(x.shape), blocks(quantized, tuple(x.shape), len(tensors), scale))
         else:
             tensors[stored] = (
                 kind if x.dim() == 2 else "F32",

@@ -97,7 +97,7 @@ def recurrent(capability: int, name: str) -> None:
     types |= {} if delta else {"v": FLOAT}  # inputs times their time steps
     k, v = torch.empty(1, groups, N, device="meta"), torch.empty(1, heads, P, device="meta")
     gate = torch.empty(1, heads, *[N] * channels, device="meta")
-    terms = Terms(k, v, gate, gate if delta else None, normalised=delta)
+    terms = Terms(k, v, gate, gate if delta else None, normalized=delta)
     build(scan_kernels.scan_steps, capability, 4, types, scans.sizes(terms))
 
 

@@ -21,7 +21,7 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 6},
-        "kind": {"enum": ["red", "green", "grey"]},
+        "kind": {"enum": ["red", "green", "gray"]},
         "size": {"type": "integer", "minimum": 0, "maximum": 999},
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 3},
     },
@@ -55,7 +55,7 @@ def grammar(kind: str = "schema") -> Grammar:
     if kind == "regex":
         return made.regex("([a-m]{2,5}-)+end")
     if kind == "choice":
-        return made.choice(["red", "green", "grey"])
+        return made.choice(["red", "green", "gray"])
     return made.grammar('start: "(" start ")" | /[ab]+/')
 
 

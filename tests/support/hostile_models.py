@@ -113,11 +113,11 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
     ),
     "bitsandbytes": (
         [config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})],
-        "quantised (bitsandbytes)",
+        "quantized (bitsandbytes)",
     ),
-    "gptq": ([config(quantization_config={"quant_method": "gptq", "bits": 4})], "quantised (gptq)"),
-    "an unknown quantisation": ([config(quantization_config={"quant_method": "evil"})], "quantised (evil)"),
-    "an odd quantisation": ([config(quantization_config=[1])], "cannot load"),
+    "gptq": ([config(quantization_config={"quant_method": "gptq", "bits": 4})], "quantized (gptq)"),
+    "an unknown quantization": ([config(quantization_config={"quant_method": "evil"})], "quantized (evil)"),
+    "an odd quantization": ([config(quantization_config=[1])], "cannot load"),
     "weights above": ([shards("../../x.safetensors")], "may only name *.safetensors files in the model's own folder"),
     "weights at the root": (
         [shards("/tmp/x.safetensors")],

@@ -140,7 +140,7 @@ def case(*values, id: str, daily: bool):
 
 
 def each_method_on(*models: str, first: Collection[str] = DAILY) -> pytest.MarkDecorator:
-    """Parametrised by the product of these models and all methods; `first` are those of `make test` on models[0]."""
+    """Parametrized by the product of these models and all methods; `first` are those of `make test` on models[0]."""
     daily = {models[0]: first}
     cases = [case(m, name, id=f"{m}-{name}", daily=name in daily.get(m, THREE)) for m, name in product(models, BUILD)]
     return pytest.mark.parametrize("model,method", cases)

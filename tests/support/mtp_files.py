@@ -44,7 +44,7 @@ class Family:
     hidden_first: bool = False
     raw: bool = False  # reads the target's states before its final norm
     window: int | None = None
-    centred: bool = False  # a norm's weights are stored as their difference from 1
+    centered: bool = False  # a norm's weights are stored as their difference from 1
 
 
 def _base(count: int, **options: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _qwen3_5(count: int) -> Any:
 
 def _qwen(config: Callable[[int], Any]) -> Family:
     names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-    return Family(config, lambda i: f"mtp.layers.{i}.", lambda i: [f"mtp.{n}.weight" for n in names], centred=True)
+    return Family(config, lambda i: f"mtp.layers.{i}.", lambda i: [f"mtp.{n}.weight" for n in names], centered=True)
 
 
 NEXTN = partial(Family, at=lambda i: f"model.layers.{BODY + i}.", own=_behind("enorm hnorm eh_proj shared_head.norm"))
@@ -175,7 +175,7 @@ def plain_layer(made: Made, family: str, i: int, features: Tensor, tokens: Tenso
     """The output [N,d] of MTP layer i for pairs i, i+1, ... of features [N,d] with tokens [N]: no cache, no ring."""
     facts, config, body = FAMILIES[family], made.donor.config, made.donor.model
     (norm_token, norm_feature, fuse, norm_out), eps = made.joints[i], config.rms_norm_eps
-    norm_token, norm_feature, norm_out = (w + facts.centred for w in (norm_token, norm_feature, norm_out))
+    norm_token, norm_feature, norm_out = (w + facts.centered for w in (norm_token, norm_feature, norm_out))
     parts = [normed(body.embed_tokens(tokens), norm_token, eps), normed(features, norm_feature, eps)]
     x = (torch.cat(parts[::-1] if facts.hidden_first else parts, -1) @ fuse.T)[None]
     place = torch.arange(len(tokens))[None] + 1 + i

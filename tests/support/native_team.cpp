@@ -98,7 +98,7 @@ static void team() {
         const double contended = s.passes(4000, 50);
         require(all == 1 ? contended == 1 : contended < all - 0.9, "one thread fewer computes where one is missing");
         s.passes(400, 0);  // two seconds: the longest pause is over
-        require(s.passes(400, 0) == all && (all == 1 || s.last == all), "all threads compute again afterwards");
+        require(s.passes(400, 0) == all && (all == 1 || s.last == all), "all threads compute again afterward");
         require(all == 1 ? s.changes == 0 : s.changes % 2 == 0, "every change is reported");
     }
     Simulation other;

@@ -37,7 +37,7 @@ match_law = partial(check_law, "match", widths=(3, 6), limit=3, vocab=4)
 chain = partial(check_lossless, full_view, "llama", SAMPLERS["T=1"])
 tree = partial(check_lossless, vegas_tree, "gpt-oss", SAMPLERS["T=1"], (70, 31, 90))
 near = partial(check_lossless, vegas_tree, "llama", SAMPLERS["greedy"], (70, 31, 90), 24)
-penalised = partial(check_lossless, full_view, "mistral-window", PENALTY, (70, 31, 90), 24)
+penalized = partial(check_lossless, full_view, "mistral-window", PENALTY, (70, 31, 90), 24)
 levels = partial(check_lossless, triforce, "llama", SAMPLERS["T=1"], (70, 31, 90), 24)
 
 
@@ -54,7 +54,7 @@ PLANTED = {
     "q forced to 1": (reject_plant("q forced to 1"), tree_law),
     "q keeps a refused token": (reject_plant("q keeps a refused token"), tree_law),
     "ratio test of a child that is no draw": (reject_plant("tests a child that is no draw"), narrow_law),
-    "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, penalised),
+    "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, penalized),
     "position off by one": (broken.wrong_position, chain),
     "position off by one v stock": (broken.wrong_position, partial(structure.check_tree_pass, "llama")),
     "a node sees its sibling": (broken.sees_sibling, tree),
@@ -76,14 +76,14 @@ PLANTED = {
     "an MTP ring keeps refused drafts": (broken.refused_pairs_stay, check_ring),
     "an accepted token's feature is lost": (broken.lost_features, check_ring),
     "drafts near the best are accepted": (plant_verifier("match", broken.lenient), near),
-    "drafts are favoured by a little": (broken.favoured, near),
+    "drafts are favored by a little": (broken.favored, near),
     "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain),
     "the drafter zeroes slots of the prompt once": (broken.zeroed_once, chain),
     "the drafter turns the prompt's keys": (broken.turned_prompt, chain),
     "the drafter changes the rows' seeds": (broken.other_seeds, chain),
     "the drafter changes the sampler": (broken.other_sampler, chain),
     "the drafter changes the end tokens": (broken.other_ends, chain),
-    "the drafter edits the rows' tokens": (broken.other_tokens, penalised),
+    "the drafter edits the rows' tokens": (broken.other_tokens, penalized),
     "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
     "one noise for every depth of a block": (broken.noise_of_one_depth, checks.check_best_path),
     "a block reads features of refused nodes": (broken.features_of_all_nodes, check_feature_ring),

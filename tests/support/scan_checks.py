@@ -25,7 +25,7 @@ KEPT = (0, 1)  # tokens
 KINDS = [(True, True, False, 20, 12), (True, False, True, 8, 24), (False, False, False, 16, 17)]
 
 
-def terms_of(delta: bool, normalised: bool, channels: bool, N: int, P: int, kind=torch.float32, seed: int = 0) -> Terms:
+def terms_of(delta: bool, normalized: bool, channels: bool, N: int, P: int, kind=torch.float32, seed: int = 0) -> Terms:
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -34,7 +34,7 @@ def terms_of(delta: bool, normalised: bool, channels: bool, N: int, P: int, kind
     wide = draw(TOKENS - KNOWN, 3, 2, N).to(kind)  # queries are a part of a wider tensor, as models split them
     gate = -draw(TOKENS, 4, N).abs() if channels else -draw(TOKENS, 4).abs()
     k, v, beta = draw(TOKENS, 2, N).to(kind), draw(TOKENS, 4, P).to(kind), draw(TOKENS, 4).sigmoid()
-    return Terms(k, v, gate, beta if delta else None, wide[:, 1], N**-0.5, normalised)
+    return Terms(k, v, gate, beta if delta else None, wide[:, 1], N**-0.5, normalized)
 
 
 def near(computed: Tensor, wanted: Tensor) -> None:

@@ -35,7 +35,7 @@ def session(model: str, drafter: Drafter | None = None, batch: int = 3, sampler:
 
 
 class Ends:
-    """All events of a session: texts so far, how each request ended, and that none ends twice or goes on afterwards."""
+    """All events of a session: texts so far, how each request ended, and that none ends twice or goes on afterward."""
 
     def __init__(self) -> None:
         self.texts: dict[int, list[int]] = {}

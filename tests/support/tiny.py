@@ -26,7 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from longdraft.backends.packed_linear import quantise_linears, round_inputs
+from longdraft.backends.packed_linear import quantize_linears, round_inputs
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import Glide, random_glide
@@ -133,7 +133,7 @@ def target(name: str) -> LM:
     plain = stored.removesuffix("-kv8")
     hf = stock(plain, dtype=torch.float32 if wide == name else torch.bfloat16)
     if stored != wide:
-        quantise_linears(hf, "int4")
+        quantize_linears(hf, "int4")
         round_inputs(hf)
     lm = LM(hf, name, kv=None if plain == stored else "int8", activations=None if stored == wide else "int8")
     if plain.endswith("-torch"):

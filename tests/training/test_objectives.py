@@ -217,13 +217,13 @@ def test_the_loss_falls_and_only_the_module_learns(kind):
     lm = tiny.target("llama")
     learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, 41, seed=5))
     before = [p.clone() for p in lm.hf.parameters()]
-    optimiser = torch.optim.AdamW(learns.module.parameters(), 0.003)
+    optimizer = torch.optim.AdamW(learns.module.parameters(), 0.003)
     losses = []
     for _ in range(25):
         loss = learns.loss(tokens, np.random.default_rng(1))
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
     assert all(torch.equal(a, b) for a, b in zip(before, lm.hf.parameters(), strict=True))

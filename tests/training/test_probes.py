@@ -14,7 +14,7 @@ from longdraft.training import guide, observed, probes, rows, target, trainer
 
 def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
     model = target.build(vocab=64, layers=3, hidden=32, heads=2, mlp=32, positions=64, seed=0)
-    made = trainer.optimisers(model, 0.02, 0.01)
+    made = trainer.optimizers(model, 0.02, 0.01)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 64, (4, 12), generator=generator).repeat(1, 2)
     sources = torch.full_like(tokens, rows.IGNORE)
@@ -28,9 +28,9 @@ def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
         plain, extra = guide.guided(model, lambda: target.loss(model, tokens, tokens, False), sources)
         history.append((plain.item(), extra.item()))
         extra.backward()
-        for optimiser in made:
-            optimiser.step()
-            optimiser.zero_grad()
+        for optimizer in made:
+            optimizer.step()
+            optimizer.zero_grad()
     assert history[0][0] == pytest.approx(alone, rel=1e-5) and 1.5 < history[0][1] < 3.5
     assert history[-1][1] < 0.5 * history[0][1]
     assert model.config._attn_implementation == "sdpa" and not observed._observers

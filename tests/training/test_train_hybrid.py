@@ -67,7 +67,7 @@ def test_the_attention_of_a_hybrid_is_guided_to_what_it_copies():
     row[:, 13:] = row[:, 1:13]
     sources = torch.full_like(row, rows.IGNORE)
     sources[:, 14:] = torch.arange(2, 13)
-    made, history = trainer.optimisers(model, 0.02, 0.01), []
+    made, history = trainer.optimizers(model, 0.02, 0.01), []
     for _ in range(30):
         _, extra = guide.guided(model, lambda: target.loss(model, row, row, False), sources)
         history.append(extra.item())
@@ -82,7 +82,7 @@ def test_the_attention_of_a_hybrid_is_guided_to_what_it_copies():
 
 def test_it_learns():
     model, row = built(), tokens()[:1, :33]
-    made = trainer.optimisers(model, 0.02, 0.01)
+    made = trainer.optimizers(model, 0.02, 0.01)
     for _ in range(20):
         loss = target.loss(model, row, row, True)
         loss.backward()

@@ -123,7 +123,7 @@ def test_snapkv_keeps_what_the_window_voted_for(model, min_budget):
                 pooled = torch.tensor([sum(votes[i : i + 5]) / 5 for i in range(n - window)])
                 assert len(found) == budget - window
                 others = sorted(set(range(n - window)) - set(found))
-                assert pooled[found].min() >= pooled[others].max() - 1e-5  # neighbours share votes, so ties are common
+                assert pooled[found].min() >= pooled[others].max() - 1e-5  # neighbors share votes, so ties are common
 
 
 def every_row(model: LM, tokens: torch.Tensor, cache: KVCache, slots: int) -> dict[int, torch.Tensor]:

@@ -60,7 +60,7 @@ def decode(
     plugin: Any, machine: Machine, context: list[int], right: Any = 0.95, steps: int = STEPS, pace: Any = None, **o: Any
 ) -> tuple[float, Any, list[int]]:
     """A batch by vegas -> how many times as fast as plain decoding, its pace, and the depth of each step."""
-    given = {"every": None, "guided": True, "fixed": False} | o
+    given = {"every": None, "guided": True} | o
     pace = pace or plugin["paced_views"].PacedViews(0.95, MOST, **given)
     pace.pace.clock = lambda: machine.now
     row = plugin["pace"].Row
@@ -188,7 +188,7 @@ def test_only_a_watched_pass_is_drafted_from(plugin):
             watched.append(before or not plan.depth)
             return plan
 
-    pace = Watching(0.95, MOST, every=None, guided=True, fixed=False)
+    pace = Watching(0.95, MOST, every=None, guided=True)
     decode(plugin, fresh(PAYS["long"][0]), [8000], pace=pace)
     assert all(watched)
 
@@ -203,11 +203,10 @@ def test_steps_that_others_disturb_are_not_measured(plugin):
         pace.ended(rows, 0)
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_every_process_does_what_the_first_has_found(plugin, monkeypatch, fixed):
+def test_every_process_does_what_the_first_has_found(plugin, monkeypatch):
     """Processes whose clocks differ: the second one drafts as the first says, whatever it would have done."""
     monkeypatch.setattr(plugin["paced_views"], "agree", lambda x: (3, 2, True))
-    _, pace, depths = decode(plugin, fresh(LOSES["dear"][0]), LOSES["dear"][1], fixed=fixed)
+    _, pace, depths = decode(plugin, fresh(LOSES["dear"][0]), LOSES["dear"][1])
     assert set(depths) == {3} and pace.plan.every == 2
 
 

@@ -1,13 +1,18 @@
-"""Everything of vLLM's inside that the plugin relies on, in one list, checked against the vLLM that is installed."""
+"""Everything of vLLM's inside that the plugin relies on, in one list, checked against the source of a vLLM.
+
+`python -m longdraft_vllm.contract FOLDER` prints where the vLLM in this folder differs, one line each.
+"""
 
 from __future__ import annotations
 
-import inspect
-import re
-from dataclasses import dataclass, fields, is_dataclass
+import logging
+import sys
+from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+from longdraft_vllm.source import Missing, Source, installed
 
 
 class Mismatch(RuntimeError):
@@ -21,10 +26,10 @@ class Takes:
     where: str
     names: str
 
-    def problem(self) -> str | None:
-        found = list(inspect.signature(get(self.where)).parameters)
-        missing = [name for name in self.names.split() if name not in found]
-        return f"{self.where} takes ({', '.join(found)}) but not {', '.join(missing)}" if missing else None
+    def problem(self, source: Source) -> str | None:
+        taken = source.parameters(source.get(self.where))
+        missing = [name for name in self.names.split() if name not in taken]
+        return f"{self.where} takes ({', '.join(taken)}) but not {', '.join(missing)}" if missing else None
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,9 @@ class Sets:
     where: str
     names: str
 
-    def problem(self) -> str | None:
-        kind = get(self.where)
-        text = "".join(inspect.getsource(c) for c in kind.__mro__ if c.__module__.startswith("vllm"))
-        declared = {f.name for f in fields(kind)} if is_dataclass(kind) else set()
-        missing = [
-            name
-            for name in self.names.split()
-            if not (name in declared or hasattr(kind, name) or re.search(rf"\bself\.{name}\b\s*[:=,]", text))
-        ]
+    def problem(self, source: Source) -> str | None:
+        known = source.attributes(source.get(self.where))
+        missing = [name for name in self.names.split() if name not in known]
         return f"{self.where} has no {', '.join(missing)}" if missing else None
 
 
@@ -53,8 +52,8 @@ class Calls:
     where: str
     text: str
 
-    def problem(self) -> str | None:
-        found = " ".join(inspect.getsource(get(self.where)).split())
+    def problem(self, source: Source) -> str | None:
+        found = source.code(source.get(self.where))
         return None if self.text in found else f"{self.where} no longer contains '{self.text}'"
 
 
@@ -62,6 +61,9 @@ RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 RUNNER2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
+SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
+REJECTION2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler"
+APPLIED = "logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids"
 CONFIG = "vllm.config"
 CONTRACT: dict[str, list[Any]] = {
     "registration": [
@@ -153,21 +155,50 @@ CONTRACT: dict[str, list[Any]] = {
     ],
     "v2 registration": [
         Calls(f"{CONFIG}:VllmConfig._get_v2_model_runner_unsupported_features", "speculative method '{"),
-        Takes("vllm.v1.worker.gpu.spec_decode:init_speculator", "vllm_config device req_states"),
+        Takes("vllm.v1.worker.worker_base:WorkerBase", "vllm_config"),
+        Sets("vllm.v1.worker.worker_base:WorkerBase", "vllm_config"),
     ],
     "v2": [
+        Takes("vllm.v1.worker.gpu.spec_decode:init_speculator", "vllm_config device req_states"),
+        Takes("vllm.v1.worker.gpu.model_states:init_model_state", "vllm_config model encoder_cache device"),
         Calls(f"{RUNNER2}.__init__", "init_speculator( self.vllm_config"),
+        Calls(f"{RUNNER2}.load_model", "custom = self.model_state.custom_sampler(self.sampler)"),
         Calls(f"{RUNNER2}.sample", "self.speculator.draft_logits"),
         Calls(f"{RUNNER2}.sample_tokens", "self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens"),
+        Calls(f"{RUNNER2}.take_draft_token_ids", "return self.draft_tokens_handler.get_draft_tokens()"),
+        Takes("vllm.v1.outputs:DraftTokenIds", "req_ids draft_token_ids"),
         Takes(
             f"{SPECULATOR}:BaseSpeculator.propose",
-            "input_batch num_sampled num_rejected last_sampled dummy_run",
+            "input_batch num_sampled num_rejected last_sampled dummy_run num_speculative_tokens",
         ),
-        Takes(f"{RUNNER2}.take_draft_token_ids", "self"),
-        Sets("vllm.v1.outputs:DraftTokenIds", "req_ids draft_token_ids"),
-        Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "idx_mapping"),
+        Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "idx_mapping req_ids"),
         Sets("vllm.v1.worker.gpu.states:RequestState", "all_token_ids total_len last_sampled_tokens"),
         Sets("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "gpu"),
+        Sets(SAMPLER, "req_states"),
+    ],
+    "v2 recycle": [
+        Takes(f"{SAMPLER}.apply_sampling_params", APPLIED),
+        Calls(f"{SAMPLER}.sample", "self.apply_sampling_params( logits, expanded_idx_mapping, idx_mapping,"),
+        Calls(
+            f"{REJECTION2}._verify", "self.sampler.apply_sampling_params( logits, expanded_idx_mapping, idx_mapping,"
+        ),
+        Sets("vllm.v1.worker.gpu.states:RequestState", "req_id_to_index index_to_req_id prefill_len"),
+        Sets(f"{CONFIG}:ParallelConfig", "enable_batch_sharded_sampling"),
+    ],
+    "v2 keyed": [
+        Takes(f"{SAMPLER}.sample", "logits expanded_idx_mapping idx_mapping idx_mapping_np pos"),
+        Calls(f"{SAMPLER}.__call__", "self.sample( logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos,"),
+        Takes(REJECTION2, "sampler spec_config device"),
+        Takes(
+            f"{REJECTION2}._verify",
+            "logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np expanded_idx_mapping"
+            " expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled",
+        ),
+        Calls(f"{REJECTION2}._verify", "return processed_logits, sampled, num_sampled"),
+        Sets(SAMPLER, "sampling_states"),
+        Sets("vllm.v1.worker.gpu.sample.states:SamplingStates", "seeds seeds_set temperature top_k top_p vocab_size"),
+        Takes("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "logits k p"),
+        Sets("vllm.v1.worker.gpu.states:RequestState", "req_id_to_index"),
     ],
     "v2 self-draft": [
         Calls(f"{RUNNER2}.load_model", "self.speculator.load_model(self.model)"),
@@ -192,26 +223,55 @@ CONTRACT: dict[str, list[Any]] = {
 }
 
 
-def get(where: str) -> Any:
-    """The object at "module:path". Raises Mismatch."""
-    module, _, path = where.partition(":")
-    try:
-        found = import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as problem:
-        raise Mismatch(f"vLLM has no {where} ({problem})") from None
+def problems(part: str, source: Source) -> list[str]:
+    """What of a part's list this vLLM does not have, each in one line."""
+    found = []
+    for term in CONTRACT[part]:
+        try:
+            problem = term.problem(source)
+        except Missing as missing:
+            problem = f"vLLM has no {term.where}" + ("" if str(missing) == term.where else f" ({missing})")
+        found += [problem] if problem else []
     return found
 
 
 @cache
 def check(part: str) -> None:
     """Raise Mismatch, in one line that names what changed, unless all that a part relies on is there."""
-    for term in CONTRACT[part]:
-        problem = term.problem()
-        if problem is not None:
-            raise Mismatch(f"longdraft-vllm does not fit vLLM {version()}: {problem}")
+    try:
+        source = installed()
+    except Missing as missing:
+        raise Mismatch(str(missing)) from None
+    for problem in problems(part, source):
+        raise Mismatch(f"longdraft-vllm does not fit vLLM {source.version()}: {problem}")
 
 
-def version() -> str:
-    return str(getattr(import_module("vllm"), "__version__", "(unknown version)"))
+@cache
+def fits(*parts: str) -> bool:
+    """Whether all that these parts rely on is there; if not, what is missing is logged once."""
+    try:
+        for part in parts:
+            check(part)
+    except Mismatch as problem:
+        logging.getLogger("vllm.longdraft").warning("%s", problem)
+        return False
+    return True
+
+
+def main(words: list[str]) -> int:
+    """Print the differences of the vLLM in a folder -> 1 if there are any, 2 if there is no vLLM."""
+    if len(words) != 1:
+        print("usage: python -m longdraft_vllm.contract FOLDER (which contains the package vllm)", file=sys.stderr)
+        return 2
+    try:
+        source = Source(Path(words[0]))
+    except Missing as missing:
+        print(missing, file=sys.stderr)
+        return 2
+    found = [f"{part}: {problem}" for part in CONTRACT for problem in problems(part, source)]
+    print("\n".join(found or [f"vLLM {source.version()} has all that longdraft-vllm relies on"]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,8 +20,8 @@ class Offered:
     """A method that vLLM can be given, as the class of this name.
 
     method: longdraft's name for it. module: where the class is. drafts_from: "text" is what vLLM gives to every
-    proposer; for "logits" of the target it needs a worker of the plugin's own; if the "target" itself drafts, a
-    scheduler that reserves slots, too. usual: how often a drafted token is accepted, before anything is known.
+    proposer; for "logits" of the target, vLLM's older runner needs a worker of the plugin's own; if the "target" itself
+    drafts, a scheduler that reserves slots, too. usual: how often drafts are accepted, before anything is known.
     options: those of longdraft's method that it has. extra: others, with defaults.
     """
 
@@ -37,11 +37,6 @@ class Offered:
     def model(self) -> str:
         """What a user gives as `model` in --speculative-config."""
         return f"{PACKAGE}.{self.name}"
-
-    @property
-    def in_v2(self) -> bool:
-        """Whether it also runs on vLLM's newer model runner."""
-        return self.drafts_from != "logits"
 
     def load(self) -> type:
         return getattr(import_module(f"{PACKAGE}.{self.module}"), self.name)

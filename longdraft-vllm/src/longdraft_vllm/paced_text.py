@@ -8,14 +8,10 @@ from longdraft_vllm.pace import Pace, Row, Shape, agree
 
 
 class PacedText:
-    """Every draft is compared with the text that followed, whether or not it was verified.
+    """Every draft is compared with the text that followed, whether or not it was verified."""
 
-    fixed: the number of tokens that the runner verifies for each row of a batch where any is drafted; 0: as many as
-    were drafted.
-    """
-
-    def __init__(self, usual: float, most: int, fixed: bool = False):
-        self.pace, self.most, self.fixed = Pace(usual, most), most, fixed
+    def __init__(self, usual: float, most: int):
+        self.pace = Pace(usual, most)
         self._rows: dict[object, Row] = {}
         self._made: dict[object, tuple[int, list[int]]] = {}  # where a draft begins in its text, and the draft
 
@@ -46,8 +42,6 @@ class PacedText:
         for drafted, (minus, _, _) in enumerate(ranked, 1):
             gained -= minus
             shapes.append(Shape(drafted, gained, 0.0, drafted))
-        if self.fixed:
-            shapes = [Shape(self.most * len(self._rows), s.gained, 0.0, s.payload) for s in shapes[-1:]]
         found = self.pace.pick(self._rows, shapes) if self._rows else None
         count = agree(found.payload if found else 0) if self._rows else 0
         lengths = dict.fromkeys(chains, 0)
@@ -56,5 +50,5 @@ class PacedText:
         for id, chain in chains.items():
             if chain and id not in self._made:
                 self._made[id] = (self._rows[id].length, chain)
-        self.pace.ended(self._rows, (self.most * len(self._rows) if self.fixed else count) if count else 0)
+        self.pace.ended(self._rows, count)
         return {id: chain[: lengths[id]] for id, chain in chains.items()}

@@ -28,13 +28,12 @@ def left(every: int) -> float:
 class PacedViews:
     """Never drafts under a view that nothing was watched for: a pass that is watched comes first.
 
-    every: as the user gave it, or None. guided: whether views are chosen from queries. fixed: whether the runner
-    verifies drafts of one length only.
+    every: as the user gave it, or None. guided: whether views are chosen from queries.
     """
 
-    def __init__(self, usual: float, most: int, every: int | None, guided: bool, fixed: bool):
+    def __init__(self, usual: float, most: int, every: int | None, guided: bool):
         self.pace = Pace(usual, most)
-        self.most, self.given, self.guided, self.fixed = most, every, guided, fixed
+        self.most, self.given, self.guided = most, every, guided
         self.plan = Plan(0, every or (USUAL if guided else 1))
         self._rows: dict[object, Row] = {}
         self._drafted: dict[object, int] = {}
@@ -62,7 +61,7 @@ class PacedViews:
         chances = [self.pace.acceptance.chances(request) for request in self._rows]
         draft, select = self.pace.costs.draft(size), self.pace.costs.select(size) if self.guided else 0.0
         intervals = [self.given] if self.given else EVERY if self.guided else (1,)
-        for depth in range(self.most if self.fixed else 1, self.most + 1):
+        for depth in range(1, self.most + 1):
             gained = sum(sum(chance[:depth]) for chance in chances)
             for every in intervals:
                 seconds = None if draft is None else depth * draft + select / every

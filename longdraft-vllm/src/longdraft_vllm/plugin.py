@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from longdraft_vllm import contract
 from longdraft_vllm.options import chosen, keyed_noise
+from longdraft_vllm.v2 import parts_of
 from longdraft_vllm.window_options import window_of
 
 SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
@@ -22,10 +22,7 @@ def install() -> None:
     The platform's check_and_update_config is where vLLM itself fills in its worker class. If this vLLM has no such
     function, vLLM works as without the plugin, and --worker-cls and --scheduler-cls remain.
     """
-    try:
-        contract.check("registration")
-    except contract.Mismatch as problem:
-        logging.getLogger("vllm.longdraft").warning("%s", problem)
+    if not contract.fits("registration"):
         return
     from vllm.platforms import current_platform
 
@@ -48,15 +45,18 @@ def choose(vllm_config: Any) -> None:
     Raises Mismatch, and ValueError for options that are wrong.
     """
     offered, keyed, window = chosen(vllm_config), keyed_noise(vllm_config), window_of(vllm_config)
-    drafts_from = offered.drafts_from if offered else "text"
-    if drafts_from == "text" and not keyed and window is None:
+    if offered is None and not keyed and window is None:
         return
-    if keyed and vllm_config.use_v2_model_runner:
-        raise ValueError("keyed_noise needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
+    drafts_from = offered.drafts_from if offered else "text"
     if window is not None and vllm_config.use_v2_model_runner:
         raise ValueError("drafter_window needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
-    if not vllm_config.use_v2_model_runner:  # there, a speculator drafts in vLLM's own worker
+    if vllm_config.use_v2_model_runner:  # vLLM's own worker makes our parts (v2.py)
+        for part in parts_of(offered, keyed):
+            contract.check(part)
+        if offered:  # the scheduler waits for drafts, which then differ in length; 0.32 does so for custom_class
+            scheduler.async_scheduling = False
+    elif drafts_from != "text" or keyed or window is not None:
         parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)
     if drafts_from == "target":
         contract.check("self-draft")

@@ -82,11 +82,9 @@ class SelfDrafting:
             self.step = Step(self.count, self.drafter.every or USUAL, watch=True)
             if paced(vllm_config):
                 usual, view = METHODS[type(self.drafter).__name__].usual, self.drafter
-                self.pace = PacedViews(usual, self.count, view.every, view.guided, self.fixed)
+                self.pace = PacedViews(usual, self.count, view.every, view.guided)
                 self.step = self.pace.plan
                 self.queries.on = self.step.watch
-
-    fixed = False  # whether vLLM verifies drafts of one length only
 
     def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
         """[K,S,D] the keys in these blocks of a layer's cache, in the order of their slots."""

@@ -1,4 +1,4 @@
-"""Drafts for vLLM's newer model runner, which verifies the same number of drafted tokens for each request."""
+"""Drafts for vLLM's newer model runner, which gets the same number of tokens for each request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 
 def filled(chains: dict[int, list[int]], roots: Tensor, count: int) -> Tensor:
-    """[B,count] the chains of these rows; where there is none, the row's last token, a draft like any other."""
+    """[B,count] the chains of these rows, filled up with the row's last token, so that every number is a token."""
     drafts = torch.full((len(roots), count), -1)
     for row, chain in chains.items():
         drafts[row, : len(chain)] = torch.tensor(chain)
@@ -21,16 +22,22 @@ def filled(chains: dict[int, list[int]], roots: Tensor, count: int) -> Tensor:
 
 
 class Proposing:
-    """A mixin over a speculator: every row of the batch gets `count` tokens to verify."""
+    """A mixin over a speculator: every row gets `count` tokens, of which the first `lengths` are its draft.
+
+    lengths: by request, of the latest step. vLLM verifies no more than these (see `shortened`).
+    """
 
     supports_mm_inputs = False
     draft_logits = None  # drafts are tokens without probabilities
     count: int
-    resting = False  # whether no row of the batch has a draft, so that vLLM need not verify any
+    lengths: dict[str, int]
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         """{row of the batch: its draft} for rows that got tokens, the last of which is in roots [B]."""
         raise NotImplementedError
+
+    def meet(self, sampler: Any) -> None:
+        """Called with the model runner's sampler, which is made after the speculator."""
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Drafts run without CUDA graphs."""
@@ -51,23 +58,28 @@ class Proposing:
         last_sampled: Tensor,
         *others: Any,
         dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
         **named: Any,
     ) -> Tensor:
         roots = last_sampled[input_batch.idx_mapping, 0]
-        chains = {} if dummy_run else self.chains(input_batch, num_sampled, roots)
-        self.resting = not chains
+        if dummy_run:
+            return filled({}, roots, self.count)
+        chains = {} if num_speculative_tokens == 0 else self.chains(input_batch, num_sampled, roots)
+        self.lengths = {request: len(chains.get(row, ())) for row, request in enumerate(input_batch.req_ids)}
         return filled(chains, roots, self.count)
 
 
-def without_rests(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The newer runner's function that hands drafts to the scheduler: none where the speculator made none."""
+def shortened(take: Callable[[Any], DraftTokenIds | None]) -> Callable[[Any], DraftTokenIds | None]:
+    """The model runner's function that tells the scheduler what to verify, without what only fills drafts up."""
 
     @wraps(take)
-    def take_draft_token_ids(self: Any) -> Any:
+    def take_draft_token_ids(self: Any) -> DraftTokenIds | None:
         found = take(self)
-        if found is not None and getattr(self.speculator, "resting", False):
-            found.draft_token_ids = [[] for _ in found.req_ids]
-        return found
+        if found is None or not isinstance(self.speculator, Proposing):
+            return found
+        lengths = self.speculator.lengths
+        drafts = zip(found.req_ids, found.draft_token_ids, strict=True)
+        return DraftTokenIds(found.req_ids, [tokens[: lengths[request]] for request, tokens in drafts])
 
     take_draft_token_ids.by_longdraft = True  # type: ignore[attr-defined]
     return take_draft_token_ids
@@ -78,8 +90,6 @@ class TextSpeculator(Proposing, BaseSpeculator):
 
     def __init__(self, method: Any, req_states: Any):
         self.method, self.states, self.count = method, req_states, method.most
-        if method.pace is not None:
-            method.pace.fixed = True
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         rows = num_sampled.nonzero()[:, 0].tolist()

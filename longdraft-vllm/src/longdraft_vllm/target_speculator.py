@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.platforms import current_platform
@@ -12,6 +13,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from longdraft_vllm import contract
 from longdraft_vllm.runner import Row, SelfDrafting
+from longdraft_vllm.samplers import Drawn, Draws
 from longdraft_vllm.speculator import Proposing
 
 
@@ -34,11 +36,10 @@ class Batch:
 class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
     """SelfDrafting with the target that vLLM hands to a speculator as if it were to share a draft model's weights."""
 
-    fixed = True
-
     def __init__(self, vllm_config: Any, device: torch.device, method: Any, req_states: Any):
         contract.check("v2 self-draft")
         self.drafter, self.states = method, req_states
+        self.draws: Draws | None = None
         super().__init__(vllm_config, device)
         self.draft_logits = None  # drafts are tokens without probabilities
         parallel = vllm_config.parallel_config
@@ -56,6 +57,17 @@ class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
         self, model_state: Any, kv_cache_config: Any, block_tables: Any, buffers: Any, target_attn_groups: Any
     ) -> None:
         self.block_tables, self.attn_groups = block_tables, target_attn_groups
+
+    def meet(self, sampler: Any) -> None:
+        self.draws = sampler.sample.draws if isinstance(sampler.sample, Drawn) else None
+
+    def next_tokens(self, logits: Tensor, rows: list[Row], positions: Tensor) -> Tensor:
+        """[B] drafts of requests with a seed are drawn by the noise that their verification uses."""
+        tokens = super().next_tokens(logits, rows, positions)
+        if self.draws is not None:
+            numbers = np.array([self.states.req_id_to_index[row.request] for row in rows])
+            self.draws.redraft(tokens, logits, numbers, positions + 1)
+        return tokens
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         rows = self._drafting(input_batch, num_sampled.tolist(), roots.tolist())

@@ -1,7 +1,7 @@
 """Which differences rounding explains: how close two scores must be for a tie, and how many ties are too many.
 
 Where rounding depends on the number of tokens in a pass, a choice between two tokens with almost equal scores can
-change. A fault that favours drafts by less than the tolerance looks like such ties, but it produces more of them than a
+change. A fault that favors drafts by less than the tolerance looks like such ties, but it produces more of them than a
 control: plain decoding compared with itself in passes of another size.
 """
 
@@ -16,7 +16,7 @@ from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.drafters import Drafter
 from longdraft.models.lm import LM
 
-# Scores this close are a tie. Logits lie between 16 and 32, where neighbouring bfloat16 numbers are 0.125 apart.
+# Scores this close are a tie. Logits lie between 16 and 32, where neighboring bfloat16 numbers are 0.125 apart.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 WIDTH = 8  # tokens per pass of the control: as many as when a chain of seven drafts is verified
 FALSE_ALARM = 1e-6  # probability that an audit fails although its ties are as rare as the control's

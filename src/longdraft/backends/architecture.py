@@ -98,7 +98,7 @@ def attention(
         block_indices = None
     odd += [name for name, x in (("indices", indices), ("block_indices", block_indices)) if x is not None]
     if odd or attention_mask is not None or others.get("is_causal") is False:
-        argument = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
+        argument = odd[0] if odd else "a custom mask" if attention_mask is not None else "is_causal=False"
         raise InputError(
             f"{name} passes {argument} to attention, which longdraft does not know: its output would be wrong"
         )
@@ -123,9 +123,9 @@ def _passing(attention: AttentionPass | Path) -> Generator[None]:
 class Architecture:
     """A Transformers model whose layers call longdraft's attention function.
 
-    windows {layer: size}: layers without full attention, and the most keys that a node sees there; spans {layer: Span}:
-    which ones. sources {layer: layer}: layers without keys of their own, and the layer whose keys they read. calls: of
-    attention in a pass, two for each layer if it is differential. longest: the most tokens of a text, None: no limit.
+    windows {layer: size}: layers without full attention, and the number of keys that a node sees; spans {layer: Span}:
+    which ones. sources {layer: layer}: layers without their own keys, and the layer whose keys they read. calls: of
+    attention in a pass, two for each layer if it is differential. longest: a text's maximum length, None: no limit.
     longrope: how rows choose rotations that depend on the text's length, if the model has such. tempered: whether
     queries are scaled by position (temperature.py). positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.

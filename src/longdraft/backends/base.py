@@ -15,10 +15,10 @@ ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start,
 
 
 class Backend(Protocol):
-    """Computes the passes of one model. The defaults are those of a backend that can do the least.
+    """Computes the passes of one model. The defaults are those of the least capable backend.
 
     exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed beside it.
-    max_nodes: the most nodes of one call of `forward`. kernels: the name of its compiled kernels, if it has a choice.
+    max_nodes: how many nodes one call of `forward` takes at most. kernels: the name of its compiled kernels, if any.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Passes of a model that can only run nodes that follow each other: each path of a tree is a pass of its own."""
+"""Passes of a model that can only run nodes that follow each other: each path of a tree is a separate pass."""
 
 from __future__ import annotations
 

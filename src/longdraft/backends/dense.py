@@ -30,7 +30,7 @@ SIDE = 1 << 30  # of the mask that takes the place of a module's own
 
 
 def lacks_interface(model: Any) -> bool:
-    """Whether the model, or its class, has attention of its own instead of Transformers' attention interface.
+    """Whether the model, or its class, has its own attention instead of Transformers' attention interface.
 
     Most hybrid models have the interface and do not say so; those without any attention count as having it.
     """

@@ -15,7 +15,7 @@ class Divided(Eager):
     """Every process attends with its own heads to its own cache, and all have the same logits.
 
     Scores are means over the process's own heads, by which it selects slots for them (better than by all heads, and
-    without an exchange: docs/log.md). Those of a single layer are means over all heads: they can select for a small
+    without an exchange: docs/log). Those of a single layer are means over all heads: they can select for a small
     model, which is whole in each process and must draft the same.
     """
 

@@ -71,7 +71,7 @@ class Pass:
     captured: Captures
     spans: dict[int, Span]  # of the layers without full attention
     latents: dict[int, Latent]
-    sources: dict[int, int]  # of layers without keys of their own, the layer whose keys they read
+    sources: dict[int, int]  # of layers without their own keys, the layer whose keys they read
     choice: Choice | None = None
     halves: Halves | None = None  # of the values, where each layer attends twice
     calls: int = 0

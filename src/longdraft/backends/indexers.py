@@ -117,7 +117,7 @@ class Choice:
         self._choose(layer, picked[:, None])
 
     def choose_blocks(self, layer: int, blocks: Tensor, size: int) -> None:
-        """A layer's key heads read only these blocks [B,K,W,k] of so many positions each; -1: none."""
+        """A layer's key heads read only these blocks [B,K,W,k] of this many positions each; -1: none."""
         count = self.positions // size + 1
         picked = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=blocks.device)
         picked.scatter_(3, blocks.long() + 1, True)
@@ -176,7 +176,7 @@ def attend_in_groups(
     sink: Tensor | None,
     keep: list[int] | None,
 ) -> ops.Attended:
-    """`attend`, as ops.attend, of queries q [H,W,D] whose groups of key heads read segments of their own."""
+    """`attend`, as ops.attend, of queries q [H,W,D] whose groups of key heads read separate segments."""
     if len(groups) == 1:
         return attend(q, groups[0], scale, softcap, sink, keep)
     sinks = [None] * len(groups) if sink is None else sink.chunk(len(groups))
@@ -233,7 +233,7 @@ class Intercepting(TorchFunctionMode):
 def first_of_best(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
     """torch.topk over the last dimension, unsorted; of equal scores those of lower indices, as on a GPU.
 
-    Scores are sums of rectified products, so many are equal: exactly zero.
+    Scores are sums of rectified products, so many of them are equal: exactly zero.
     """
     if not k:
         return scores.topk(k, dim)

@@ -50,7 +50,7 @@ class Latent:
         return torch.einsum("bwhr,hvr->bwhv", mean[..., : self.rank], self._rows()[:, self.dim :])
 
     def pays_expanded(self, queries: int) -> bool:
-        """Whether so many queries of a row cost less with expanded keys than as queries of the cache.
+        """Whether this many queries of a row cost less with expanded keys than as queries of the cache.
 
         Counted in products for each cached slot and head.
         """

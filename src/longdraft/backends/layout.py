@@ -17,7 +17,7 @@ class Layout:
     """`body` runs `layers` in order, then `tail`, and returns the state that the model's head reads.
 
     below_head: the names that lead to the outermost module that contains body and not the head. norm: the module of the
-    tail that normalises, if it has one (a decoder that normalises after each layer has none). join: what makes one
+    tail that normalizes, if it has one (a decoder that normalizes after each layer has none). join: what makes one
     state [B,W,d] of the several streams between layers, or None: of [B,W,N,d] (hyper-connections) a weighted sum, of
     [N,B,W,d] (AltUp, Gemma 3n) the one that attention and MLP read.
     """
@@ -60,7 +60,7 @@ def layout_of(hf: Any) -> Layout:
         raise InputError(f"this {c.model_type} has no layers: its config.json is not that of a language model")
     path, owner, layers = _layers(hf, c.num_hidden_layers)
     if not path:
-        raise InputError(f"{c.model_type}: its decoder is not a module of its own, which longdraft needs")
+        raise InputError(f"{c.model_type}: its decoder is not a separate module, which longdraft needs")
     body = _body(hf, path)
     norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
     project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings

@@ -26,12 +26,12 @@ class LongRope:
         hook = _hook(border, self._rows)
         for module in modules:
             for name, x in module.named_buffers(recurse=False):
-                setattr(module, name, x.clone())  # passes write to them, and a quantised copy of the model shares them
+                setattr(module, name, x.clone())  # passes write to them, and a quantized copy of the model shares them
             module.register_forward_hook(hook, with_kwargs=True)
 
     @classmethod
     def of(cls, body: nn.Module) -> LongRope | None:
-        """Of a decoder; None without such rotations. Raises InputError for layers with borders of their own."""
+        """Of a decoder; None without such rotations. Raises InputError for layers with their own borders."""
         modules: list[Any] = [m for m in body.modules() if _is_long(m)]
         if not modules:
             return None

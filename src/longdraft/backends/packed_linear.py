@@ -13,14 +13,14 @@ from torch.nn import functional as F
 from longdraft.backends.latent import absorbed_linears
 from longdraft.errors import InputError
 from longdraft.ops import interleaved
-from longdraft.ops.packed import BLOCK, GROUP, Packed, quantised
+from longdraft.ops.packed import BLOCK, GROUP, Packed, quantized
 
 BITS = {"int8": 8, "int4": 4}
 SCALES = {8: 2, 4: 4}  # bytes of a group's scale, and of its offset if it has one, as halves
 
 
 class PackedLinear(nn.Module):
-    """Computes x W^T + bias with W = packed.dequantised(). The native backend reads the packed weights themselves."""
+    """Computes x W^T + bias with W = packed.dequantized(). The native backend reads the packed weights themselves."""
 
     def __init__(self, packed: Packed, bias: Tensor | None = None):
         super().__init__()
@@ -48,7 +48,7 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """float32 [outputs,inputs], computed anew at each call."""
-        return self.packed.dequantised()
+        return self.packed.dequantized()
 
     def unpack(self, dtype: torch.dtype) -> None:
         """Keep the weights in this dtype too, for a layer that torch computes in every step: unpacking takes longer."""
@@ -109,36 +109,36 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
 
 @torch.no_grad()
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
-    """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
+    """Put packed weights in place of the linear layers of these names. A tied output matrix becomes a separate one."""
     for name, weights in packed:
         old: Any = hf.get_submodule(name)
         _replace(hf, name, PackedLinear(weights, old.bias))
 
 
 @torch.no_grad()
-def quantise_linears(hf: Any, kind: str) -> None:
-    """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
+def quantize_linears(hf: Any, kind: str) -> None:
+    """Quantize a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
-    Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
+    Layers that have as few bits already, or whose inputs are no multiple of 32, stay unchanged, as do experts that
     are kept in one tensor, what expands latents, and linear layers that compute more than a product. One layer after
-    the other, so that memory never holds two whole models. Raises InputError where a model has nothing to quantise.
+    the other, so that memory never holds two whole models. Raises InputError where a model has nothing to quantize.
     """
     head = hf.get_output_embeddings()
     if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
-        raise InputError(f"no layer of this {hf.config.model_type} can be quantised: use its weights as they are")
+        raise InputError(f"no layer of this {hf.config.model_type} can be quantized: use its weights unchanged")
     bits = _finer(hf, kind)
-    replace_linears(hf, ((name, quantised(hf.get_submodule(name).weight, b)) for name, b in bits.items()))
+    replace_linears(hf, ((name, quantized(hf.get_submodule(name).weight, b)) for name, b in bits.items()))
 
 
 def bytes_saved(hf: Any, kind: str) -> float:
-    """How many bytes of weights fewer a step reads after `quantise_linears`; computed from shapes."""
+    """How many bytes of weights fewer a step reads after `quantize_linears`; computed from shapes."""
     layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
     now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
     return now - sum(m.out_features * _row_bytes(m.in_features, bits) for m, bits in layers)
 
 
 def _row_bytes(inputs: int, bits: int) -> float:
-    """Of a quantised row, which has codes and scales of whole blocks."""
+    """Of a quantized row, which has codes and scales of whole blocks."""
     return -(-inputs // BLOCK) * BLOCK * (bits / 8 + SCALES[bits] / GROUP)
 
 
@@ -170,9 +170,9 @@ def _is_linear(module: nn.Linear) -> bool:
     return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected, 0.02, 0.02)
 
 
-def quantised_copy(hf: Any, kind: str) -> Any:
-    """A model with quantised linear layers that shares everything else with hf, which is not changed."""
+def quantized_copy(hf: Any, kind: str) -> Any:
+    """A model with quantized linear layers that shares everything else with hf, which is not changed."""
     shared = {id(x): x for x in (*hf.parameters(), *hf.buffers())}
     copy = deepcopy(hf, shared)
-    quantise_linears(copy, kind)
+    quantize_linears(copy, kind)
     return copy

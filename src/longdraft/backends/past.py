@@ -65,7 +65,7 @@ class Past:
 
 @dataclass(frozen=True)
 class _Layers:
-    """Past.layers[n]: what modules with a cache layer of their own type call."""
+    """Past.layers[n]: what modules with their own type of cache layer call."""
 
     choice: Choice | None
     layer: int = -1

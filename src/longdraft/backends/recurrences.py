@@ -69,14 +69,14 @@ class DeltaRule(Scan):
     """Gated delta rule (Gated DeltaNet; Kimi delta attention, whose gate has a number for each channel of a key).
 
     S [H,Dk,Dv] becomes exp(g) S + k (beta (v - k exp(g) S)). inputs: k [T,Hk,Dk], v [T,H,Dv], g [T,H] or [T,H,Dk],
-    beta [T,H]; queries: q [T,Hk,Dk]. normalised: whether keys and queries are divided by their length.
+    beta [T,H]; queries: q [T,Hk,Dk]. normalized: whether keys and queries are divided by their length.
     """
 
-    normalised: bool
+    normalized: bool
 
     def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
         k, v, g, beta = inputs
-        return Terms(k, v, g, beta, None if queries is None else queries[0], k.shape[2] ** -0.5, self.normalised)
+        return Terms(k, v, g, beta, None if queries is None else queries[0], k.shape[2] ** -0.5, self.normalized)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class StateSpace(Scan):
 
 
 def time_steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float] | None = None) -> Tensor:
-    """dt [..,H] with its bias [H], as Mamba discretises with it."""
+    """dt [..,H] with its bias [H], as Mamba discretizes with it."""
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     dt = F.softplus(dt) if softplus else dt
     return dt if limit is None else dt.clamp(*limit)

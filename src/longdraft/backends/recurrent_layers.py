@@ -1,6 +1,6 @@
 """Where the recurrent layers of Transformers call a function of their module that longdraft computes in its place.
 
-The model's own projections, norms and gates stay as they are. Only the causal convolution and the scan are replaced,
+The model's own projections, norms and gates stay unchanged. Only the causal convolution and the scan are replaced,
 and only while a pass of longdraft runs in the thread. Final states, where they are asked for, are empty: nothing of
 Transformers keeps them.
 """

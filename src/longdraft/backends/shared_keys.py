@@ -6,7 +6,7 @@ from typing import Any
 
 
 def sources_of(hf: Any) -> dict[int, int]:
-    """{layer: the layer whose keys it reads} of the layers without keys of their own.
+    """{layer: the layer whose keys it reads} of the layers without their own keys.
 
     Transformers marks them (`is_kv_shared_layer`); they read those of the last layer of their type that has its own.
     """

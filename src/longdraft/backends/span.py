@@ -14,7 +14,7 @@ CHUNKED = "chunked_attention"
 class Span(Protocol):
     """A node at position p sees the keys of its ancestors at positions [low(p), p]; `low` never decreases.
 
-    size: the most keys that a node sees.
+    size: the maximum number of keys that a node sees.
     """
 
     @property

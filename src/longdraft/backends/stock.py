@@ -77,7 +77,7 @@ def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[st
 
 
 def is_stock(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch: no adapter, quantised weight, hook or wrapper."""
+    """Whether every module is Transformers' own or plain torch: no adapter, quantized weight, hook or wrapper."""
     kind = type(hf)
     if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False

@@ -1,4 +1,4 @@
-"""Attention temperatures that depend on a node's position, of modules that count positions by a cache of their own.
+"""Attention temperatures that depend on a node's position, of modules that count positions by their own cache.
 
 Llama 4 multiplies the queries of layers without rotations by a scale that grows with the position. Its modules read the
 position from Transformers' cache; a pass has none, so they would count from 0 in each.

@@ -86,7 +86,7 @@ def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
             raise InputError(f"unknown text {name!r}: choose code, book or code,book")
         parts = held_out_files() if name == "code" else [BOOK]
         named.append((name, "\n\n".join(map(read, parts))))
-    return [_tokenised(name, text, tokenizer) for name, text in named]
+    return [_tokenized(name, text, tokenizer) for name, text in named]
 
 
 def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:
@@ -106,7 +106,7 @@ def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:
     return [replace(t, frame=frame) for t in texts]
 
 
-def _tokenised(name: str, text: str, tokenizer: Any) -> Text:
+def _tokenized(name: str, text: str, tokenizer: Any) -> Text:
     tokens = token_ids(tokenizer, text, add_special_tokens=False)
     return Text(name, tokens, hashlib.sha256(text.encode()).hexdigest())
 

@@ -46,7 +46,7 @@ class TeacherForced:
 
     @property
     def per_window(self) -> int:
-        """Anchors per window: at most 20, in 10 windows if there are enough, since neighbouring anchors are alike."""
+        """Anchors per window: at most 20, in 10 windows if there are enough, since neighboring anchors are alike."""
         return min(20, -(-self.anchors // 10))
 
     @cached_property

@@ -20,7 +20,7 @@ from longdraft.cli import processes
 from longdraft.errors import InputError
 from longdraft.version import __version__
 
-# Of each command, "module:function" (or :app, a Typer application with commands of its own) and its line of help.
+# Of each command, "module:function" (or :app, a Typer application with subcommands) and its line of help.
 COMMANDS = {
     "generate": ("generate:generate", "Continue a prompt; --compare also runs plain decoding."),
     "chat": ("chat:chat", "Talk with a model; what was said stays in the cache."),
@@ -28,8 +28,9 @@ COMMANDS = {
     "methods": ("methods:methods", "List all methods, their options, and what they need."),
     "demo": ("demo:demo", "Compare plain decoding, vegas and lookup on a long prompt."),
     "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),
-    "tune": ("tune:tune", "Measure what passes cost here, so that drafting pays from the first token."),
+    "tune": ("tune:tune", "Measure what passes cost here, so that adaptive drafting knows it from the first token."),
     "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
+    "doctor": ("doctor:doctor", "Check this installation: kernels, threads, memory, versions."),
     "report": ("bench:report", "Make tables from benchmark records."),
     "plan": ("plan:plan", "Predict which method pays on a model, a machine and a context."),
     "fetch": ("fetch:fetch", "Download a small model once, for use without a network."),

@@ -23,7 +23,7 @@ def audit(
     model: common.Model = "bundled",
     method_options: MethodOptions = MethodOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens per file and way of decoding.")] = 256,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens per file, greedy and for each seed.")] = 256,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens per prompt; a long file gives several prompts.")
     ] = 2048,

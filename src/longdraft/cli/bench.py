@@ -35,22 +35,21 @@ def bench(
     ] = "",
     suite: Annotated[
         str,
-        typer.Option(
-            help="edit, repo, question, summary, chat, long: tasks that are built here; or a .jsonl file of tasks."
-        ),
+        typer.Option(help="edit, repo, question, summary, chat, long: built-in tasks; or a .jsonl file of tasks."),
     ] = "",
     instances: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="--suite: how many of each task (default: 3; of a file, all)."),
+        typer.Option(min=1, max=1 << 20, help="--suite: number of tasks of each kind (default: 3; from a file: all)."),
     ] = None,
     context: Annotated[
         str,
         typer.Option(
-            help="Number of prompt tokens; several with commas (default: 4096; a suite's file: as it has them)."
+            help="Number of prompt tokens; several with commas (default: 4096; a suite's file: its own lengths)."
         ),
     ] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most new tokens per row (default: 256; --suite: as the task says).")
+        int | None,
+        typer.Option(min=1, help="Maximum number of new tokens per row (default: 256; --suite: the task's own)."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Number of rows decoded in a batch.")] = 1,
     repeat: Annotated[
@@ -68,9 +67,7 @@ def bench(
             help="LAYERSxHIDDEN or hybrid:LAYERSxHIDDEN: random weights of this shape, to measure cost alone."
         ),
     ] = "",
-    accept: Annotated[
-        float | None, typer.Option(help="Let an oracle accept this many drafts per step on average.")
-    ] = None,
+    accept: common.Accept = None,
     temperature: Temperature = TEMPERATURE.default,
     top_p: TopP = TOP_P.default,
     penalty: Penalty = PENALTY.default,
@@ -103,7 +100,7 @@ def bench(
     ] = None,
     peer_only: Annotated[
         str,
-        typer.Option(help="Of other engines, only these rows, named as tables name them: llama.cpp@fa=on,openvino."),
+        typer.Option(help="Measure only these rows of other engines, named as in tables: llama.cpp@fa=on,openvino."),
     ] = "",
     prompt_cache: common.PromptCache = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
@@ -128,7 +125,7 @@ def bench(
     if shape and target_options.rope:
         raise InputError("--rope extends a model's trained positions, and --shape has no trained model: leave one out")
     if shape and target_options.weights:
-        raise InputError("--weights quantises a model as it is loaded, and --shape loads none: leave one out")
+        raise InputError("--weights quantizes a model as it is loaded, and --shape loads none: leave one out")
     for name, given in (("--kv", target_options.kv), ("--activations", target_options.activations)):
         if shape and given:
             raise InputError(f"{name} is of a model that is loaded, and --shape loads none: leave one out")

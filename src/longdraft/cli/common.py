@@ -32,10 +32,11 @@ PromptCache = Annotated[
     typer.Option(
         "--prompt-cache",
         metavar="DIR",
-        help="Keep the keys and values of each prompt in a file of this folder; a prompt that is there is not read.",
+        help="Keep the keys and values of each prompt in this folder; cached prompts are not prefilled again.",
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
+Accept = Annotated[float | None, typer.Option(help="Force this many accepted drafts per step (measures cost only).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 

@@ -32,9 +32,9 @@ class ConstraintOptions:
         Path | None,
         typer.Option(metavar="FILE", help="Write text of the grammar in this file, in Lark's notation or GBNF."),
     ] = None
-    choice: Annotated[list[str], typer.Option(help="Write this text; repeat it, and one of the texts is written.")] = (
-        field(default_factory=list)
-    )
+    choice: Annotated[
+        list[str], typer.Option(help="Write this text; repeat the option to let the model choose one.")
+    ] = field(default_factory=list)
 
     def check(self) -> None:
         """Raises InputError where several are given."""

@@ -70,7 +70,7 @@ def demo(
     session.seal()
     console.print(f"Reading the prompt took {session.prefill_s:.1f} s.")
 
-    console.print(f"[{DRAFTED}]This colour[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
+    console.print(f"[{DRAFTED}]This color[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
     runs: dict[str, Any] = {}
     for name in ("plain", *shown.methods):
         console.rule(name, align="left")
@@ -96,7 +96,7 @@ def demo(
         f" at {moved['bandwidth_share']:.0%} of this machine's {moved['bandwidth_gb_s']:.0f} GB/s."
     )
     if new < LOOPS:
-        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours n-grams.")
+        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favors n-grams.")
 
 
 def real_model() -> str:
@@ -143,7 +143,7 @@ def llama_cpp(target: Any, prompt: list[int], new_tokens: int, console: Any) -> 
 
 
 def paint(console: Any, piece: str, style: str) -> None:
-    """Print a piece of text as it is, without a line end."""
+    """Print a piece of text verbatim, without a line end."""
     if piece:
         console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 

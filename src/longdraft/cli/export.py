@@ -20,7 +20,7 @@ def export(
 ) -> None:
     """Write a model as a folder of safetensors with its configuration and tokenizer, as vLLM and Transformers read it.
 
-    Packed weights, those of a GGUF file or of --weights, are written dequantised.
+    Packed weights, those of a GGUF file or of --weights, are written dequantized.
     """
     from longdraft.core.places import new_folder
     from longdraft.models.export import export as write

@@ -41,12 +41,12 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")] = False,
     control_tokens: Annotated[
         bool,
-        typer.Option("--control-tokens", help="Read special tokens in the prompt, such as <|im_end|>, not as text."),
+        typer.Option(
+            "--control-tokens",
+            help="Parse special tokens in the prompt, such as <|im_end|>, instead of reading them as text.",
+        ),
     ] = False,
-    accept: Annotated[
-        float | None,
-        typer.Option(help="Let an oracle accept this many drafts per step on average, to measure cost alone."),
-    ] = None,
+    accept: common.Accept = None,
     as_json: common.Json = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run plain decoding: report the speedup and compare the outputs.")
@@ -59,7 +59,7 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the prompt's keys and values in this file; what it has of a prompt is not read again.",
+            help="Keep the prompt's keys and values in this file; a cached beginning is not prefilled again.",
         ),
     ] = None,
     threads: common.Threads = None,

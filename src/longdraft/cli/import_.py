@@ -35,7 +35,7 @@ def import_drafter(
     """Import a GLIDE block of LongSpec, heads of TokenSwift or Medusa, a layer of EAGLE-2 or EAGLE-3, or a block
     of DFlash, also as `speculators` stores them.
 
-    The kind is recognised by the names and shapes of the weights, which must all be known and fit the target. No code
+    The kind is recognized by the names and shapes of the weights, which must all be known and fit the target. No code
     from the folder is run.
     """
     from longdraft.core.places import new_folder
@@ -58,7 +58,7 @@ def export_drafter(
         bool, typer.Option("--any-target", help="Write it for a target other than the one it was trained for.")
     ] = False,
 ) -> None:
-    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay as they are.
+    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay unchanged.
 
     `longdraft import` reads such folders.
     """

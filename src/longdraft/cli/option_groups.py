@@ -26,7 +26,7 @@ Weights = Annotated[
     str | None,
     typer.Option(
         metavar="int8|int4",
-        help="Quantise the linear layers on loading: the quantised model is the target (default: as stored).",
+        help="Quantize the linear layers on loading: the quantized model is the target (default: as stored).",
     ),
 ]
 
@@ -71,7 +71,7 @@ class TargetOptions:
         str | None,
         typer.Option(
             metavar="int8",
-            help="Keep the target's keys and values in 8 bits, which is another target (default: in --dtype).",
+            help="Keep the target's keys and values in 8 bits; this changes the target model (default: --dtype).",
         ),
     ] = None
     activations: Annotated[

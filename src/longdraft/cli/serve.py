@@ -25,7 +25,7 @@ Models = Annotated[
     typer.Option(
         "-m",
         "--model",
-        help="A target as other commands take it; may be repeated: requests name the model that answers.",
+        help="The target, as in other commands; repeatable: each request then names its model.",
     ),
 ]
 
@@ -60,20 +60,23 @@ def serve(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Keep keys and values of prompts in this private folder too, also for later servers."
+            metavar="DIR", help="Also keep keys and values of prompts in this private folder, for later servers."
         ),
     ] = None,
     cache_dir_mb: Annotated[
-        int, typer.Option(min=1, max=1 << 30, help="Megabytes of --cache-dir; what was used longest ago makes room.")
+        int,
+        typer.Option(
+            min=1,
+            max=1 << 30,
+            help="Size of --cache-dir in megabytes; the least recently used prompts are removed first.",
+        ),
     ] = 4096,
-    queue: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait until others end; further ones get a 429.")
-    ] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests; further ones get a 429.")] = 64,
     chunk: Annotated[
         int,
         typer.Option(
             min=16,
-            help="Prompt tokens that are read between two steps of running requests (where torch reads them, a multiple"
+            help="Prompt tokens to prefill between two steps of running requests (where torch reads them, a multiple"
             " of 1024).",
         ),
     ] = 256,
@@ -99,7 +102,7 @@ def serve(
     log_format: Annotated[
         str, typer.Option(metavar="text|json", help="Lines of text, or a JSON object in each line.")
     ] = "text",
-    page: Annotated[bool, typer.Option(help="Show a page at / where one can watch methods draft.")] = True,
+    page: Annotated[bool, typer.Option(help="Serve a page at / that shows methods drafting.")] = True,
     target_options: TargetOptions = TargetOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
     threads: common.Threads = None,

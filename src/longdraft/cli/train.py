@@ -42,7 +42,7 @@ States = Annotated[
 ]
 
 Answers = Annotated[
-    bool, typer.Option("--answers", help="Learn only what the model answers in conversations, not what it is asked.")
+    bool, typer.Option("--answers", help="Train only on the model's answers in conversations, not on the questions.")
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
@@ -51,7 +51,7 @@ app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
 @expand
 def train_target(
     out: Annotated[Path, typer.Option(help="Folder for the finished model.")],
-    work: Annotated[Path, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl.")] = Path("run"),
+    work: Annotated[Path, typer.Option(help="Folder for tokenized data, checkpoints and log.jsonl.")] = Path("run"),
     stage: o.Stage = ["512:2000"],  # noqa: B006
     text: o.Text = [],  # noqa: B006
     environment: Annotated[bool, typer.Option(help="Use the standard library and installed packages.")] = True,
@@ -140,7 +140,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         settings = run.settings(stages, lm.positions, folder, patience=patience, parts=accumulate, team=team)
         sources = corpus_options.sources(package_cap=package_cap, dataset_cap=dataset_cap)
         if not team.first:
-            team.wait()  # until the first process has tokenised the text
+            team.wait()  # until the first process has tokenized the text
         corpus, heldout = corpora(frozen, tokenizer, sources, folder)
         if team.first:
             team.wait()

@@ -29,7 +29,7 @@ class CorpusOptions:
     """The text of a run, and the folder for its tokens."""
 
     work: Annotated[
-        Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
+        Path | None, typer.Option(help="Folder for tokenized data, checkpoints and log.jsonl (default: OUT.run).")
     ] = None
     text: Text = field(default_factory=list)
     environment: Annotated[
@@ -62,7 +62,7 @@ class Run:
     code: Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)] = 0.65
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False
     stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later (0: never).", min=0)] = 0
-    minutes: Annotated[float, typer.Option(help="Stop after so many minutes, to resume later (0: never).")] = 0
+    minutes: Annotated[float, typer.Option(help="Stop after this many minutes, to resume later (0: never).")] = 0
     export_only: Annotated[bool, typer.Option(help="Do not train; write the newest checkpoint to --out.")] = False
     probe_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")] = 200
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")] = 10

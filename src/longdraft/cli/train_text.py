@@ -38,16 +38,16 @@ def write_text(
     corpus_options: o.CorpusOptions = o.CorpusOptions(),
     count: Annotated[int, typer.Option(min=1, max=1 << 20, help="Number of texts.")] = 1000,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask for something about each piece, in the model's chat template.")
+        bool, typer.Option("--chat", help="Ask a question about each piece, in the model's chat template.")
     ] = False,
     turns: Annotated[
-        int, typer.Option(min=1, max=1024, help="Number of prompts, with what follows them, per text.")
+        int, typer.Option(min=1, max=1024, help="Number of prompts per text, each with its continuation.")
     ] = 1,
     batch: Annotated[
         int, typer.Option(min=1, max=4096, help="Number of prompts decoded side by side; hundreds on a GPU.")
     ] = 8,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Number of tokens of each piece; with --chat the most, of varied lengths.")
+        int, typer.Option(min=1, help="Number of tokens of each piece; with --chat, the maximum of varied lengths.")
     ] = 64,
     max_new_tokens: common.NewTokens = 448,
     temperature: Annotated[

@@ -17,7 +17,7 @@ OTHERS = {"not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema that forbids properties which are not named, where it says nothing of them: JSON Schema allows any.
 
-    What it allows is valid by the schema that was given. One that describes an object in several parts stays as it is,
+    What it allows is valid by the schema that was given. One that describes an object in several parts stays unchanged,
     because a part that is closed would forbid the properties of the others.
     """
     made = deepcopy(schema)

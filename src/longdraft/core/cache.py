@@ -71,7 +71,7 @@ class KVCache(Rewinding):
 
     A committed slot's index is its token's position in the sequence. length [B]. planned [B]: how many slots the row's
     text may fill, by which some models choose its rotations; it stays while the row holds keys.
-    bits: 8 if keys and values are stored as codes (ops/coded.py); 0: as they are. Scratch is encoded too, so a node
+    bits: 8 if keys and values are stored as codes (ops/coded.py); 0: unchanged. Scratch is encoded too, so a node
     reads the same numbers of its ancestors whether they are committed or not.
     Recurrent layers have states instead (states.py), which cannot be shortened by a number alone: `truncate` does that.
     """
@@ -140,7 +140,7 @@ class KVCache(Rewinding):
         return sum(self.slot_bytes(layer) for layer in self.layers) * length
 
     def slot_bytes(self, layer: int, bits: int = 0) -> int:
-        """Bytes of one slot's key and value in this layer as they are stored, or as codes of so many bits."""
+        """Bytes of one slot's key and value in this layer as they are stored, or as codes of this many bits."""
         heads, key, value, dtype = self._store.numbers[layer]
         bits = bits or self.bits
         return heads * (coded.width(key, bits) + coded.width(value, bits) if bits else (key + value) * dtype.itemsize)

@@ -34,7 +34,7 @@ class DraftLayer:
 
 @dataclass(frozen=True)
 class DraftLayers:
-    """Layers over keys of their own, from what the residual stream begins with to logits of the target's tokens.
+    """Layers over their own keys, from what the residual stream begins with to logits of the target's tokens.
 
     starts: "given": with what the caller passes. "fused": with fuse [token; feature], each after its norm.
     "beside": with the feature, and attention reads [token; feature], each after its norm. fuse: makes features, and
@@ -99,7 +99,7 @@ class CompiledLayers(Protocol):
         """Nodes [start, size) at position [B,W], after features [B,W,d] -> (next features [B,W,d], logits).
 
         mask: bool [B,W,size], the nodes that each sees; with a ring [B,W,ring+size]. sources: the features are what
-        `fuse` makes features of. logits: of the last so many nodes [B,logits,known], 0 for all; None: none.
+        `fuse` makes features of. logits: of this many last nodes [B,logits,known], 0 for all; None: none.
         """
         ...
 

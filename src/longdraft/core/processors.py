@@ -106,7 +106,7 @@ def run(
         if kind in READS_NOTHING:
             logits = _warped(first, no_ids, logits.reshape(B * W, V)).view(B, W, V)
         elif kind is lp.RepetitionPenaltyLogitsProcessor and first.prompt_ignore_length is None and not before:
-            logits = penalised(logits, path_tokens(tree, rows, start, W), first.penalty)
+            logits = penalized(logits, path_tokens(tree, rows, start, W), first.penalty)
         else:
             out = torch.empty_like(logits)
             for b, nodes, ids in _paths(tree, rows, start, W, kind not in READS_LENGTH, before):
@@ -128,7 +128,7 @@ def usual(process: Any) -> bool:
     return kept == 1 and filler == -math.inf
 
 
-def penalised(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+def penalized(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
     """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N], which may repeat."""
     scores = logits.gather(-1, tokens)
     return logits.scatter(-1, tokens, torch.where(scores > 0, scores / penalty, scores * penalty))

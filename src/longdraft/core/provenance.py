@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import platform
 import shlex
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 
+from longdraft.host.checkout import checkout as checkout
 from longdraft.version import __version__
 
 
@@ -24,23 +23,6 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
-
-
-def checkout() -> dict[str, Any]:
-    """git_sha and git_dirty of the checkout that this package runs from; None if it is installed without one."""
-    package = Path(__file__).resolve().parents[1]
-
-    def git(*words: str) -> str | None:
-        try:
-            completed = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return completed.stdout.strip() if completed.returncode == 0 else None
-
-    top = git("rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() / "src" / "longdraft" != package:
-        return {"git_sha": None, "git_dirty": None}
-    return {"git_sha": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain", "--", ":/src"))}
 
 
 def command() -> str:

@@ -53,7 +53,7 @@ class Rules:
     settings: Settings = ()
 
     def with_least(self, tokens: int) -> Rules:
-        """These rules, and no end token among the first so many new tokens."""
+        """These rules, and no end token among this many first new tokens."""
         settings = dict(self.settings)
         settings["min_new_tokens"] = max(tokens, settings.get("min_new_tokens", 0))
         return Rules(tuple(settings.items())) if tokens else self

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdraft import sampling_parameters as parameters
 from longdraft.core.constraint import Constraint
-from longdraft.core.processors import Settings, apply, generated_counts, path_tokens, penalised
+from longdraft.core.processors import Settings, apply, generated_counts, path_tokens, penalized
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
@@ -186,15 +186,15 @@ class Sampler:
             tokens, numbers = (torch.tensor(x, device=logits.device) for x in zip(*self.bias, strict=True))
             logits = logits.float().index_add(-1, tokens, numbers.float().expand(*logits.shape[:-1], -1))
         if self.penalty != 1.0:
-            logits = self._penalised(logits.float(), tree, rows, start)
+            logits = self._penalized(logits.float(), tree, rows, start)
         if self.frequency or self.presence:
             count = generated_counts(tree, rows, start, *logits.shape[1:])
             logits = logits.float() - self.frequency * count - self.presence * (count > 0)
         return logits if self.constraint is None else self.constraint.masked(logits, tree, rows, start)
 
-    def _penalised(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-        """Penalise the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
-        return penalised(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.penalty)
+    def _penalized(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
+        """Penalize the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
+        return penalized(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.penalty)
 
 
 @dataclass
@@ -236,7 +236,7 @@ class ChainDraws:
         if self.recent is not None and sampler.lag:
             recent = self.recent[row, -sampler.window :]
             recent = torch.where(recent < 0, recent[:, -1:], recent)
-            logits = penalised(logits.float(), recent[:, None], sampler.penalty)
+            logits = penalized(logits.float(), recent[:, None], sampler.penalty)
         drawn = draw(logits, self.warpers[b], self.seed[row], self.position[row, None])
         assert drawn is not None
         return drawn[:, 0]

@@ -169,7 +169,7 @@ class RowStates:
         )
 
     def copy(self) -> Self:
-        """The same row, with inputs of its own."""
+        """The same row, with separate inputs."""
         own = {scan: tuple(x.clone() for x in buffers) for scan, buffers in self._inputs.items()}
         return replace(self, recent=list(self.recent), checkpoints=dict(self.checkpoints), _inputs=own)
 

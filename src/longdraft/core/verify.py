@@ -62,8 +62,8 @@ def reject(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict
 
     A node's children with q(x) > 0, in index order, must be draws without replacement from q = tree.draft_probs at that
     node. Child x is accepted with probability min(1, p(x)/q(x)); if it is rejected, p becomes the residual max(p-q, 0)
-    and q loses x, both normalised. When no child is left, the target draws from p, and a child equal to the draw is
-    followed: this uses a child that q cannot draw (a level wider than the tokens top-p keeps) without bias.
+    and q loses x, both normalized. When no child is left, the target draws from p, and a child equal to the draw is
+    followed, so children outside q's support (a level wider than the tokens top-p keeps) stay unbiased.
     """
     if tree.draft_probs is None:
         raise InputError("verify=reject needs a drafter that keeps its draft probabilities; use verify=match")

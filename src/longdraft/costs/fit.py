@@ -17,7 +17,7 @@ TERMS = ("call", "chained", "read", "multiply", "key", "attend", "row", "node", 
 LEAST = {"call": 1e-7, "chained": 1e-8, "row": 1e-9, "node": 1e-9}  # of terms that are 0 at the start; others: 1e-15
 PULL = 2e-3  # weight of a term's distance from the start (in logarithms, squared), where a calm point has 1
 ODD = (3.0, 0.5, 0.1)  # a point that is off by this much (in logarithms) counts half: first few points are odd
-TURNS, STEP = 30, 1.5  # at most so many steps for each, in which no term changes by more than this (in logarithms)
+TURNS, STEP = 30, 1.5  # at most this many steps for each, in which no term changes by more than this (in logarithms)
 SMALL = 1e-6  # of a term in logarithms, to differentiate by
 
 

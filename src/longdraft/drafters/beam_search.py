@@ -46,7 +46,7 @@ def beam(
             tokens = scores.topk(min(max(1, width // W), V), -1).indices
             parent = torch.arange(start, start + W, device=tokens.device)[:, None].expand_as(tokens)
             tokens, parent = tokens.reshape(B, -1), parent.reshape(B, -1)
-        elif W == width == 1:  # a chain needs no normalisation
+        elif W == width == 1:  # a chain needs no normalization
             tokens = scores.argmax(-1)
             parent = torch.full_like(tokens, start)
         else:

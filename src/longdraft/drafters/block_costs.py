@@ -8,7 +8,7 @@ from longdraft.costs.passes import Pass, PassCosts
 from longdraft.drafters.vocabulary import DraftVocabulary, read_for_logits
 from longdraft.models.lm import LM
 
-AROUND = 3  # the Python around a native call takes so many times the calls of torch's that a block consists of
+AROUND = 3  # the Python around a native call takes this many times as long as the torch calls that a block consists of
 PACKED = 17 / 32  # bytes that native blocks read of a weight in bfloat16: codes of 8 bits, and a scale for 32 of them
 
 
@@ -31,7 +31,7 @@ class Read:
 
 
 def weights_read(block: float, target: LM, vocabulary: DraftVocabulary | None) -> Read:
-    """What a block of so many bytes reads whose logits are by the target's output matrix, or by rows of it."""
+    """What a block of this many bytes reads whose logits are by the target's output matrix, or by rows of it."""
     logits, itemsize = read_for_logits(target, vocabulary), target.dtype.itemsize
     return Read(block, logits, itemsize) if vocabulary is None else Read(block + logits, 0.0, itemsize)
 

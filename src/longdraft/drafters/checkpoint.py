@@ -164,8 +164,8 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bo
     """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights
     or rotations.
 
-    Weights are compared as they are stored: quantising them moves a target's choices little, so a drafter for the
-    model drafts for its quantised forms too.
+    Weights are compared as they are stored: quantizing them moves a target's choices little, so a drafter for the
+    model drafts for its quantized forms too.
     """
     trained, given = config["longdraft"]["target"], fingerprint(target)
     try:
@@ -185,5 +185,5 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bo
 
 
 def _stored(target: dict[str, Any]) -> Any:
-    """The digest of a fingerprint's weights before any quantising."""
+    """The digest of a fingerprint's weights before any quantizing."""
     return target.get("stored", target.get("digest"))

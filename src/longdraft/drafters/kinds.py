@@ -27,7 +27,7 @@ from longdraft.models import eight_bits
 from longdraft.models.fetch import is_file
 from longdraft.models.lm import LM
 
-# A release is read by the first kind that recognises it: a block of DFlash also has all that EAGLE-2 is known by.
+# A release is read by the first kind that recognizes it: a block of DFlash also has all that EAGLE-2 is known by.
 KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUSA, DFLASH, EAGLE2, EAGLE3, MTP)}
 
 
@@ -106,7 +106,9 @@ def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False
     kind = KINDS.get(name)
     if kind is None or kind.exporter is None:
         known = " and ".join(_exported())
-        raise InputError(f"{folder} holds a drafter of kind {name}, which `speculators` has not: give one of {known}")
+        raise InputError(
+            f"{folder} holds a drafter of kind {name}, which `speculators` does not have: give one of {known}"
+        )
     module: Any = kind.load(str(folder), target, any_target)
     dtypes = [t.dtype for t in eight_bits.read(folder / WEIGHTS).values() if t.is_floating_point()]
     stored = reduce(torch.promote_types, dtypes)  # float32 if some are stored in 8 bits

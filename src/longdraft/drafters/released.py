@@ -66,7 +66,7 @@ class Released:
 
         names: the module's tensor -> the released tensor, or those to stack. Every released tensor must be named here
         or in `dropped`, because a weight that is silently ignored would make a different drafter. kept: tensors of the
-        module that stay as they are. Raises InputError.
+        module that stay unchanged. Raises InputError.
         """
         wanted = module.state_dict()
         weights = dict[str, Tensor]()

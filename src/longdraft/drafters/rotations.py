@@ -1,4 +1,4 @@
-"""The rotary positions of drafters that have a rotation of their own: those of the target's or a release's config."""
+"""The rotary positions of drafters with a separate rotation: those of the target's or a release's config."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
-COPIED = {"int8": 0.97, "int4": 0.85}  # the share of a view's acceptance that a copy in so many bits keeps
+COPIED = {"int8": 0.97, "int4": 0.85}  # the share of a view's acceptance that a copy in this many bits keeps
 
 
 class SelfDrafter(UnderView):
     """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
 
-    copy: a quantised copy of the target that drafts in its place (QuantSpec sec. 4).
+    copy: a quantized copy of the target that drafts in its place (QuantSpec sec. 4).
     """
 
     has_draft_probs = True

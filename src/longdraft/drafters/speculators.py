@@ -27,7 +27,7 @@ def check(source: Released, target: LM, kinds: Sequence[str]) -> None:
     if TYPE not in c:
         return
     if isinstance(c.get("longdraft"), dict):
-        raise InputError(f"{source.folder} is in longdraft's own layout: give it to --drafter as it is")
+        raise InputError(f"{source.folder} is in longdraft's own layout: give it to --drafter unchanged")
     algorithm = c.get(CHOICE, {}).get("algorithm", c[TYPE])
     if c[TYPE] not in kinds or algorithm != c[TYPE]:
         stated = c[TYPE] if algorithm == c[TYPE] else f"{c[TYPE]} with the algorithm {algorithm}"

@@ -39,11 +39,11 @@ class Conversation:
         return self.cache.resumable(self._whole(shared))
 
     def _whole(self, count: int) -> int:
-        """Of so many tokens of a prompt, those in whole blocks."""
+        """Of this many tokens of a prompt, those in whole blocks."""
         return count - count % self._block
 
     def _plan(self, slots: int) -> None:
-        """Let the cache's text fill so many slots; keys with other rotations than its new length has are forgotten."""
+        """Let the cache's text fill this many slots; keys whose rotations do not fit the new length are dropped."""
         if self.target.rotation(int(self.cache.planned[0])) != self.target.rotation(slots):
             self.tokens = []
         with torch.inference_mode():

@@ -9,7 +9,8 @@ from typing import Any
 
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.generate import Stats, Step
-from longdraft.engine.records import bandwidth, bytes_per_step
+from longdraft.engine.records import bytes_per_step
+from longdraft.ops.bandwidth import bandwidth
 
 Record = dict[str, Any]
 # Each speedup divides one rate by plain decoding's. The rates leave out, in this order: the target's prefill; nothing;

@@ -87,7 +87,7 @@ class PromptFile:
         return self.origin.under(self._target.rotation(int(row.planned[0])))
 
     def _usable(self, shared: int, complete: bool, most: int) -> int:
-        """Of so many shared tokens, those whose keys have the bits of a prompt that is read whole."""
+        """Of this many shared tokens, those whose keys have the bits of a prompt that is read whole."""
         count = max(min(shared, most), 0)
         if self.origin.states:  # those that the file has are of all its tokens
             return count if count == len(self._held) else 0
@@ -114,7 +114,7 @@ class PromptFile:
 class PromptFiles:
     """A folder with a file for each prompt, which is loaded only as a whole, with the time that reading it took here.
 
-    Prompts that were read with other threads or on another processor have files of their own.
+    Prompts that were read with other threads or on another processor have their own files.
     """
 
     def __init__(self, folder: str | Path, target: LM):

@@ -100,7 +100,7 @@ class PromptFolder:
         return known
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
-        """As PrefixCache.store; the folder gets its parts soon afterwards."""
+        """As PrefixCache.store; the folder gets its parts soon afterward."""
         if self.memory is not None:
             self.memory.store(tokens, row, owner)
         size, parts = self._size(self.part), list(self._parts(tokens, owner))
@@ -208,7 +208,7 @@ class PromptFolder:
             os.close(handle)
 
     def _make_room(self, size: int) -> None:
-        """Remove the parts used longest ago until there is room for so many bytes."""
+        """Remove the parts used longest ago until there is room for this many bytes."""
         files = sorted(self._files())
         total = sum(size for *_, size in files)
         for _, path, length in files:

@@ -53,7 +53,7 @@ class About:
 
 
 def size_of(origin: Origin, count: int) -> int:
-    """Bytes of a file of so many tokens, without its header."""
+    """Bytes of a file of this many tokens, without its header."""
     return sum(size for *_, size in entries(origin, count))
 
 

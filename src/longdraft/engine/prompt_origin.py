@@ -72,7 +72,7 @@ def origin_of(target: LM) -> Origin:
     facts = {
         "model": f"{c.model_type} of {c.num_hidden_layers} layers {c.hidden_size} wide, {digest}",
         "rope": target.rope or "none",
-        "quantised weights": target.weights or "none",
+        "quantized weights": target.weights or "none",
         "dtype": _word(target.dtype),
         "8-bit keys": target.kv or "none",
         "8-bit activations": target.activations or "none",

@@ -15,7 +15,7 @@ from longdraft.models.lm import LM
 
 
 class Runner:
-    """One lane of a race: a request in a row of its own, decoded by one drafter.
+    """One lane of a race: a request in its own row, decoded by one drafter.
 
     clock: seconds of its decoding steps. Reading the prompt does not count: it is the same for all lanes.
     """
@@ -41,7 +41,7 @@ class Runner:
         self._captured = False  # whether the drafter has seen a step, so that it can draft
 
     def read(self, most: int) -> int:
-        """Read at most so many tokens of the prompt -> how many are read; at the end the lane is ready."""
+        """Read at most this many tokens of the prompt -> how many are read; at the end the lane is ready."""
         if self.rows is None:
             self.rows = RowPool(self.target, 1, self.request.need, self.prefixes)
             self.rows.begin(self.request)

@@ -82,7 +82,7 @@ class RowPool:
         self.reading = Reading(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
-        """Read at most so many tokens of the prompt, and the rest of their block -> how many. A row that is read runs.
+        """Read at most this many tokens of the prompt, and the rest of their block -> how many. Then the row runs.
 
         If this fails, the rows in use are unchanged.
         """

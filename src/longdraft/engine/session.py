@@ -23,7 +23,7 @@ from longdraft.engine.row_pool import RowPool
 from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
 
-ALONE = 1024  # prompt tokens that are read, while nothing runs, before a request can be cancelled
+ALONE = 1024  # tokens to prefill between cancellation checks when idle
 
 
 class Session:
@@ -102,7 +102,7 @@ class Session:
                 raise RuntimeError("the session is closed")
             held = held_up([*self._waiting, request], self._open, self._rows.whole.capacity, self.total)
             if self.queue is not None and held > self.queue:
-                raise Busy(f"{self.queue} requests are waiting, and no more may: try again later")
+                raise Busy(f"{self.queue} requests are waiting, which is the limit: try again later")
             self._count += 1
             self._open[self._count] = request.need
             self._waiting.append(replace(request, id=self._count, owner=owner))
@@ -229,7 +229,7 @@ class Session:
                     raise
 
     def _read(self, most: int) -> int:
-        """Read at most so many tokens of the entering prompt, which runs once it is read -> how many were."""
+        """Read at most this many tokens of the entering prompt, which runs once it is read -> how many were."""
         begin = perf_counter()
         count = self._rows.read(most, self.drafter.prompt_captures())
         self.stats.prefill_s += perf_counter() - begin

@@ -14,7 +14,7 @@ from longdraft.errors import InputError
 from longdraft.models import support
 
 # Settings of a GenerationConfig that ask for something else, with the values at which they do not, and what to do.
-CACHE = "leave it out, longdraft keeps keys and values in a cache of its own"
+CACHE = "leave it out, longdraft keeps keys and values in its own cache"
 DRAFTS = "leave it out, longdraft drafts by its `method`"
 OTHER = "leave it out, or use plain generate"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {

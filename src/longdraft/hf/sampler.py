@@ -125,7 +125,7 @@ def _of_row(process: Any, b: int, rows: int) -> Any:
 
 
 def _check(process: Any, prompt: Tensor, vocab: int) -> None:
-    """Raises InputError for one of Transformers outside PURE or its range, and for one that gives two answers."""
+    """Raises InputError for one of Transformers outside PURE or its range, and for a nondeterministic one."""
     kind = type(process)
     if kind in IN_RANGE:
         IN_RANGE[kind].check(getattr(process, IN_RANGE[kind].name))
@@ -137,6 +137,6 @@ def _check(process: Any, prompt: Tensor, vocab: int) -> None:
     first, second = (process(asked, torch.zeros(1, vocab, device=prompt.device)) for _ in range(2))
     if not torch.equal(first, second):
         raise InputError(
-            f"{kind.__name__} gives two answers for the same tokens and scores, and drafts need one: make it a function"
+            f"{kind.__name__} is nondeterministic: it returned different scores for the same input. Make it a function"
             " of (input_ids, scores) alone"
         )

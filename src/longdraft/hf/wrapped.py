@@ -37,7 +37,7 @@ _LOCK = threading.Lock()
 def lm_of(model: Any) -> LM:
     """The model's LM: made once, and again only after the model's weights or modules have changed. Raises InputError.
 
-    It has modules of its own over the same weights: attention and hooks are set on these, not on the model's.
+    It has separate modules over the same weights: attention and hooks are set on these, not on the model's.
     """
     with _LOCK:
         state = _state(model)

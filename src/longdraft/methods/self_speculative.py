@@ -14,14 +14,14 @@ from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, Sin
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
-WORTH = 0.25  # the least share of its bytes of weights that a copy must save to be made for `auto`
+WORTH = 0.25  # the minimum share of the bytes of weights that a copy must save to be made for `auto`
 KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
-Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantised copy
+Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantized copy
 DraftKeys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them
 
 
 def _copy(target: LM, draft_weights: Weights) -> LM | None:
-    return None if draft_weights == "same" else target.quantised(draft_weights)
+    return None if draft_weights == "same" else target.quantized(draft_weights)
 
 
 def _keys(target: LM, policy: Policy, draft_kv: DraftKeys) -> Policy:
@@ -29,7 +29,7 @@ def _keys(target: LM, policy: Policy, draft_kv: DraftKeys) -> Policy:
 
 
 def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4") -> Drafter:
-    """A copy of the target with quantised weights drafts gamma tokens and reads codes of every key and value.
+    """A copy of the target with quantized weights drafts gamma tokens and reads codes of every key and value.
 
     The latest 64 to 127 committed slots are read as the target keeps them.
     """
@@ -88,7 +88,7 @@ def vegas(
 ) -> Drafter:
     """The target drafts gamma tokens and reads the slots that the last verification's queries scored highest.
 
-    As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
+    As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log).
     """
     policy = Guided(keep_ratio, min_budget, score, rows, reach)
     return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
@@ -127,7 +127,7 @@ def vegas_reuse(
 def kind_of_copy(target: LM) -> str | None:
     """The kind of the copy by which `auto` drafts.
 
-    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log.md), unless the target has 8
+    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log), unless the target has 8
     bits itself. None where a copy saves too little or the kernels that read packed weights do not compute the target.
     """
     kinds = ("int8", "int4") if target.backend.name == "native" else ()
@@ -135,14 +135,14 @@ def kind_of_copy(target: LM) -> str | None:
 
 
 def by_a_copy(target: LM) -> list[Drafter]:
-    """Drafts by a quantised copy for `auto`: at most one drafter, because a copy takes memory.
+    """Drafts by a quantized copy for `auto`: at most one drafter, because a copy takes memory.
 
     Where the keys are few against the copy's weights it reads all of them, and beyond that the best ones.
     """
     kind = kind_of_copy(target)
     if kind is None:
         return []
-    copy = target.quantised(kind)
+    copy = target.quantized(kind)
     slots = int(KEYS * weights_of(copy).shared / slot_bytes(copy))
     return [SelfDrafter(target, Guided(min_budget=max(slots, 256)), [1] * 7, copy)]
 

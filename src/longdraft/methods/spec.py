@@ -49,7 +49,7 @@ class MethodSpec:
         return self._read.model_dump(exclude={"pace"})
 
     def copies(self, target: LM) -> set[str]:
-        """The kinds of quantised copies of the target by which it drafts; `build` makes those that are not there."""
+        """The kinds of quantized copies of the target by which it drafts; `build` makes those that are not there."""
         own = methods.find(self.name).copy
         kinds = self.options.get("draft_weights", "same"), own(target) if own else None
         return {kind for kind in kinds if kind not in (None, "same")}

@@ -226,8 +226,8 @@ METHODS = {
     ),
     "auto": Method(
         build=auto,
-        drafts="whichever of several methods has the best forecast",
-        paper="ours: whichever of the others has the best forecast",
+        drafts="the one of several methods that has the best forecast",
+        paper="ours: the method with the best forecast",
         family=family.AUTO,
         needs=ANY,
         adaptive=False,

@@ -32,7 +32,7 @@ def longspec(
 ) -> Drafter:
     """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
 
-    window: slots of its own cache that the block attends to (0: as it was trained). gamma: draft a chain of this many
+    window: slots of the block's own cache that it attends to (0: as trained). gamma: draft a chain of this many
     tokens instead of a tree (0: a tree). nodes: draft a chain (of gamma tokens, or as deep as `widths`) and this many
     of the likeliest paths by its distributions (0: no).
     """

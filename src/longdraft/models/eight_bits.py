@@ -24,7 +24,7 @@ LEAST = 1024  # elements of a matrix that is worth packing
 
 
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix [..,outputs,inputs] as int8 and float32 scales [..,outputs], one a row; the rest as it is.
+    """Each matrix [..,outputs,inputs] as int8 and float32 scales [..,outputs], one per row; the rest unchanged.
 
     Round to nearest, so an element moves by at most its row's largest magnitude / 254.
     """

@@ -20,7 +20,7 @@ SHARD = "4GB"
 
 
 def export(lm: LM, tokenizer: Any, out: Path) -> int:
-    """Write the model in its dtype, packed weights dequantised -> how many bytes of weights.
+    """Write the model in its dtype, packed weights dequantized -> how many bytes of weights.
 
     The folder appears once it is complete. An output matrix that equals the embedding is written once, as tied.
     Raises InputError.

@@ -23,8 +23,8 @@ SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ betwe
 def fingerprint(target: LM) -> dict[str, Any]:
     """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
 
-    Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
-    `stored`, by which drafters know it; and the kinds of its keys and of its layers' inputs, if these are quantised.
+    Of a target that was quantized on loading it also has the kind of its weights, and the digest of those that were
+    `stored`, by which drafters know it; and the kinds of its keys and of its layers' inputs, if these are quantized.
     """
     c = target.config
     values = {k: values_of(c, k) for k in SIZES}  # more than one of what differs by layer

@@ -15,7 +15,7 @@ from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
 from longdraft.backends.head import without_layers
 from longdraft.backends.layer_configs import layer_configs
-from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, round_inputs, rows_of
+from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantized_copy, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampling, Sequences, Tree
 from longdraft.core.processes import ALONE, Team
@@ -36,13 +36,13 @@ class LM:
     Complete once it is constructed: `end_tokens`, `note`, `stored` and `digest` are what loading knows and `hf` does
     not tell. backend: makes the backend of `eager`, which computes the passes that the backend does not support.
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
-    weights: "int8" or "int4" if its linear layers were quantised when it was loaded; None: as stored.
+    weights: "int8" or "int4" if its linear layers were quantized when it was loaded; None: as stored.
     kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
     activations: "int8" if its packed layers round their inputs to 8 bits; None: they do not.
     team: the processes that hold a share of its heads and weights each; caches have this process's heads.
     end_tokens: the tokens that end a sequence; None: those of its generation_config.
     note: what a user should know about how it was loaded.
-    stored: the digest of its weights before they were quantised, if they were.
+    stored: the digest of its weights before they were quantized, if they were.
     digest: of all its weights, if they cannot be read from `hf` any more.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
@@ -86,7 +86,7 @@ class LM:
         self.end_tokens = ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens
         self.note, self.stored, self.digest = note, stored, digest
         self.placeholders: dict[int, str] = getattr(hf, "placeholders", {})  # tokens for what is no text
-        self.copies: dict[str, LM] = {}  # those that `quantised` has made, by kind
+        self.copies: dict[str, LM] = {}  # those that `quantized` has made, by kind
 
     @property
     def depth(self) -> int:
@@ -120,11 +120,11 @@ class LM:
 
     @property
     def checkpoints(self) -> int:
-        """After every so many tokens, states are worth keeping for texts that share a beginning."""
+        """After every this many tokens, states are worth keeping for texts that share a beginning."""
         return max(CHECKPOINT, self.prompt_block)
 
     def rules(self) -> Rules:
-        """The rules in its generation_config as it is now. Raises InputError for those that cannot be applied."""
+        """The rules in its current generation_config. Raises InputError for those that cannot be applied."""
         return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
 
     def nbytes(self) -> int:
@@ -135,11 +135,11 @@ class LM:
         unread = sum(p.nbytes for n, p in tables.items() if n not in read)
         return sum(p.nbytes for p in self.hf.parameters()) - unread
 
-    def quantised(self, kind: str) -> LM:
+    def quantized(self, kind: str) -> LM:
         """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
         with self.lock:
             if kind not in self.copies:
-                copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
+                copy, shared = quantized_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
                 if self.activations:
                     round_inputs(copy)
                 align_weights(p for p in copy.parameters() if id(p) not in shared)
@@ -149,7 +149,7 @@ class LM:
             return self.copies[kind]
 
     def saving(self, kind: str) -> float:
-        """The share of `nbytes` that a quantised copy does not read; nothing is copied to find out."""
+        """The share of `nbytes` that a quantized copy does not read; nothing is copied to find out."""
         return bytes_saved(self.hf, kind) / self.nbytes()
 
     def new_cache(self, batch: int, slots: int) -> KVCache:

@@ -15,7 +15,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from longdraft.backends.packed_linear import BITS, quantise_linears, round_inputs
+from longdraft.backends.packed_linear import BITS, quantize_linears, round_inputs
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
@@ -60,8 +60,8 @@ def load(
 
     Only a Hub id uses the network.
 
-    rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
-    weights: "int8" or "int4" quantises the linear layers, which makes another model: the target is that one.
+    rope: KIND:FACTOR (yarn:2) extends the model to this many times its positions (see longdraft.models.rope).
+    weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is that one.
     kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
     activations: "int8" quantizes the inputs of packed layers (of a GGUF file, or of `weights`) to 8 bits in groups of
     32, which is faster and makes another model; "full" does not. None: "int8" for a GGUF file where the CPU kernels
@@ -134,7 +134,7 @@ def _read(
     verify(hf)
     stored = None if weights is None else digest(hf)
     if weights is not None:
-        quantise_linears(hf, weights)
+        quantize_linears(hf, weights)
     rounds = activations == "int8" or (activations is None and file is not None and _can_round(hf))
     whole = digest(hf) if rounds else whole  # later it would have to restore the order of all weights
     if rounds and not (rounds := round_inputs(hf) > 0) and activations:
@@ -165,7 +165,7 @@ def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str |
     file = gguf.read(path)
     kind = file.required("general.architecture", str)
     if kind not in gguf_model.CONFIGS:
-        hf = _dequantised(path, kind, dtype, scaling)
+        hf = _dequantized(path, kind, dtype, scaling)
         return hf, _unpacked(path, kind, dtype)
     config = _try(str(path), lambda: gguf_model.config_of(file))
     refuse(config)
@@ -176,17 +176,17 @@ def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str |
 
 
 def _unpacked(path: Path, kind: str, dtype: str) -> str:
-    return f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
+    return f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
 
 
-def _dequantised(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:
+def _dequantized(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:
     """A file of another architecture, as Transformers reads it."""
     lacking = [name for name in READERS if find_spec(name) is None]
     if lacking:
         known = ", ".join(gguf_model.CONFIGS)
         raise InputError(
             f"{path} contains a model of architecture {kind[:40]!r}: install {' and '.join(lacking)} to read it"
-            f" dequantised, or use a model of {known}"
+            f" dequantized, or use a model of {known}"
         )
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     config = _try(str(path), lambda: neutral(AutoConfig.from_pretrained(path.parent, **options)))

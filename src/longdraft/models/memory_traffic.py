@@ -46,7 +46,7 @@ def weights_of(model: LM) -> Weights:
 
 @dataclass(frozen=True)
 class InCodes:
-    """How many of each row's committed slots a pass reads as codes of so many bits (ops/coded.py)."""
+    """How many of each row's committed slots a pass reads as codes of this many bits (ops/coded.py)."""
 
     slots: Seen
     bits: int

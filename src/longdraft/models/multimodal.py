@@ -79,7 +79,7 @@ def leave_out(hf: Any) -> None:
 def _beside_decoder(hf: Any) -> Iterator[str]:
     """The outermost modules with weights that are neither around nor in the decoder, its embeddings and its head.
 
-    In the decoder these are models of their own, such as what makes tokens of images.
+    In the decoder these are separate models, such as what makes tokens of images.
     """
     layout = layout_of(hf)
     kept = (layout.layers, hf.get_input_embeddings(), hf.get_output_embeddings())

@@ -1,4 +1,4 @@
-"""Small models of long behaviour: the numbers at which a model's attention begins to change, made small for a while."""
+"""Small models of long behavior: the numbers at which a model's attention begins to change, made small for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def changes_rotation(config: Any) -> bool:
 
 @contextmanager
 def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
-    """Inside, so many tokens reach beyond every window, chunk and border of the model that its passes read.
+    """Inside, this many tokens reach beyond every window, chunk and border of the model that its passes read.
 
     Scales that grow with the position grow fast enough to show. long False: borders of rotations stay where they are.
     """

@@ -130,7 +130,7 @@ def counts_from_padding(hf: Any) -> bool:
 
 
 def compare_chain(hf: Any, tokens: int) -> float:
-    """The error (as `difference`) of the logits of the second half of so many tokens, read in two passes."""
+    """The error (as `difference`) of the logits of the second half of this many tokens, read in two passes."""
     ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
     hf.set_attn_implementation("eager")
     stock = hf(input_ids=ids, use_cache=False).logits

@@ -82,7 +82,7 @@ class Literals(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         node.node = self.visit(node.node)
-        node.arg = node.arg if isinstance(node.arg, nodes.Const) else self.visit(node.arg)  # a name stays as it is
+        node.arg = node.arg if isinstance(node.arg, nodes.Const) else self.visit(node.arg)  # a name stays unchanged
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:

@@ -15,7 +15,7 @@ from longdraft.errors import InputError
 
 OURS = {"attn_implementation": "eager", "experts_implementation": None}  # for from_pretrained, instead of the config's
 IGNORED = ("fusion_config", "transformers_weights")  # keys that would patch modules or name another file of weights
-UNDONE = ("mxfp4", "fp8")  # quantisations that Transformers can undo when it reads the weights
+UNDONE = ("mxfp4", "fp8")  # quantizations that Transformers can undo when it reads the weights
 QUIET = ("gated_repo", "missing_entries", "connection_errors")
 
 
@@ -49,8 +49,8 @@ def neutral(config: Any) -> Any:
         kind = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if kind not in UNDONE:
             raise InputError(
-                f"the weights are quantised ({str(kind)[:40]}), which needs code of another package: use the model's"
-                " unquantised weights"
+                f"the weights are quantized ({str(kind)[:40]}), which needs code of another package: use the model's"
+                " unquantized weights"
             )
         part.quantization_config = {**quantization, "dequantize": True}  # otherwise kernels from the Hub would run
     return config

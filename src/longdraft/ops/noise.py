@@ -14,7 +14,7 @@ ACCEPT, RESIDUAL, DRAFT = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on wrapping int64; the masks make the shifts logical."""
+    """The finalizer of splitmix64 on wrapping int64; the masks make the shifts logical."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -4658895280553007687
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -7723592293110705685
     return x ^ ((x >> 31) & ((1 << 33) - 1))
@@ -31,7 +31,7 @@ def row_seed(seed: int, row: int) -> int:
 
 
 def _mixed(x: int) -> int:
-    """The same finaliser for a Python integer of any size."""
+    """The same finalizer for a Python integer of any size."""
     x &= (1 << 64) - 1
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & ((1 << 64) - 1)

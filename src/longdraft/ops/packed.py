@@ -12,7 +12,7 @@ from longdraft.ops.scales import PlainScales, Scales
 
 GROUP = 32  # inputs that share a scale, unless a file's format has smaller groups
 BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
-ROWS = 1 << 12  # outputs that are dequantised at a time, in double precision
+ROWS = 1 << 12  # outputs that are dequantized at a time, in double precision
 LEAST = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
 LOW, HIGH = {4: 32, 5: 32, 6: 32, 8: 64}, {4: 0, 5: 8, 6: 16, 8: 0}  # bytes of a block: lowest bits, other bits
 GROUPS = {4: (32,), 5: (32,), 6: (16,), 8: (16, 32)}  # that the kernels know
@@ -78,10 +78,10 @@ class Packed:
         """The matrix of these outputs."""
         return self.of({name: x[which] for name, x in self.parts.items()})
 
-    def dequantised(self) -> Tensor:
+    def dequantized(self) -> Tensor:
         """float32 [outputs,inputs]: the specification of what the kernels compute with."""
         if len(self.low) > ROWS:
-            return torch.cat([self.rows(slice(i, i + ROWS)).dequantised() for i in range(0, len(self.low), ROWS)])
+            return torch.cat([self.rows(slice(i, i + ROWS)).dequantized() for i in range(0, len(self.low), ROWS)])
         scale, offset = (None if x is None else x.double()[..., None] for x in self.scales.numbers())
         assert scale is not None
         codes = self.codes().view(*scale.shape[:2], self.group).double()
@@ -106,12 +106,12 @@ class Packed:
     def entries(self, places: Tensor) -> Tensor:
         """float32: the entries at these places of the matrix, counted row by row."""
         row, column = places // self.inputs, places % self.inputs
-        size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a matrix of its own
+        size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a separate matrix
         which = column // size
         parts = {
             name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which] for name, x in self.parts.items()
         }
-        return self.of(parts, size).dequantised().gather(1, (column % size)[:, None]).squeeze(1)
+        return self.of(parts, size).dequantized().gather(1, (column % size)[:, None]).squeeze(1)
 
     @property
     def _room(self) -> int:
@@ -143,7 +143,7 @@ def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed
     return Packed(bits, inputs, low.contiguous(), high, scales, group)
 
 
-def quantised(weight: Tensor, bits: int) -> Packed:
+def quantized(weight: Tensor, bits: int) -> Packed:
     """A matrix [outputs,inputs], inputs a multiple of 32, rounded to the nearest of the codes of its groups.
 
     Of 8 bits the codes are symmetric about 0. Of 4 bits they span the group's range, which keeps more of a model's

@@ -35,7 +35,7 @@ def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Ten
         return out, after
     s = native.Scan(
         tokens=T, heads=H, key_heads=G, keys=N, values=P, first=T - W, per_key=decay.ndim == 3,
-        normalised=terms.normalised, scale=terms.scale, steps=len(order.steps), slots=order.saved,
+        normalized=terms.normalized, scale=terms.scale, steps=len(order.steps), slots=order.saved,
         order=_address(order.steps), before=_address(before), kept=order.kept, after=_address(after),
         decay=_address(decay), k=_address(k), v=_address(v), beta=_address(beta), q=_address(q),
         out=None if q is None else _address(out),

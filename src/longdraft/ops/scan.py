@@ -17,7 +17,7 @@ class Terms:
     """A step of state S [H,N,P]: S becomes exp(gate) S + k u, and its output is scale S q, summed over N.
 
     u is v, or with beta (v - k exp(gate) S) beta (delta rule). k [T,G,N] for H/G heads each, v [T,H,P], gate [T,H] or
-    [T,H,N], beta [T,H], and q [W,G,N] of the last W tokens; None: no output. normalised: k and q are divided by their
+    [T,H,N], beta [T,H], and q [W,G,N] of the last W tokens; None: no output. normalized: k and q are divided by their
     length.
     """
 
@@ -27,7 +27,7 @@ class Terms:
     beta: Tensor | None = None
     q: Tensor | None = None
     scale: float = 1.0
-    normalised: bool = False
+    normalized: bool = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -94,8 +94,8 @@ def along(
     state None: the committed one is zero.
     """
     v, gate, heads = terms.v.to(dtype), terms.gate.to(dtype), terms.v.shape[1]
-    k = _by_head(terms.k.to(dtype), heads, terms.normalised)
-    q = None if terms.q is None else _by_head(terms.q.to(dtype), heads, terms.normalised)
+    k = _by_head(terms.k.to(dtype), heads, terms.normalized)
+    q = None if terms.q is None else _by_head(terms.q.to(dtype), heads, terms.normalized)
     empty = k.new_zeros(heads, k.shape[2], v.shape[2])
     decay = (gate if gate.ndim == 3 else gate[..., None]).exp()[..., None]
     out = v.new_zeros(0 if q is None else len(q), *v.shape[1:])
@@ -115,6 +115,6 @@ def along(
     return out, saved[: order.kept].clone() if 0 < order.kept < order.saved else saved[: order.kept]
 
 
-def _by_head(x: Tensor, heads: int, normalised: bool) -> Tensor:
-    x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) if normalised else x
+def _by_head(x: Tensor, heads: int, normalized: bool) -> Tensor:
+    x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) if normalized else x
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

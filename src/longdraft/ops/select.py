@@ -64,7 +64,7 @@ def room_for(slots: int) -> int:
 class Compact:
     """Keys and values of selected slots side by side, in any order; a new selection copies only the slots it adds.
 
-    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers as they are, [K,P,D].
+    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers unchanged, [K,P,D].
     The contents of a slot must not change between selections.
     """
 

@@ -17,7 +17,7 @@ _before: list[int] = []  # the processors that the threads could run on before t
 
 
 def pin() -> bool:
-    """Pin each of torch's threads to a processor of its own until `release`; -> whether it was done.
+    """Pin each of torch's threads to its own processor until `release`; -> whether it was done.
 
     It is done only if there are as many threads as processors (otherwise the operating system's scheduler, which knows
     what else runs, chooses better), with a native build, on a system with affinities, and unless the environment sets
@@ -25,15 +25,32 @@ def pin() -> bool:
     """
     release()
     lib: Any = native.library()
-    threads = torch.get_num_threads()
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if lib is None or not 1 < threads == len(allowed) or any(name in os.environ for name in AFFINITY):
+    allowed = _allowed()
+    if obstacle():
         return False
     own = torch.tensor(allowed)
-    if not lib.longdraft_pin(threads, own.data_ptr()):
+    if not lib.longdraft_pin(len(allowed), own.data_ptr()):
         return False  # more processors than an affinity mask can hold
     _before.extend(allowed)
     return True
+
+
+def obstacle() -> str:
+    """Why `pin` would not pin; "" if it would."""
+    allowed, threads = _allowed(), torch.get_num_threads()
+    if native.library() is None:
+        return "without kernels"
+    if not allowed:
+        return "this system cannot pin"
+    if named := [name for name in AFFINITY if name in os.environ]:
+        return f"{named[0]} places them"
+    if threads == 1 or threads != len(allowed):
+        return "only if there are as many threads as processors, and more than one"
+    return ""
+
+
+def _allowed() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def release() -> None:

@@ -21,8 +21,8 @@ MOST_CLIENTS = 1000  # that are counted apart
 class Access:
     """Logs each request once: when it has been answered, and probes (ALWAYS) only if they fail.
 
-    Refusals are lines of their own kind, of which a client gets `most` in `window_s` seconds. The others are counted,
-    and reported in one line after that time.
+    Refusals are logged separately; a client address gets `most` lines in `window_s` seconds. Later ones are
+    counted, and one line reports the count.
     """
 
     def __init__(self, app: ASGIApp, most: int = 10, window_s: float = 10.0):

@@ -48,7 +48,7 @@ class Task(Protocol):
 
 
 class Engine:
-    """Steps a session in a thread of its own while there is work; a stream gets every event of its request.
+    """Steps a session in its own thread while there is work; a stream gets every event of its request.
 
     A task, if there is one, takes turns with the session: a step each. alone: whether no other engine decodes in this
     process, so that its threads may be pinned.

@@ -10,7 +10,7 @@ from longdraft import sampling_parameters as parameters
 from longdraft.server.conditions import Rule
 
 MOST_ENTRIES = 300  # of an object whose keys the client chooses
-MOST_FIELDS = 64  # of any other; each unknown one would be an error of its own
+MOST_FIELDS = 64  # of any other; each unknown one would be a separate error
 
 
 def encodable(text: str) -> str:

@@ -45,7 +45,7 @@ class Format:
     """The fields of every chunk of an answer. word: a token's own text.
 
     top: how many alternatives a log-probability has; None: none is given. with_usage: the last chunk has the usage, and
-    if in_parts, every one has it as it is then.
+    if in_parts, every chunk has the usage so far.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Format:
     kind = ""
 
     def log_probabilities(self, tokens: int) -> int:
-        """How many there are for so many tokens, alternatives included: what formatting them costs."""
+        """How many there are for this many tokens, alternatives included: what formatting them costs."""
         return 0 if self.top is None else tokens * (self.top + 1)
 
     def head(self) -> Json:

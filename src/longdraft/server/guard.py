@@ -24,7 +24,7 @@ class Guard:
     """Every path needs the key unless it is in OPEN. keys: any of them is right; none: no key is needed.
 
     hosts: the names that a Host header may have, so that a web page elsewhere cannot reach a server on this machine by
-    a name of its own; None: any. most_body, most_headers: bytes, whether or not a body comes in chunks. most_requests:
+    its own name; None: any. most_body, most_headers: bytes, whether or not a body comes in chunks. most_requests:
     how many of a client's requests may be open at once. shared: whether requests with different keys may use each
     other's cached prompts. The state of a request has its `owner`: a name for its key, or "" where all are one.
     draining: whether only running requests are answered, and those to ALWAYS; all connections are closed then.

@@ -16,7 +16,7 @@ def check_choices(work: Work, session: Session) -> None:
 
 
 def check_numbers(body: Sampled, wanted: int, vocab: int) -> None:
-    """Raises Problem for tokens that the vocabulary has not, and for more tokens at least than the most."""
+    """Raises Problem for tokens outside the vocabulary, and if the minimum length exceeds the maximum."""
     if any(int(token) >= vocab for token in body.logit_bias):
         why = f"a biased token is not in the model's vocabulary of {vocab}: leave it out"
         raise Problem(400, why, "logit_bias")

@@ -15,7 +15,7 @@ from longdraft.server.problems import Problem
 LONG = 1 << 16  # characters, tokens or log-probabilities: these are read one at a time
 PIECE = 1 << 14  # characters
 SPARE = 64  # tokens that a text may have less than a piece of it and the rest, apart
-MOST_TOKENIZED = 1 << 17  # tokens that /tokenize gives, where there is not room for more
+MOST_TOKENIZED = 1 << 17  # the maximum number of tokens that /tokenize returns, if the limit is not larger
 LARGE = 1 << 20  # bytes of a body
 
 
@@ -48,7 +48,7 @@ def pieces(text: str) -> Iterator[str]:
 def check_length(tokenizer: Any, text: str, most: int, leave_out: str = "") -> None:
     """Raises Problem for a long text that surely has more tokens than this; others are to be counted as a whole."""
     if len(text) > LONG and exceeds(tokenizer, text, most, leave_out):
-        excess = f"the prompt has more than the {most} tokens that there is room for here: give a shorter one"
+        excess = f"the prompt has more tokens than this server's limit of {most}: give a shorter one"
         raise Problem(400, excess, "prompt", "context_length_exceeded")
 
 

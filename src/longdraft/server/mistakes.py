@@ -42,7 +42,7 @@ def mistake(error: RequestValidationError) -> tuple[str | None, str]:
 
 
 def _progress(place: tuple[Path, Any]) -> tuple[bool, int, list[int]]:
-    """How far the check of a value came: a wrong type is the least, then the place counts."""
+    """How far the check of a value came: a wrong type ranks lowest, then the position decides."""
     path, error = place
     return error["type"] not in KINDS, len(path), [entry for entry in path if isinstance(entry, int)]
 

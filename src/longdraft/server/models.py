@@ -11,7 +11,7 @@ from longdraft.server.service import Service
 
 
 class Models:
-    """At least one service, each with a name and an engine of its own; the first is what the page shows."""
+    """At least one service, each with a name and its own engine; the first is what the page shows."""
 
     def __init__(self, services: Sequence[Service]):
         self.first, self._services = services[0], {service.model: service for service in services}
@@ -39,6 +39,6 @@ class Models:
 
 
 def about(service: Service) -> dict[str, Any]:
-    """As OpenAI lists a model; max_model_len, vLLM's, is how many tokens there is room for."""
+    """As OpenAI lists a model; max_model_len, as in vLLM, is the maximum length in tokens."""
     found = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
     return found | {"max_model_len": service.room}

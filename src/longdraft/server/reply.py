@@ -54,8 +54,8 @@ class Reply:
     """Its deltas together are the text before the first stop string, the same however tokens came in events.
 
     tokens: how many of the new tokens count: up to the one that completes a stop string, end token included. least: a
-    stop string that ends within so many tokens is text. reader: splits the text into parts; it sees the special tokens
-    that are in `shown`, as these characters.
+    stop string that ends within this many tokens is text. reader: splits the text into parts; it sees the special
+    tokens that are in `shown`, as these characters.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Reply:
         )
 
     def _out(self, count: int, finish: str | None = None) -> Delta:
-        """Give out so many characters of the held text."""
+        """Release this many characters of the held text."""
         delta = Delta(self.held[:count], [], finish)
         self.held, self.end, self.finish = self.held[count:], self.end + count, finish
         if self.reader is not None:

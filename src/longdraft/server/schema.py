@@ -87,7 +87,7 @@ class Sampled(Strict):
     A temperature that is not given is 1, as in OpenAI's API.
 
     user to metadata are labels. Of store and service_tier only the values that ask for nothing are accepted.
-    min_tokens: no end token, stop token or stop string ends the answer before it has so many tokens.
+    min_tokens: no end token, stop token or stop string ends the answer before it has this many tokens.
     """
 
     rules = (

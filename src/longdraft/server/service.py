@@ -161,18 +161,18 @@ class Service:
         return Reply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
-        """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
+        """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves no room."""
         room = self.room - len(prompt)
         if room < 1:
             excess = (
-                f"the prompt has {len(prompt)} tokens, and there is room for {self.room - 1} here: give a shorter one"
+                f"the prompt has {len(prompt)} tokens, and this server's limit is {self.room - 1}: give a shorter one"
             )
             raise Problem(400, excess, "prompt", "context_length_exceeded")
         wanted = min(self.most_new, room) if limit is None else limit
         if wanted > self.most_new:
             raise Problem(400, f"{wanted} new tokens are more than the {self.most_new} allowed here", "max_tokens")
         if wanted > room:
-            excess = f"{len(prompt)} prompt tokens and {wanted} new ones exceed the {self.room} that there is room for"
+            excess = f"{len(prompt)} prompt tokens and {wanted} new ones exceed this server's limit of {self.room}"
             raise Problem(400, f"{excess}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
         return wanted
 

@@ -26,7 +26,7 @@ async def tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
 
 
 def about_tokenizer(service: Service) -> dict[str, Any]:
-    """The chat template, the special tokens by name, and how many tokens there is room for."""
+    """The chat template, the special tokens by name, and the maximum length in tokens."""
     template = getattr(service.tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")

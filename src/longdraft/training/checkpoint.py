@@ -15,14 +15,14 @@ from longdraft.core.files import parse
 from longdraft.errors import InputError
 
 
-def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: int = 2) -> Path:
+def save(folder: Path, step: int, model, optimizers: list, state: dict, keep: int = 2) -> Path:
     """Write folder/step-NNNNNNNN and remove all but the newest `keep`. Raises InputError."""
     final, draft = folder / f"step-{step:08d}", folder / "writing"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
         save_file(weights(model), draft / "model.safetensors")
-        torch.save([o.state_dict() for o in optimisers], draft / "optimisers.pt")
+        torch.save([o.state_dict() for o in optimizers], draft / "optimizers.pt")
         (draft / "state.json").write_text(json.dumps({**state, "step": step}))
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
@@ -75,17 +75,20 @@ def _check(state: Any) -> None:
         raise ValueError("runs or probes in state.json is not a list of JSON objects")
 
 
-def load(path: Path, model, optimisers: list) -> dict:
-    """Restore weights and optimiser state; -> the state saved with them. Raises InputError."""
+def load(path: Path, model, optimizers: list) -> dict:
+    """Restore weights and optimizer state; -> the state saved with them. Raises InputError."""
     try:
         state = parse((path / "state.json").read_text())
         _check(state)
         saved = load_file(path / "model.safetensors")
         model.load_state_dict({k: saved[first] for k, first in _first_names(model).items()})
-        if optimisers:
-            states = torch.load(path / "optimisers.pt", weights_only=True)
-            for optimiser, its_state in zip(optimisers, states, strict=True):
-                optimiser.load_state_dict(its_state)
+        if optimizers:
+            states = path / "optimizers.pt"
+            if not states.exists():  # written by version 0.1 or older
+                states = path / "optimisers.pt"
+            states = torch.load(states, weights_only=True)
+            for optimizer, its_state in zip(optimizers, states, strict=True):
+                optimizer.load_state_dict(its_state)
     except Exception as error:  # a damaged file raises different errors in each library
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fault = f"{path}: unreadable checkpoint ({reason})"

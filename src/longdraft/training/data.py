@@ -61,7 +61,7 @@ class Corpus:
             arrays = {f: np.load(folder / f"{f}.npy", mmap_mode="r") for f in ("tokens", "starts", "groups")}
             return cls(**arrays, **parse((folder / "corpus.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
-            fault = f"{folder}: no readable tokenised data ({error})"
+            fault = f"{folder}: no readable tokenized data ({error})"
             raise InputError(f"{fault}; delete the folder to make it again") from None
 
     def count(self, kind: str) -> int:
@@ -193,7 +193,7 @@ def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document
     return [d for d in documents if not held_out(d.name, patterns)], out
 
 
-def tokenise(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
+def tokenize(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
     """Encode documents; `tokenizer` is a tokenizers.Tokenizer with at most `vocab` entries."""
     pieces, lengths, kind = [], [], np.uint16 if vocab <= 1 << 16 else np.uint32
     for begin in range(0, len(documents), 64):

@@ -46,7 +46,7 @@ def generator(seed: int, *more: int) -> np.random.Generator:
 def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: bool = False) -> np.ndarray:
     """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text. Raises InputError.
 
-    grid: they begin at a multiple of size - 1 in their group, so that the same rows come again.
+    grid: they begin at a multiple of size - 1 in their group, so that cached states are reused.
     """
     room = np.diff(corpus.groups) - size + 1
     room[room < 0] = 0

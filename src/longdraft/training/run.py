@@ -18,7 +18,7 @@ from longdraft.training import checkpoint, data, rows, trainer
 from longdraft.training.frozen import Frozen, implied_length
 
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
-HELD_OUT_EVERY = 50  # one document in so many is held out if the target has no list of held-out files
+HELD_OUT_EVERY = 50  # one document in this many is held out if the target has no list of held-out files
 
 
 class Objective(Protocol):
@@ -47,7 +47,7 @@ def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path)
             raise InputError("the target's tokenizer has no end token, which is needed between documents")
         fast.no_truncation()
         for name, documents in (("train", seen), ("heldout", unseen)):
-            data.tokenise(documents, fast, eos, frozen.lm.vocab).save(home / name)
+            data.tokenize(documents, fast, eos, frozen.lm.vocab).save(home / name)
         (home / "done").write_text(digest)
     if (home / "done").read_text() not in ("", digest):
         raise InputError(f"{home} was made with another tokenizer: give another --work, or delete it")
@@ -104,7 +104,7 @@ def train(
 ) -> dict:
     """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError.
 
-    grid: rows begin at multiples of their length, so that they come again.
+    grid: rows begin at multiples of their length, so that cached states are reused.
     """
     s, texts = settings, held_out_rows(heldout, max(length for length, _ in settings.plan.stages))
     device = next(objective.module.parameters()).device

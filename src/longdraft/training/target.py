@@ -47,8 +47,8 @@ def prepare(
         else:
             made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
         tokenizer.save(made, home / "tokenizer", positions)
-        data.tokenise(seen, made, tokenizer.EOS_ID).save(home / "train")
-        data.tokenise(unseen, made, tokenizer.EOS_ID).save(home / "heldout")
+        data.tokenize(seen, made, tokenizer.EOS_ID).save(home / "train")
+        data.tokenize(unseen, made, tokenizer.EOS_ID).save(home / "heldout")
         (home / "done").touch()
     return data.load(home)
 

@@ -25,7 +25,7 @@ from longdraft.training import checkpoint
 from longdraft.training.schedule import Plan
 
 
-def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
+def optimizers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms, with their full learning rates."""
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "head" not in n]
     ids = {id(p) for p in inner}
@@ -101,7 +101,7 @@ def train(
     parts = settings.parts
     team = settings.team
     team.share(parts)  # raises before any work is done
-    made, records = optimisers(model, *s.rates), s.work / "checkpoints"
+    made, records = optimizers(model, *s.rates), s.work / "checkpoints"
     log = EventLog(s.work / "log.jsonl", silent=not team.first)
     state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
     if s.resume:
@@ -206,7 +206,7 @@ def mean_gradient(model, loss_of: Callable[[int], torch.Tensor], step: int, part
 
 
 def update(model, made: list, loss: float, step: int, factor: float, records: Path) -> float:
-    """One optimiser step; -> the gradient's norm. If it or the loss is not finite: InputError, and no change."""
+    """One optimizer step; -> the gradient's norm. If it or the loss is not finite: InputError, and no change."""
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 TRIES = 7
 LEVELS = 8  # of the tree whose nodes are compared with a root alone
 LOOP = 1.2  # the loop around a step adds to it: sequences, statistics
-WIDE = 8192  # a layer of so many rows is read from memory, not from a core's cache
+WIDE = 8192  # a layer of this many rows is read from memory, not from a core's cache
 BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and attention
 
 

@@ -6,9 +6,7 @@ import hashlib
 import json
 import math
 import os
-import platform
 import sys
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from longdraft.core.provenance import now
 from longdraft.costs.counts import counts_of
 from longdraft.costs.passes import PassCosts
 from longdraft.errors import InputError
-from longdraft.models.fetch import cache_folder
 from longdraft.models.lm import LM
+from longdraft.tuning import kept
 from longdraft.version import __version__
 
 FORMAT = 1  # another number for costs that mean something else
@@ -32,13 +30,7 @@ def machine_name(device: torch.device) -> str:
     """The model of the processor or GPU, and how many processors this process may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        told = dict.fromkeys(v.strip() for k, _, v in (x.partition(":") for x in lines) if k.startswith("model"))
-        name = " ".join(told) or name
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {allowed} processors"
+    return kept.machine_name()
 
 
 def fingerprint(model: LM) -> dict[str, Any]:
@@ -61,7 +53,7 @@ def fingerprint(model: LM) -> dict[str, Any]:
 def place_of(model: LM) -> Path:
     """Where this model's costs are, or would be."""
     digest = hashlib.sha256(json.dumps(fingerprint(model), sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "costs" / f"{digest[:24]}.json"
+    return kept.folder() / f"{digest[:24]}.json"
 
 
 def store(model: LM, costs: PassCosts, errors: dict[str, float]) -> Path:

@@ -63,7 +63,7 @@ def selected(shape: Shape) -> int:
 class Workload:
     """A cache of `rows` rows with room for `context` slots each, and passes over any part of it.
 
-    Every slot is written, so that it is memory of its own. A recurrent model's states are those of a few tokens.
+    Every slot is written, so that it takes separate memory. A recurrent model's states are those of a few tokens.
     """
 
     def __init__(self, model: LM, rows: int, context: int):

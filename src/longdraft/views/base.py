@@ -24,9 +24,9 @@ class View:
     indices [L|1,B,P]: ascending, with -1 for padding at the end; or [L|1,B,K|1,P] with a selection per key head, of
     equal lengths. layers maps a layer of the model to its entry in indices (None: one selection for all layers).
     The selected keys and values are copied side by side, once per layer and row, when a draft first reads them.
-    copies: the buffers, which a view may take over from the view before it, and which only one of them may read.
+    copies: the buffers, which may be inherited from the previous view; only one of the two views may read them.
     copied: what this view has copied into them; None where nothing is selected.
-    bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: the numbers as they are.
+    bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: the numbers unchanged.
     """
 
     indexable: ClassVar[Literal[True]] = True
@@ -108,7 +108,7 @@ class Policy:
     usual: tuple[float, float] = (0.85, 0.75)  # acceptance of a target's drafts under it, greedy and sampled
     lasts: int = 1  # steps for which a view stays that attention scores have chosen
     renews: bool = False  # whether `stay` changes that
-    bits: int = 0  # of a number of a key that a view selects; 0: as it is in the cache
+    bits: int = 0  # of a number of a key that a view selects; 0: unchanged
 
     def captures(self) -> CaptureSpec:
         """What the next verify pass must keep for `update`."""
@@ -147,7 +147,7 @@ class Policy:
         return lengths if self._view is None else self._view.seen(lengths)
 
     def coded(self, lengths: list[int]) -> list[int]:
-        """How many of the slots that are `seen` are read as codes of so many bits."""
+        """How many of the slots that are `seen` are read as codes of this many bits."""
         return [0] * len(lengths)
 
     def view(self, cache: KVCache) -> KVView | None:

@@ -10,15 +10,15 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact
 from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
 
-SHARES = {8: 1.0, 4: 0.97}  # the share of acceptance that drafts keep which read codes of so many bits
+SHARES = {8: 1.0, 4: 0.97}  # the share of acceptance that drafts keep which read codes of this many bits
 
 
 class Coded(Policy):
-    """Shows what another policy shows, as codes of so many bits, except each row's latest slots.
+    """Shows what another policy shows, as codes of this many bits, except each row's latest slots.
 
     policy: one whose views are `View` or None. Of the slots that its view shows from tail_start on, those before the
     last `recent` to 2 * recent committed slots are read as codes too, so the codes of a growing text are extended by
-    `recent` slots at a time. A view that selects for each key head keeps its tail as it is in the cache. A slot is
+    `recent` slots at a time. A view that selects for each key head keeps its tail unchanged. A slot is
     encoded once it is committed; the cache itself is not changed.
     """
 
@@ -99,7 +99,7 @@ class Coded(Policy):
         return self._view
 
     def _start(self, view: View, b: int, length: int) -> int:
-        """The first slot of row b that is read as it is in the cache."""
+        """The first slot of row b that is read unchanged from the cache."""
         end = (length - self.recent) // self.recent * self.recent
         return view.starts[b] if view.indices.dim() == 4 else max(view.starts[b], end)
 

@@ -10,7 +10,7 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose, uniform
 from longdraft.views.base import ByLayerAndRow, Policy, View, budget_of, pad_rows, without_row
 
-SHARE = 0.25  # the share of its score that a position passes on (measured: docs/log.md)
+SHARE = 0.25  # the share of its score that a position passes on (measured: docs/log)
 
 
 class Guided(Policy):

@@ -10,8 +10,8 @@ from longdraft.core import Captures, CaptureSpec, KVCache, Tree, without
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 
-OBSERVED = 32  # the most queries whose attention is averaged
-POOL = 5  # slots over which SnapKV averages scores, so that neighbours of a good key are kept with it
+OBSERVED = 32  # the maximum number of queries whose attention is averaged
+POOL = 5  # slots over which SnapKV averages scores, so that neighbors of a good key are kept with it
 
 
 def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
@@ -54,7 +54,7 @@ SCORERS = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
 class PromptSelection(Policy):
     """Selects slots of each layer and key head before a row's first draft, and keeps them; later slots are all shown.
 
-    A subclass defines `tail_start` and `select`. every: select again every so many steps (0: never).
+    A subclass defines `tail_start` and `select`. every: select again every this many steps (0: never).
     """
 
     def __init__(self, score: str, every: int = 0):

@@ -10,7 +10,7 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 def last_layer(model: LM) -> int | None:
-    """The last layer with full attention and keys of its own; None if every layer has a sliding window."""
+    """The last layer with full attention and its own keys; None if every layer has a sliding window."""
     layers = set(model.architecture.with_keys) - set(model.windows) - set(model.sources)
     return max(layers, default=None)
 

@@ -27,7 +27,7 @@ def fits(model: Architecture) -> bool:
 
 def is_plain(model: Architecture) -> bool:
     """Whether all layers have heads of one width, positions are rotations, there are no experts,
-    and every layer has keys of its own and attends to them once, without biases."""
+    and every layer has its own keys and attends to them once, without biases."""
     if differs(model.config) or model.sources or model.differential or model.longest is not None:
         return False
     c, dim = model.config, head_dim(model.config)
@@ -117,7 +117,7 @@ class CudaBackend(Backend):
         p.used = True
 
     def _indices(self, view: IndexView, cache: KVCache) -> tuple[Tensor, int, list[int]]:
-        """Addresses of the selected keys [L,B,4], the most of a row, and tail_start. Computed once per view."""
+        """Addresses of the selected keys [L,B,4], the longest row's count, and tail_start. Computed once per view."""
         if self._selected is None or self._selected[0] is not view:
             layers, rows = range(self.architecture.config.num_hidden_layers), range(len(cache.length))
             places = [[self._place(view, cache, layer, b) for b in rows] for layer in layers]

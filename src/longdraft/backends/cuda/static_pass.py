@@ -63,7 +63,7 @@ def padded(nodes: int) -> int:
 class Shape(NamedTuple):
     """What a graph is recorded for; a pass of another shape needs another graph.
 
-    tree, keys, selected: the most nodes of a tree, slots and selected slots of a row. kept: rows of scores. spec: its
+    tree, keys, selected: maxima: nodes of a tree, slots and selected slots of a row. kept: rows of scores. spec: its
     rows are "all", unless a mean or nothing is kept. normal: the tensors are no inference tensors.
     """
 

@@ -60,7 +60,7 @@ class NativeBackend(Backend):
         self.recurrent = bool(architecture.scans)
         self.step = (HybridStep if self.recurrent else NativeStep)(architecture.hf, architecture.windows)
         self.kernels = native.name_of(self.step.lib)
-        # Whether prompts are computed here too: these kernels read them faster than torch does (docs/log.md), except
+        # Whether prompts are computed here too: these kernels read them faster than torch does (docs/log), except
         # that the build with matrix tiles has not been measured.
         # Those of recurrent layers must be computed here, so that states are in one order.
         self.prefills = self.recurrent or self.kernels != "amx"

@@ -14,11 +14,8 @@ from longdraft.backends.decoder_layer import LINEARS, NORMS
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
-from longdraft.ops.packed import GROUP, Packed, quantised
-from longdraft.ops.scales import EightBitScales, Scales, SixBitScales
-
-FORMATS = {(4, 32): "BITS_4", (5, 32): "BITS_5", (6, 16): "BITS_6", (8, 32): "BITS_8", (8, 16): "BITS_8_OF_16"}
-FORMS: dict[type[Scales], str] = {SixBitScales: "SIX_BITS", EightBitScales: "EIGHT_BITS"}
+from longdraft.ops.native import pins
+from longdraft.ops.packed import GROUP, quantized
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
@@ -28,19 +25,8 @@ def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
             raise ValueError(f"a native pass needs {shape} of int64 or bool, not {tuple(x.shape)} of {x.dtype}")
 
 
-class Pins:
-    """Keeps the tensors alive whose addresses the kernels hold."""
-
-    def __init__(self) -> None:
-        self._kept: list[Tensor] = []
-
-    def raw(self, x: Tensor) -> int:
-        x = x.detach().contiguous()
-        self._kept.append(x)
-        return x.data_ptr()
-
-    def float(self, x: Tensor | None) -> int | None:
-        return None if x is None else self.raw(x.float())
+class Pins(pins.Pins):
+    """Keeps the tensors of modules alive whose addresses the kernels hold."""
 
     def norm(self, module: Any | None) -> int | None:
         return None if module is None else self.float(module.weight)
@@ -48,36 +34,14 @@ class Pins:
     def linear(self, module: Any) -> native.Linear:
         if isinstance(module, PackedLinear):
             return self.packed(module.stored, self.float(module.bias), isinstance(module, EightBitInputs))
-        outputs, inputs = module.weight.shape
-        return native.Linear(
-            weight=self.raw(module.weight), bias=self.float(module.bias), outputs=outputs, inputs=inputs
-        )
+        return self.numbers(module.weight, self.float(module.bias))
 
     def drafting(self, module: Any) -> native.Linear:
         """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights to be read."""
         half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
         if not half or module.in_features % GROUP:
             return self.linear(module)
-        return self.packed(quantised(module.weight, 8), self.float(module.bias), False)
-
-    def packed(self, p: Packed, bias: int | None, interleaved: bool) -> native.Linear:
-        parts = {name: self.raw(part) for name, part in p.parts.items()}
-        scale = p.scales.parts["scale"]
-        form = native.ScaleForm[FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")]
-        outputs, inputs = p.shape
-        return native.Linear(
-            weight=parts["low"],
-            bias=bias,
-            outputs=outputs,
-            inputs=inputs,
-            format=native.Format[FORMATS[p.bits, p.group]],
-            scales=form,
-            high=parts.get("high"),
-            scale=parts["scale"],
-            offset=parts.get("offset"),
-            unit=parts.get("unit"),
-            interleaved=interleaved,
-        )
+        return self.packed(quantized(module.weight, 8), self.float(module.bias), False)
 
 
 class NativeStep:

@@ -53,7 +53,7 @@ class FirstTokens:
 
 
 def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
-    """How many tokens of each row the target would choose after those before them; the least of all rows."""
+    """How many tokens of each row the target would choose after those before them; the minimum of all rows."""
     if any(not 0 <= token < session.target.vocab for row in rows for token in row):
         return 0
     given = torch.tensor(rows, device=session.target.device)

@@ -103,7 +103,7 @@ class Choice:
         """The GGUF file with the target's weights. Raises CannotRun."""
         if target.weights and not self.model:
             raise CannotRun(
-                f"the target is quantised by --weights {target.weights}: name a GGUF file with --peer-model"
+                f"the target is quantized by --weights {target.weights}: name a GGUF file with --peer-model"
             )
         file = self.model or gguf_of(target)
         if file is None:

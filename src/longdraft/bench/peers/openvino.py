@@ -1,4 +1,4 @@
-"""OpenVINO GenAI in a process and an environment of its own: alone, with prompt lookup or with a draft model."""
+"""OpenVINO GenAI in a separate process and environment: alone, with prompt lookup or with a draft model."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.views import Full, Guided
 
-WINDOW = 512  # slots of its own that an untrained block attends to
+WINDOW = 512  # slots of its own cache that an untrained block attends to
 
 
 class GlideOutline(Drafter):

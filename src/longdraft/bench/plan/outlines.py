@@ -48,7 +48,7 @@ def target_here(lm: LM, costs: PassCosts, measured: bool) -> Target:
     return Target(lm, counts_of(lm), costs, "this machine", measured, gpu, native and not lm.architecture.scans)
 
 
-def quantised(target: Target, kind: str) -> Target:
+def quantized(target: Target, kind: str) -> Target:
     """The target with its linear layers in "int8" or "int4", whose weights are read in fewer bytes."""
     return replace(target, counts=with_fewer_bytes(target, kind))
 

@@ -19,7 +19,7 @@ from longdraft.bench.plan.acceptance import (
 )
 from longdraft.bench.plan.candidates import SMALL, Candidate, candidates
 from longdraft.bench.plan.drafts import breadth
-from longdraft.bench.plan.outlines import CPU, Target, quantised, target_here, target_on
+from longdraft.bench.plan.outlines import CPU, Target, quantized, target_here, target_on
 from longdraft.bench.plan.prediction import Prediction, ranked
 from longdraft.bench.selection import parse
 from longdraft.core import UNBOUNDED
@@ -134,7 +134,7 @@ def _target(model: str, options: Options, device: str) -> Target:
     target = target_on(lm, device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU))
     if options.kv is not None and target.gpu:
         raise InputError(f"--kv keeps caches of CPUs in 8 bits, and {target.machine} is a GPU: leave it out")
-    return target if options.weights is None else quantised(target, options.weights)
+    return target if options.weights is None else quantized(target, options.weights)
 
 
 def _is_here(model: str) -> bool:

@@ -67,7 +67,7 @@ def by_budget(records: list[Record]) -> Any:
     by_context = {c: series for c, series in by_context.items() if max(map(len, series.values())) > 1}
     if not by_context:
         return None
-    figure, rows = panels(len(by_context), 1.8, "Acceptance against budget (controls in grey)")
+    figure, rows = panels(len(by_context), 1.8, "Acceptance against budget (controls in gray)")
     labels = list(dict.fromkeys(label for series in by_context.values() for label in series))
     for axes, (context, series) in zip(rows, by_context.items(), strict=True):
         lines(axes, {label: series.get(label, {}) for label in labels}, THIN)

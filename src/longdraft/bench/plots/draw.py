@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from longdraft.bench.grouping import Record, anchor
-from longdraft.bench.plots.style import MARKERS, colour, looks, shown
+from longdraft.bench.plots.style import MARKERS, color, looks, shown
 
 PAGE = "../report.html"  # from a plot's own file; the page itself drops it
 
@@ -25,12 +25,12 @@ def link(records: list[Record]) -> str | None:
 
 
 def dots(axes: Any, rows: Sequence[str], cells: Mapping[str, Mapping[str, Point]]) -> None:
-    """A row per method, in its colour; the marker tells the cell. cells: {cell: {row: Point}}."""
+    """A row per method, in its color; the marker tells the cell. cells: {cell: {row: Point}}."""
     step = min(0.2, 0.7 / max(len(cells), 1))
     for i, (cell, points) in enumerate(cells.items()):
         marker = MARKERS[i % len(MARKERS)]
         for row, p in points.items():
-            y, c = rows.index(row) + step * (i - (len(cells) - 1) / 2), colour(row)
+            y, c = rows.index(row) + step * (i - (len(cells) - 1) / 2), color(row)
             axes.plot([p.least, p.most], [y, y], color=c, lw=1.2, alpha=0.55, zorder=2)
             axes.plot([p.value], [y], marker, color=c, ms=4.5, mec="white", mew=0.4, url=p.url, zorder=3)
         axes.plot([], [], marker, color="#333333", ms=4.5, label=cell)
@@ -52,12 +52,12 @@ def lines(axes: Any, series: Mapping[str, Mapping[float, Point]], dashed: Sequen
     axes.grid(alpha=0.3)
 
 
-def bars(axes: Any, rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], urls: Sequence[Any]) -> None:
+def bars(axes: Any, rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str], urls: Sequence[Any]) -> None:
     """A stacked bar per row. rows: {row: {part: length}}; parts that a row lacks are left out."""
     for y, (parts, url) in enumerate(zip(rows.values(), urls, strict=True)):
         left = 0.0
         for part, length in parts.items():
-            axes.barh(y, length, 0.68, left=left, color=colours[part], edgecolor="white", lw=0.5, url=url, zorder=2)
+            axes.barh(y, length, 0.68, left=left, color=colors[part], edgecolor="white", lw=0.5, url=url, zorder=2)
             left += length
         axes.annotate(f"{left:.3g}", (left, y), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
     axes.set_yticks(range(len(rows)), [shown(row, wrap=True) for row in rows], fontsize=8)

@@ -11,11 +11,11 @@ from longdraft.methods import CONTROLS, METHODS, elsewhere, family
 WIDTH = 5.4  # inches: at the width of a phone its text is still legible
 LOSS, EDGE = "#f6d5d0", "#a03020"
 LONGEST = 60  # characters of a label that are drawn
-GREY, OTHER = family.UNGUIDED.color, "#aa4499"  # of other engines, drawn as controls are; of what is unknown
+GRAY, OTHER = family.UNGUIDED.color, "#aa4499"  # of other engines, drawn as controls are; of what is unknown
 RECORDS = METHODS | CONTROLS
 THIN = tuple(name for name, method in RECORDS.items() if method.family.control)
 MARKERS, DASHES = "osD^vPX*", ("-", "--", ":", "-.")
-SHADES = (0.0, -0.45, 0.35, -0.25, -0.6)  # towards black (-1) or white (1)
+SHADES = (0.0, -0.45, 0.35, -0.25, -0.6)  # toward black (-1) or white (1)
 
 
 class Look(NamedTuple):
@@ -26,35 +26,35 @@ class Look(NamedTuple):
     linestyle: str
 
 
-def colour(label: str) -> str:
+def color(label: str) -> str:
     """Of a method with or without options, or of another engine."""
     name = label.split("@")[0]
     if name in RECORDS:
         return RECORDS[name].family.color
     if name.split(" ")[0] in PEERS or name.startswith("hf-"):
-        return GREY
+        return GRAY
     added = elsewhere.listed()[0].get(name)
     return added.method.family.color if added else OTHER
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Labels of the same colour get different shades of it, markers and lines."""
+    """Labels of the same color get different shades of it, markers and lines."""
     chosen: dict[str, Look] = {}
     for label in dict.fromkeys(labels):
-        k = sum(colour(other) == colour(label) for other in chosen)
+        k = sum(color(other) == color(label) for other in chosen)
         shade = SHADES[k % len(SHADES)]
-        chosen[label] = Look(shaded(colour(label), shade), MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
+        chosen[label] = Look(shaded(color(label), shade), MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
     return chosen
 
 
 def shaded(color: str, by: float) -> str:
-    """A colour #rrggbb mixed with white (by > 0) or black."""
+    """A color #rrggbb mixed with white (by > 0) or black."""
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(x + (255 - x) * by if by > 0 else x * (1 + by)):02x}" for x in parts)
 
 
 def shown(text: object, wrap: bool = False) -> str:
-    """A text of a record as it is drawn: printable, not too long; wrap: every option on a line of its own."""
+    """A text of a record as it is drawn: printable, not too long; wrap: every option on its own line."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
     line = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
     return line.replace("@", "\n@") if wrap else line

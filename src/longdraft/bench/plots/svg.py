@@ -39,7 +39,7 @@ def svg(figure: Any, description: str = "") -> str:
 
 
 def inline(text: str, name: str, page: str) -> str:
-    """What `svg` made, to stand inside an HTML page: ids and style of its own, and links within the page."""
+    """What `svg` made, to stand inside an HTML page: separate ids and style, and links within the page."""
     text = text[text.index("<svg") :].replace(' target="_blank"', "").replace(f'xlink:href="{page}#', 'href="#')
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     text = re.sub(r'( id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)

@@ -47,7 +47,7 @@ def of_file(
 
 
 def by_size(fitting: Fitting, tokens: int, rng: random.Random) -> list[File]:
-    """Files of about so many tokens or a little more, in random order; then longer ones, which lose more lines."""
+    """Files of about this many tokens or a few more, in random order; then longer ones, which lose more lines."""
     least, selected = 0.9 * tokens * fitting.characters_per_token, list[File]()
     for low, high in pairwise((1.0, *SHARES)):
         there = {f.name: f for f in files() if low * least <= f.bytes < high * least}

@@ -25,7 +25,7 @@ NAMES = (*OF_CODE, *OF_TEXT, "long")
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite's name and its tasks. contexts: prompt lengths in tokens; a file's tasks are as long as they are without.
+    """A suite's name and its tasks. contexts: prompt lengths in tokens; a file's tasks keep their length without.
 
     instances: of each task and context; None: INSTANCES, or all that a file has. given: texts for OF_TEXT.
     """
@@ -54,7 +54,7 @@ class Suite:
         return self.name if self.file is None else self.file.name
 
     def tasks(self, fitting: Fitting) -> Iterator[tuple[Task, int]]:
-        """(task, context) of each that is to be measured; context 0: as long as it is. Raises InputError."""
+        """(task, context) of each that is to be measured; context 0: its own length. Raises InputError."""
         if self.file is not None:
             tasks = reader.spread(reader.read(self.file), self.instances)
             yield from ((task, context) for context in self.contexts or [0] for task in tasks)

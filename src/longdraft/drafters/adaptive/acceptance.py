@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longdraft.core import UNBOUNDED, Tree, Verdict
 
-# FADE, WEIGHT and FIRM are set by benchmarks/adaptive_simulation.py (docs/log.md).
+# FADE, WEIGHT and FIRM are set by benchmarks/adaptive_simulation.py (docs/log).
 FADE = 0.98  # weight of a draft's outcome one draft later
 WEIGHT = 3.0  # drafted tokens that what is usual counts as
 FIRM = 4.0  # drafted tokens of one depth that the mean over all depths counts as

@@ -15,7 +15,7 @@ from longdraft.drafters.combined import Combined
 
 GROWN = 1 / 16  # costs are predicted again once the rows are longer by this share
 MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
-TIMED = 8  # of so many plain steps while drafting is off, one is timed where that may correct predictions
+TIMED = 8  # while drafting is off, one plain step in this many is timed, where that may correct predictions
 RENEW = 16  # drafts between two decisions how long a view stays
 ANCHOR = 4  # drafts after which a plain step is timed, if none was lately
 
@@ -78,7 +78,7 @@ class AdaptiveDraft(Combined[Drafter]):
                 self.asked = PLAIN
 
     def promise(self, seqs: Sequences, left: float) -> float:
-        """The forecast now, for so many tokens; 0: nothing is known."""
+        """The forecast now, for this many tokens; 0: nothing is known."""
         if self.prices is None or not len(seqs.length):
             return 0.0
         self._reprice(seqs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 # ALLOWED and EARLY are such that text that drafts badly costs 4% of 96 tokens and 2% of 512 at most, with room for
-# errors of predicted costs; CREDIT is set by benchmarks/adaptive_simulation.py (docs/log.md).
+# errors of predicted costs; CREDIT is set by benchmarks/adaptive_simulation.py (docs/log).
 ALLOWED = 0.31  # plain steps, times the root of the tokens since drafting last had gained something
 EARLY = 16  # tokens that count from the beginning, so that something may be tried at once
 CREDIT = 8.0  # plain steps: the largest gain that may be lost again
@@ -36,7 +36,7 @@ class Budget:
         return max(ceil((max(self.debt + extra, 0.0) / ALLOWED) ** 2 - EARLY - self.tokens), 0)
 
     def owe(self, cost: float, tokens: float) -> None:
-        """A step has cost so many plain steps and emitted so many tokens per row."""
+        """A step has cost `cost` plain steps and emitted this many tokens per row."""
         self.debt = max(self.debt + cost - tokens, -CREDIT)
         self.tokens = 0.0 if self.debt < 0 else self.tokens + tokens
 

@@ -11,7 +11,7 @@ from longdraft.drafters.adaptive.acceptance import Acceptance
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.prices import Table
 
-# All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log.md).
+# All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log).
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
 MARGIN = 1.02  # a draft must promise this many times plain decoding's rate: predictions have errors
 FURTHER = 0.02  # for each further row, more: what many rows cost together is less well predicted
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 def kept(stays: int) -> float:
-    """The share of acceptance that is left, on average, where each view stays for so many steps."""
+    """The share of acceptance that is left, on average, where each view stays for this many steps."""
     return 1 - CHOOSING * (stays - 1) / 2
 
 
@@ -107,7 +107,7 @@ class Pace:
         self.changed()
 
     def forecast(self, remaining: float) -> float:
-        """Expected tokens per predicted second over plain decoding's, for so many tokens; below 1: it would lose."""
+        """Expected tokens per predicted second over plain decoding's, for this many tokens; below 1: it would lose."""
         if self.table is None or remaining <= 0:
             return 0.0
         rate = self._search(least=0.0).rate

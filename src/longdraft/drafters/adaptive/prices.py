@@ -14,7 +14,7 @@ from longdraft.drafters.adaptive.acceptance import WIDTHS
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 
-DEEPEST = 32  # levels: drafts of a drafter without a limit of its own are no deeper
+DEEPEST = 32  # levels: drafts of a drafter without its own limit are no deeper
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
 TOGETHER, APART = 0.2, 0.05  # how fast measurements correct all predictions, and one part's alone
 FIRST = 8  # measurements that correct all predictions alike where no plain step has been measured
@@ -43,7 +43,7 @@ class Prices(Protocol):
         ...
 
     def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
-        """The rest of a step whose tree has so many nodes in each row, the root included."""
+        """The rest of a step whose tree has this many nodes in each row, the root included."""
         ...
 
     def draft(self, drafter: Drafter, seqs: Sequences, depth: int, width: int) -> float:
@@ -139,7 +139,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Table:
-    """The costs of all shapes of a drafter's trees, in plain steps, for the rows as they are.
+    """The costs of all shapes of a drafter's trees, in plain steps, for the current rows.
 
     plain: seconds of a plain step. widths: limits that make a difference, ascending, each a key of the tables below.
     levels {width: nodes of each level}; draft {width: cost by depth, 0 for depth 0}. verified: cost of verifying 0, 1,
@@ -162,7 +162,7 @@ class Table:
         return costs[min(depth, len(costs) - 1)]
 
     def verify(self, nodes: float) -> float:
-        """Of so many drafted nodes, which may be a mean."""
+        """Of this many drafted nodes, which may be a mean."""
         whole = int(nodes)
         if whole + 1 >= len(self.verified):
             return self.verified[-1] * max(nodes / max(len(self.verified) - 1, 1), 1.0)
@@ -170,7 +170,7 @@ class Table:
 
 
 def levels_of(drafter: Drafter) -> dict[int, list[float]]:
-    """{width limit: the most nodes of each level}, for the limits that make a difference."""
+    """{width limit: the maximum number of nodes of each level}, for the limits that make a difference."""
     levels: dict[int, list[float]] = {}
     for width in WIDTHS:
         nodes = [drafter.most_nodes(d, width) for d in range(min(drafter.max_depth, DEEPEST) + 1)]

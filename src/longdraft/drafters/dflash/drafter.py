@@ -40,7 +40,7 @@ class DFlash(Drafter):
 
     def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
         if gamma >= block.slots:
-            raise InputError(f"option gamma is {gamma}: give at most {block.slots - 1}, what a block of it drafts")
+            raise InputError(f"option gamma is {gamma}: give at most {block.slots - 1}, the most that its block drafts")
         self.target, self.block, self.window = target, block, window or block.window
         self.shape, self.width = BestPaths(gamma or nodes), 1 if gamma else UNBOUNDED
         self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1

@@ -108,7 +108,7 @@ def _mask_token(block: DFlashBlock, target: LM) -> int:
     for form in (table, table.bfloat16()):  # it was imported beside a target in one of these dtypes
         if len(matches := (form.to(mask.dtype) == mask).all(1).nonzero()):
             return int(matches[0, 0])
-    why = "its mask is an embedding of its own, and `speculators` takes that of one of the target's tokens"
+    why = "its mask is a separate embedding, and `speculators` takes that of one of the target's tokens"
     raise InputError(f"{why}: this block cannot be written in its layout")
 
 

@@ -198,7 +198,7 @@ class Eagle2Block(EagleBlock):
 
 
 class Eagle3Block(EagleBlock):
-    """A feature combines states from three depths; scores use a head of its own (EAGLE-3 sec. 3).
+    """A feature combines states from three depths; scores use a separate head (EAGLE-3 sec. 3).
 
     The head has at most `vocab` tokens: draft token i is the target's token i + d2t[i]. Attention reads the feature
     after a norm. The residual stream starts with the feature itself, or with the normed feature if the config has

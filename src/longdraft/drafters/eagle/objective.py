@@ -99,7 +99,7 @@ def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
-    """A new layer whose head has the `vocab` most frequent tokens of the text, initialised with the target's rows."""
+    """A new layer whose head has the `vocab` most frequent tokens of the text, initialized with the target's rows."""
     block = Eagle3Block(target.layer_config, vocab)
     tokens = torch.from_numpy(corpus.frequent(block.known, target.vocab))
     block.d2t.copy_(tokens - torch.arange(block.known))

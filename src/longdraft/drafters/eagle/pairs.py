@@ -137,7 +137,7 @@ class Pairs:
         return out.to(self.dtype)
 
     def keys(self, own: KVCache, first: Tensor, nodes: int) -> DraftKeys:
-        """Where the keys of these rows are, with room for so many nodes after them."""
+        """Where the keys of these rows are, with room for this many nodes after them."""
         end = int(own.length.max()) + nodes
         places = own.pointers(end, [0], self.block.kv, self.block.dim, self.block.o.weight.dtype)
         return DraftKeys(places, own.length, self.span.tail(first, own.length), self.span.sink)

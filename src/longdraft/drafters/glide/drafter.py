@@ -1,4 +1,4 @@
-"""LongSpec: a block of one layer drafts from the target's KV cache, with a cache of fixed size of its own."""
+"""LongSpec: a block of one layer drafts from the target's KV cache, with its own cache of fixed size."""
 
 from __future__ import annotations
 

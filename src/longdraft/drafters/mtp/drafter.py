@@ -33,7 +33,7 @@ class Mtp(Drafter):
     Level d of a draft comes from layer d, and each level beyond the layers from the last one, run on its own outputs.
     widths: nodes per level, by cumulative score. Before the first draft, and after steps that were not passed to
     `update`, the target reads missing tokens again: the first `sink`, and at most the last `window` for each layer. A
-    layer with a window of its own has that window and no sinks. Not for use inside a hierarchy.
+    layer with its own window keeps that window and no sinks. Not for use inside a hierarchy.
 
     compiled: the layers as the target's backend computes them; [] where torch does.
     """

@@ -17,7 +17,7 @@ class Ring:
 
     Pair t is the feature of token t with token t+1. A slot without a pair holds -1. The slots behind are scratch: what
     a pass runs is there until `keep` moves it, so a refused draft never reaches a slot. A slot's key is rotated for
-    its own position and stays as it is. Neither memory nor what a pass reads grows with the text.
+    its own position and stays unchanged. Neither memory nor what a pass reads grows with the text.
     """
 
     def __init__(self, rows: int, sink: int, window: int, device: torch.device):
@@ -55,7 +55,7 @@ class Ring:
         return (held >= 0) & near
 
     def keys(self, rows: slice, nodes: int, heads: int, dim: int, dtype: torch.dtype) -> DraftKeys:
-        """Where the keys of these rows lie, with room for so many nodes in scratch."""
+        """Where the keys of these rows lie, with room for this many nodes in scratch."""
         cache = self.cache.rows(rows) if rows.start else self.cache
         return DraftKeys(cache.pointers(self.slots + nodes, [0], heads, dim, dtype), None, ring=self.slots)
 

@@ -18,7 +18,7 @@ class Automaton:
 
     next[s]: token -> the state of those substrings with the token appended. link[s]: the state of the longest suffix
     with more end positions. count[s]: number of end positions, kept for the NESTED longest repeated suffixes of every
-    position. It is built token by token, with at most two new states and amortised constant time each.
+    position. It is built token by token, with at most two new states and amortized constant time each.
     """
 
     def __init__(self) -> None:

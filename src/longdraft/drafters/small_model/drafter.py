@@ -23,7 +23,7 @@ from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
 SINK = 16  # first tokens of a prompt that are always read: attention relies on them
-NEAR = 16  # at most so many missing tokens of a row run in the root's pass
+NEAR = 16  # at most this many missing tokens of a row run in the root's pass
 PART = 128  # tokens of a pass that reads, as it is predicted
 GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 

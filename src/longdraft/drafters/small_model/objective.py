@@ -147,7 +147,7 @@ def objective(
     width: Annotated[int, Field(ge=16, le=8192)] = 96,
     layers: Positive = 3,
 ) -> BudgetObjective:
-    """small: the folder of the model to train; without it, a new one of this width with so many layers.
+    """small: the folder of the model to train; without it, a new one of this width with this many layers.
 
     share=0: without the sparse branch.
     """

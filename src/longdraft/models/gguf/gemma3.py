@@ -20,7 +20,7 @@ NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-PERIOD = 6  # one layer in so many sees all tokens; the file does not say so
+PERIOD = 6  # one layer in this many sees all tokens; the file does not say so
 LOCAL_BASE = 10000.0  # of the rotations of the other layers; likewise
 LAYERS_27B = 62  # the one size whose queries are not scaled by the dimension of a head
 

@@ -37,7 +37,7 @@ FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary freque
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 MAX_POSITIONS = 1 << 30
 PER_LAYER = 9  # tensors that each layer has at least
-ROWS = 1 << 12  # rows that are dequantised at a time
+ROWS = 1 << 12  # rows that are dequantized at a time
 
 
 def module_of(name: str, kind: str) -> str | None:
@@ -68,7 +68,7 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
         packed["lm_head"] = packed["model.embed_tokens"]
     table = packed.pop("model.embed_tokens", None)
     if table is not None:
-        hf.model.embed_tokens.weight = nn.Parameter(dequantised(table, dtype), requires_grad=False)
+        hf.model.embed_tokens.weight = nn.Parameter(dequantized(table, dtype), requires_grad=False)
     if config.tie_word_embeddings:
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed.items())
@@ -240,14 +240,14 @@ def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Pac
             continue
         name, weights = module_of(stored.name, kind) or "", stored.read()
         if kind == "gemma3" and name.endswith("norm.weight"):
-            weights = (weights.dequantised() if isinstance(weights, Packed) else weights.float()) - 1
+            weights = (weights.dequantized() if isinstance(weights, Packed) else weights.float()) - 1
         if config.model_type == "llama" and (match := re.search(r"\.attn_([qk])\.", stored.name)):
             heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
             weights = permuted(weights, order_of(stored.shape[0], heads))
         if isinstance(weights, Packed) and len(stored.shape) == 2 and kind not in UNPACKED:
             packed[name.removesuffix(".weight")] = weights
         else:
-            values = dequantised(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
+            values = dequantized(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
             plain[name] = values.view(stored.shape)
     return packed, plain
 
@@ -261,10 +261,10 @@ def permuted(weights: Packed | Tensor, order: Tensor) -> Packed | Tensor:
     return weights.rows(order) if isinstance(weights, Packed) else weights[order]
 
 
-def dequantised(weights: Packed, dtype: torch.dtype) -> Tensor:
-    """weights.dequantised() in a dtype, a few rows at a time."""
+def dequantized(weights: Packed, dtype: torch.dtype) -> Tensor:
+    """weights.dequantized() in a dtype, a few rows at a time."""
     made = torch.empty(weights.shape, dtype=dtype)
     for begin in range(0, len(made), ROWS):
         rows = slice(begin, begin + ROWS)
-        made[rows] = weights.rows(rows).dequantised()
+        made[rows] = weights.rows(rows).dequantized()
     return made

@@ -83,7 +83,7 @@ def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
     if not file.exists():
         return None, f"the build {kind[1:]} is not in this installation"
     if not runs(kind):
-        return None, f"this processor or its operating system does not offer {NEEDS[kind]}"
+        return None, f"{_lacking(kind)} does not offer {NEEDS[kind]}"
     try:
         lib = ctypes.CDLL(str(file))  # it uses the OpenMP runtime that torch has loaded
     except OSError as error:
@@ -99,10 +99,24 @@ def runs(kind: str) -> bool:
 
     LONGDRAFT_CPU=haswell: as on a processor that has AVX2 and nothing above it.
     """
-    if os.environ.get("LONGDRAFT_CPU") == "haswell" and kind != "_avx2":
+    if _as_haswell(kind):
         return False
     probe = _probe()
     return probe is not None and bool(probe.longdraft_runs(kind.encode()))
+
+
+def _as_haswell(kind: str) -> bool:
+    return os.environ.get("LONGDRAFT_CPU") == "haswell" and kind != "_avx2"
+
+
+def _lacking(kind: str) -> str:
+    """Who does not offer what a build needs."""
+    if _as_haswell(kind):
+        return "LONGDRAFT_CPU is haswell, which"
+    probe = _probe()
+    lacks = getattr(probe, "longdraft_lacks", None)  # an older probe does not say
+    who = {1: "this processor", 2: "the operating system"}
+    return who.get(lacks(kind.encode()) if lacks else 0, "this processor or its operating system")
 
 
 @cache

@@ -21,7 +21,7 @@ static inline void in_blocks(int64_t R, Block block) {
     }
 }
 
-// The largest power of two of vectors of which so many rows fit into `sums`, that divides n and is at most `most`.
+// The largest power of two of vectors of which this many rows fit into `sums`, that divides n and is at most `most`.
 constexpr int vectors_beside(int rows, int n, int most, int sums = SUMS) {
     int fit = 1;
     while (fit * 2 <= most && fit * 2 * rows <= sums && n % (fit * 2) == 0) fit *= 2;

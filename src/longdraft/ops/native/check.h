@@ -57,7 +57,7 @@ static bool fits(const Model& m) {
     return std::all_of(m.layer, m.layer + m.layers, [&](const Layer& f) { return fits(f, m); });
 }
 
-// Slots that a layer reads or writes in a row with so many committed slots and scratch nodes.
+// Slots that a layer reads or writes in a row with this many committed slots and scratch nodes.
 static int64_t slots_needed(const Pass& p, LayerKind kind, int64_t length, int64_t scratch) {
     return kind == RING ? p.ring + scratch : kind == CROSS ? length : length + scratch;
 }
@@ -67,7 +67,7 @@ static bool fits(const Selected& from) {
     return in_range(from.count, 0, MANY) && (!from.count || (from.k && from.v && in_range(from.stride, from.count, MANY)));
 }
 
-// The cache and the view, for so many scratch nodes.
+// The cache and the view, for this many scratch nodes.
 static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
     if (!p.cache && m.layers) return BAD_SLOTS;
     for (int64_t layer = 0; layer < m.layers; layer++) {

@@ -8,7 +8,7 @@
 #include "guard.h"
 #include "simd.h"
 
-static inline uint64_t mix(uint64_t x) {  // splitmix64's finaliser
+static inline uint64_t mix(uint64_t x) {  // splitmix64's finalizer
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);

@@ -10,7 +10,7 @@ typedef float eight __attribute__((vector_size(32)));
 typedef int32_t eight_integers __attribute__((vector_size(32)));
 static inline eight all_of(float x) { return (eight)_mm256_set1_ps(x); }
 
-// Four neighbouring products of unsigned and signed bytes in each of eight sums. Without VNNI no unsigned byte is above 128.
+// Four neighboring products of unsigned and signed bytes in each of eight sums. Without VNNI no unsigned byte is above 128.
 static inline eight dot(__m256i unsigned_bytes, __m256i signed_bytes) {
 #ifdef __AVX512VNNI__
     const __m256i all = _mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned_bytes, signed_bytes);
@@ -27,7 +27,7 @@ struct UnsignedCodes {
     UnsignedCodes(const uint8_t* low, const uint8_t* high, int half) {
         const __m256i both = _mm256_loadu_si256((const __m256i*)low);
         codes = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
-        if (BITS == 5) {  // each bit in a byte of its own
+        if (BITS == 5) {  // each bit in its own byte
             const __m128i bytes = _mm_set_epi64x(0x0303030303030303, 0x0202020202020202);
             const __m256i which = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set_epi64x(0x0101010101010101, 0)), bytes, 1);
             uint32_t word;
@@ -170,7 +170,7 @@ struct IntegerLinear : Form<F> {
     }
 };
 
-// Whether the products of so many rows with these weights can be computed so.
+// Whether the products of this many rows with these weights can be computed so.
 static inline bool in_integers(const Linear& f, int64_t rows) {
     return f.format != NUMBERS && !f.interleaved && f.format != BITS_8_OF_16 && rows <= IntegerLinear<BITS_4>::FEW;
 }

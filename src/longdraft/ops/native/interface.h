@@ -27,8 +27,8 @@ enum Code : int {
 
 // DECODER: attention and an MLP. RING: self-attention over a ring of slots. CROSS: has no keys of its own and reads
 // those of the committed slots. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
-// in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in sizes of their own.
-// A layer without `down` has no MLP. KEYS: only puts keys and values of the stream, which it leaves as it is, into the cache.
+// in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in their own sizes.
+// A layer without `down` has no MLP. KEYS: only puts keys and values of the stream, which it leaves unchanged, into the cache.
 enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
 
 // What the residual stream begins with. EMBEDDING: that of the node's token. GIVEN: Pass.features, or `fuse` of Pass.sources. FUSED: `fuse` of the token's
@@ -36,7 +36,7 @@ enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
 // embedding and the feature side by side (EAGLE-3).
 enum Start : int64_t { EMBEDDING, GIVEN, FUSED, BESIDE };
 
-// How the weights of a linear layer lie in memory: as numbers E, or as codes of so many bits in groups of 32 or 16 inputs
+// How the weights of a linear layer lie in memory: as numbers E, or as codes of this many bits in groups of 32 or 16 inputs
 // (ops/packed.py).
 enum Format : int64_t { NUMBERS, BITS_4, BITS_5, BITS_6, BITS_8, BITS_8_OF_16 };
 
@@ -85,7 +85,7 @@ struct Model {
     const float* feature_norm;
     int64_t feature_first;      // 1: the feature comes before the embedding
     int64_t normed_residual;    // 1: BESIDE, the stream begins with the feature after its norm
-    int64_t continues;          // a chain's next feature is what is kept after so many layers (Pass.state_layers)
+    int64_t continues;          // a chain's next feature is what is kept after this many layers (Pass.state_layers)
 };
 
 // Where the keys and values of a layer lie.
@@ -130,7 +130,7 @@ struct Pass {
     int64_t state_count;
     float* states;        // [state_count,B,W,width]: the residual stream
     float* logits;        // [B,W,vocab]; or [B,logit_nodes,vocab]; null: not computed, where states are kept
-    int64_t logit_nodes;  // only the last so many nodes of each row have logits; 0: all
+    int64_t logit_nodes;  // only this many last nodes of each row have logits; 0: all
     int64_t score_layer;  // the one layer whose scores are kept; -1: all
 
     int64_t approximate;  // 1: packed weights may be multiplied with inputs of 8 bits, for drafts; 0: never
@@ -189,7 +189,7 @@ struct Copy {
     const void* k;  // [heads,size,slot_bytes], with `stride` bytes from one head to the next
     const void* v;
     int64_t heads, size, stride, slot_bytes;
-    int64_t bits;  // 4 or 8: a slot is a multiple of 16 numbers, and the copy has codes of them (coded_keys.h); 0: as it is
+    int64_t bits;  // 4 or 8: a slot is a multiple of 16 numbers, and the copy has codes of them (coded_keys.h); 0: unchanged
     int64_t half;  // 1: those numbers are bf16; 0: float. Not read where bits is 0
     const int64_t* wanted;  // [count] slots
     int64_t count;
@@ -208,7 +208,7 @@ struct Scan {
     int64_t tokens, heads, key_heads, keys, values;
     int64_t first;         // tokens [first, tokens) have queries and outputs
     int64_t per_key;       // 1: a decay for each key; 0: for each head
-    int64_t normalised;    // 1: keys and queries are divided by their length
+    int64_t normalized;    // 1: keys and queries are divided by their length
     float scale;           // of queries
     int64_t steps, slots;  // of the order; how many slots it uses for states
     const int* order;      // [steps,3]: a token, the state before it (-2: `before`, -1: that of the step before, or a slot's), and
@@ -278,7 +278,7 @@ Code longdraft_silu(float* x, int64_t count);
 // gates [tokens,stride]: b, then a of each head. beta [tokens,heads] = sigmoid(b); decay [tokens,heads] = rate softplus(a + bias).
 Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, int64_t stride, const float* rate, const float* bias,
                            float* beta, float* decay);
-// x [rows,size], normalised, times weight [size] and silu(z) -> out.
+// x [rows,size], normalized, times weight [size] and silu(z) -> out.
 Code longdraft_gated_norm(const float* x, const float* z, const float* weight, int64_t rows, int64_t size, float eps, float* out);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.

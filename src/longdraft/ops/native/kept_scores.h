@@ -20,7 +20,7 @@ static ScoreSink sink_of(const Pass& p, Work& t, int64_t row, int64_t begin, int
     return {nullptr, &t.kept_weights[at], &t.chunk_max[row * score_chunks(p) + chunk]};
 }
 
-// Requests the memory for the kept scores of so many pairs, and fills score_row.
+// Requests the memory for the kept scores of this many pairs, and fills score_row.
 static void reserve_scores(const Pass& p, Work& t, int64_t pairs, int64_t groups) {
     if (!p.scored) return;
     t.score_row.reserve(p.rows * p.nodes);

@@ -83,7 +83,7 @@ static constexpr Entry table[] = {
     FIELD(Copy, room), FIELD(Copy, out_stride), FIELD(Copy, place),
 
     STRUCT(Scan), FIELD(Scan, tokens), FIELD(Scan, heads), FIELD(Scan, key_heads), FIELD(Scan, keys), FIELD(Scan, values),
-    FIELD(Scan, first), FIELD(Scan, per_key), FIELD(Scan, normalised), FIELD(Scan, scale), FIELD(Scan, steps), FIELD(Scan, slots),
+    FIELD(Scan, first), FIELD(Scan, per_key), FIELD(Scan, normalized), FIELD(Scan, scale), FIELD(Scan, steps), FIELD(Scan, slots),
     FIELD(Scan, order), FIELD(Scan, before), FIELD(Scan, kept), FIELD(Scan, after),
     FIELD(Scan, decay), FIELD(Scan, k), FIELD(Scan, v), FIELD(Scan, beta), FIELD(Scan, q), FIELD(Scan, out),
 

@@ -16,7 +16,7 @@ static inline bool any_has_gaps(const Queries& x) {
     return false;
 }
 
-// What a thread needs for PathAttention of R rows, G of each node, over so many scratch nodes. E: an element of a key, of which
+// What a thread needs for PathAttention of R rows, G of each node, over this many scratch nodes. E: an element of a key, of which
 // a key has `KeyProducts::KEY`.
 template <typename E, int ND, typename KeyProducts>
 struct PathsMemory {

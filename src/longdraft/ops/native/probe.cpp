@@ -15,6 +15,7 @@
 struct Features {
     unsigned basic, extended, more, vectors, amx;  // leaf 1 ecx; leaf 7: ebx, eax of its first sub-leaf, ecx, edx
     uint64_t saved;                       // which registers the system saves for a program
+    bool tiles;                           // whether it gives this process the tile registers
 };
 
 static Features features() {
@@ -45,28 +46,50 @@ static bool avx512(const Features& f) {
 }
 // -mavx512bf16 -mavx512vnni besides
 static bool avx512bf16(const Features& f) { return avx512(f) && has(f.more, 1u << 5) && has(f.vectors, 1u << 11); }
-// -mavx512bf16 -mavx512vnni -mamx-bf16 -mamx-tile; on Linux a process must request the tile registers
-static bool amx(const Features& f) {
-    if (!avx512bf16(f) || !has(f.saved, 0x60000) || !has(f.amx, 1u << 22 | 1u << 24)) return false;
+// -mavx512bf16 -mavx512vnni -mamx-bf16 -mamx-tile
+static bool amx(const Features& f) { return avx512bf16(f) && has(f.saved, 0x60000) && has(f.amx, 1u << 22 | 1u << 24) && f.tiles; }
+
+static bool fits(const char* build, const Features& f) {
+    if (!std::strcmp(build, "_avx2")) return avx2(f);
+    if (!std::strcmp(build, "_avx512")) return avx512(f);
+    if (!std::strcmp(build, "_avx512bf16")) return avx512bf16(f);
+    return !std::strcmp(build, "_amx") && amx(f);
+}
+
+// On Linux a process must request the tile registers.
+static bool request_tiles() {
 #ifdef __linux__
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
     return false;
 #endif
 }
+
+// As if the system offered everything that the processor has.
+static Features offered(Features f) {
+    f.saved = ~uint64_t{0}, f.tiles = true;
+    return f;
+}
 #endif
 
 // 1 if the build of this name can run here.
 extern "C" int longdraft_runs(const char* build) {
 #ifdef X86
-    const Features f = features();
-    if (!std::strcmp(build, "_avx2")) return avx2(f);
-    if (!std::strcmp(build, "_avx512")) return avx512(f);
-    if (!std::strcmp(build, "_avx512bf16")) return avx512bf16(f);
-    if (!std::strcmp(build, "_amx")) return amx(f);
+    Features f = features();
+    if (!std::strcmp(build, "_amx") && amx(offered(f))) f.tiles = request_tiles();
+    if (fits(build, f)) return 1;
 #endif
 #ifdef __aarch64__
     if (!std::strcmp(build, "_neon")) return 1;
 #endif
     return 0;
+}
+
+// Why the build of this name cannot run here: 1, the processor lacks its instructions; 2, the system does not offer them; 0: it can.
+extern "C" int longdraft_lacks(const char* build) {
+    if (longdraft_runs(build)) return 0;
+#ifdef X86
+    if (fits(build, offered(features()))) return 2;
+#endif
+    return 1;
 }

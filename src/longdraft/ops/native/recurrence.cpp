@@ -28,9 +28,9 @@ static void prepare(const Scan& s, int64_t from, int64_t count, const Prepared& 
 #pragma omp for schedule(static) nowait
     for (int64_t i = 0; i < count * K; i++) {
         const int64_t token = step_of(s, from + i / K).token, head = i % K;
-        scaled(s.k + (token * K + head) * N, N, s.normalised, 1, to.k + i * N);
+        scaled(s.k + (token * K + head) * N, N, s.normalized, 1, to.k + i * N);
         if (s.q && token >= s.first)
-            scaled(s.q + ((token - s.first) * K + head) * N, N, s.normalised, s.scale, to.q + i * N);
+            scaled(s.q + ((token - s.first) * K + head) * N, N, s.normalized, s.scale, to.q + i * N);
     }
 #pragma omp for schedule(static) nowait
     for (int64_t i = 0; i < count; i++) exponentials(s.decay + step_of(s, from + i).token * H, H, to.decay + i * H);
@@ -119,7 +119,7 @@ static Code narrow(const Scan& s) {
 Code longdraft_scan(const Scan* s) {
     if (!fits(*s)) return BAD_SCAN;
     return guarded([&] {
-        if (!s->beta && !s->normalised && s->scale == 1 && s->values == 1 && s->keys % V == 0) return narrow(*s);
+        if (!s->beta && !s->normalized && s->scale == 1 && s->values == 1 && s->keys % V == 0) return narrow(*s);
         if (s->beta) return s->per_key ? scan<true, true>(*s) : scan<true, false>(*s);
         return s->per_key ? scan<false, true>(*s) : scan<false, false>(*s);
     });

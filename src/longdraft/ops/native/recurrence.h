@@ -24,8 +24,8 @@ struct Prepared {
 };
 
 // out [n] = x scaled, and divided by its length if it is to be.
-ONE_COPY static void scaled(const float* x, int64_t n, bool normalised, float scale, float* out) {
-    if (normalised) {
+ONE_COPY static void scaled(const float* x, int64_t n, bool normalized, float scale, float* out) {
+    if (normalized) {
         vec total = splat(0);
         int64_t i = 0;
         for (; i + V <= n; i += V) total = fused(load(x + i), load(x + i), total);

@@ -83,7 +83,7 @@ static void choose(const float* scores, int64_t n, int64_t reach, float share, i
     for (int64_t i = 0; i < n; i++) t.keys[i] = ordered(scores[i] + share * t.passed_on[i]);
     int64_t above, found = 0;
     const uint32_t least = threshold(t.keys, n, count, above, t.sample, t.between);
-    int64_t equal = count - above;  // how many keys equal to the least are still to be chosen
+    int64_t equal = count - above;  // how many keys equal to the smallest one chosen are still to be chosen
     for (int64_t block = 0; block < n && found < count; block += SKIPPED) {
         const int64_t end = std::min(n, block + SKIPPED);
         uint32_t some = 0;
@@ -183,7 +183,7 @@ static void put(const Copy& c, char* to, const char* from) {
     return c.half ? write(reinterpret_cast<const bf16*>(from)) : write(reinterpret_cast<const float*>(from));
 }
 
-// The slots of a head lie far apart, so many are prefetched at a time.
+// The slots of a head lie far apart, so several are prefetched at a time.
 static void carry_out(const HeadCopy& unit) {
     constexpr int64_t AHEAD = 24;
     const Copy& c = *unit.copy;

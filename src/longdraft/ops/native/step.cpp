@@ -22,8 +22,8 @@ static Code chain_node(const Model& m, const Pass& given, Work& t, const int64_t
     return forward<E>(m, p, t);
 }
 
-// Penalises the tokens among the last `window` before row b's draw from node i. at [vocab]: where it last did, from 1.
-static void penalise(float* logits, const Chain& c, int64_t b, int64_t i, int64_t* at) {
+// Penalizes the tokens among the last `window` before row b's draw from node i. at [vocab]: where it last did, from 1.
+static void penalize(float* logits, const Chain& c, int64_t b, int64_t i, int64_t* at) {
     const float penalty = static_cast<float>(c.penalty[b]);
     const int64_t* const recent = c.recent + b * c.recent_count;
     const int64_t* const drawn = c.drawn + b * c.count;
@@ -45,7 +45,7 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
     const bool begun = m.start != EMBEDDING;  // the head reads the output of the first token's node, which is given
     if (begun) std::copy(given.features, given.features + B * m.width, t.feature.reserve(B * m.width));
     const int64_t* const first = begun ? given.position : given.length;
-    if (c.recent) std::fill_n(t.penalised_at.reserve(B * m.vocab), B * m.vocab, 0);
+    if (c.recent) std::fill_n(t.penalized_at.reserve(B * m.vocab), B * m.vocab, 0);
     std::copy(given.tokens, given.tokens + B, t.token.data());
     std::fill(t.mask.data(), t.mask.data() + B * scratch, 1);
     for (int64_t i = 0; i < c.count; i++) {
@@ -54,7 +54,7 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
 #pragma omp parallel for schedule(static) num_threads(team_size()) if (B > 1)
         for (int64_t b = 0; b < B; b++) {
             float* const logits = given.logits + b * m.vocab;
-            if (c.penalty[b] != 1) penalise(logits, c, b, i, &t.penalised_at[b * m.vocab]);
+            if (c.penalty[b] != 1) penalize(logits, c, b, i, &t.penalized_at[b * m.vocab]);
             const uint64_t key = key_of(c.seed[b], c.position[b] + i);
             t.token[b] = c.drawn[b * c.count + i] = draw(logits, m.vocab, c.warpers[b], key, t.kept.data() + b * m.vocab);
         }
@@ -62,7 +62,7 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
     return DONE;
 }
 
-// Runs a call whose arguments have been checked. Afterwards no more memory is kept than KEPT, unless the pass will go on.
+// Runs a call whose arguments have been checked. Afterward no more memory is kept than KEPT, unless the pass will go on.
 template <typename Call>
 static Code checked(Work& t, Code wrong, bool stops, Call call) noexcept {
     if (wrong) return wrong;

@@ -29,7 +29,7 @@ struct Work {
     Buffer<char> own;                               // own_bytes for each thread
     Buffer<int64_t> token, depth, position;         // of a chain
     Buffer<Kept> kept;                              // [B,vocab]: of its draws
-    Buffer<int64_t> penalised_at;                   // [B,vocab]: the last of its nodes at which a token was penalised, from 1
+    Buffer<int64_t> penalized_at;                   // [B,vocab]: the last of its nodes at which a token was penalized, from 1
     Buffer<uint8_t> mask, ring_mask;                // of a chain
     Buffer<float> feature;                          // [B,width]: of a chain's next node; or of a level's nodes
     Buffer<float> output, level_logits, factor;     // of a tree's level: what its nodes continue with, and their logits; noise
@@ -52,7 +52,7 @@ struct Work {
         call(w.residual), call(w.projected), call(w.normed), call(w.queries), call(w.rotation);
         call(w.block_max), call(w.block_sum), call(w.block_out), call(w.lse), call(w.kept_scores), call(w.chunk_max);
         call(w.kept_weights), call(w.some_logits), call(w.score_row), call(w.own), call(w.token), call(w.depth), call(w.position);
-        call(w.mask), call(w.ring_mask), call(w.feature), call(w.output), call(w.level_logits), call(w.factor), call(w.kept), call(w.penalised_at);
+        call(w.mask), call(w.ring_mask), call(w.feature), call(w.output), call(w.level_logits), call(w.factor), call(w.kept), call(w.penalized_at);
     }
 };
 

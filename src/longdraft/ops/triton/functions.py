@@ -15,7 +15,7 @@ from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.triton.kernels import attend_split, merge_splits
 from longdraft.ops.triton.row_kernels import gate_values, gumbel_noise, rms_rows, rotate_heads
 
-STEP = 64  # the most keys in one iteration of a program's loop
+STEP = 64  # the maximum number of keys in one iteration of a program's loop
 PROGRAMS = 512  # the programs of a launch: a few for each of a GPU's 100 to 150 multiprocessors
 
 

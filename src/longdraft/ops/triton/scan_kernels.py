@@ -24,7 +24,7 @@ def scan_steps(
     k, v, gate, beta, q, state, order, out, saved, steps, first, k_token, k_head, v_token, v_head, gate_token,
     beta_token, q_token, q_head, scale,
     GROUP: tl.constexpr, N: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    DELTA: tl.constexpr, NORMALISED: tl.constexpr, CHANNELS: tl.constexpr,
+    DELTA: tl.constexpr, NORMALIZED: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Program (head, block of columns): see ops/scan.py. out [W,H,P] of tokens from `first` on, saved [slots,H,N,P].
 
@@ -46,7 +46,7 @@ def scan_steps(
         t = token.to(tl.int64)
         key = tl.load(k + t * k_token + head // GROUP * k_head + n, mask=n < N, other=0.0).to(tl.float32)
         new = tl.load(v + t * v_token + head * v_head + p, mask=p < P, other=0.0).to(tl.float32)
-        if NORMALISED:
+        if NORMALIZED:
             key = unit(key)
         if CHANNELS:
             decay = tl.load(gate + t * gate_token + head * N + n, mask=n < N, other=0.0).to(tl.float32)
@@ -60,7 +60,7 @@ def scan_steps(
         spot = (token - first).to(tl.int64)
         query = tl.load(q + spot * q_token + head // GROUP * q_head + n, mask=n < N * asked, other=0.0)
         query = query.to(tl.float32)
-        if NORMALISED:
+        if NORMALIZED:
             query = unit(query)
         mixed = tl.sum(now * (query * scale)[:, None], 0)
         tl.store(out + (spot * heads + head) * P + p, mixed, mask=p < P * asked)

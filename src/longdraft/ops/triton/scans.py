@@ -22,7 +22,7 @@ def sizes(terms: Terms) -> dict:
     return {
         "GROUP": heads // terms.k.shape[1], "N": N, "P": P, "WIDE": triton.next_power_of_2(N),
         "BLOCK": min(triton.next_power_of_2(P), 16 if heads * P < FEW else 32), "DELTA": terms.beta is not None,
-        "NORMALISED": terms.normalised, "CHANNELS": terms.gate.ndim == 3,
+        "NORMALIZED": terms.normalized, "CHANNELS": terms.gate.ndim == 3,
     }  # fmt: skip
 
 

@@ -77,8 +77,8 @@ def compare_scans(device: torch.device) -> None:
     gate, each, beta = _draw(device, torch.float32, (6, 4), (6, 4, 24), (6, 4))
     for held in (state.float(), None):
         for terms in (
-            scan.Terms(k, v, -gate.abs(), beta.sigmoid(), q, 0.2, normalised=True),
-            scan.Terms(k, v, -each.abs(), beta.sigmoid(), q, 0.2, normalised=True),
+            scan.Terms(k, v, -gate.abs(), beta.sigmoid(), q, 0.2, normalized=True),
+            scan.Terms(k, v, -each.abs(), beta.sigmoid(), q, 0.2, normalized=True),
             scan.Terms(k, v, -gate.abs(), None, q),
         ):
             for computed, wanted in zip(scans.along(terms, held, order), scan.along(terms, held, order), strict=True):

@@ -50,7 +50,7 @@ class Hermes(Format):
 
 
 def tagged(rules: Rules, asked: Asked, marks: Marks, rest: str) -> str:
-    """The rule for calls that begin with a tag, on lines of their own, or for text that may have such calls in it."""
+    """The rule for calls that begin with a tag, on separate lines, or for text that may have such calls in it."""
     if asked.least:
         return asked.calls(f"{marks.lark(OPEN)} {rest}", literal("\n"))
     call = f"{rules.upto('before', marks, OPEN)} {rest}"

@@ -17,7 +17,7 @@ class Marks:
     """Which token each mark of a format is, if it is one.
 
     A mark that is a special token is one character in an answer's text. One that is an added token not marked special,
-    or ordinary text in this vocabulary, stays as it is there.
+    or ordinary text in this vocabulary, stays unchanged there.
     """
 
     def __init__(self, tokenizer: Any, names: Iterable[str]):

@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """The same with fewer parts: neighbours that continue each other are one."""
+    """The same with fewer parts: neighbors that continue each other are one."""
     found = list[Part]()
     for part in parts:
         if found and part.kind != "call" and found[-1][::2] == part[::2]:
@@ -36,7 +36,7 @@ def joined(parts: list[Part]) -> list[Part]:
 class Reader:
     """Its parts are final, and together are the text without the format's marks, however the text comes in pieces.
 
-    schemas: the parameters of each function that may be called; a call of any other is content. most: after so many
+    schemas: the parameters of each function that may be called; a call of any other is content. most: after this many
     calls the answer has ended (`done`). bare: an object at the beginning may be a call without the format's marks.
     taken: how many characters have been given out or dropped.
     """

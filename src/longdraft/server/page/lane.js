@@ -10,7 +10,7 @@ const STYLES = new Map([
   ["block", 4],
   ["drafter", 5],
 ]);
-const REJECTED = 4; // so many rejected drafts of a round are chips; its tree has all of them
+const REJECTED = 4; // the maximum number of rejected drafts of a round shown as chips; the tree shows all
 
 const LONG = 24; // characters that are kept on one line
 const WORD_END = /[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{N}]$/u;

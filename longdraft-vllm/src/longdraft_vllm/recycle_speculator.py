@@ -1,0 +1,73 @@
+"""recycle on vLLM's newer model runner."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from longdraft_vllm import contract
+from longdraft_vllm.speculator import Proposing
+
+
+class RecycleSpeculator(Proposing, BaseSpeculator):
+    """Every token that the target read, refused or not, updates its request's table before it drafts."""
+
+    def __init__(self, vllm_config: Any, method: Any, req_states: Any):
+        contract.check("v2 recycle")
+        if vllm_config.parallel_config.enable_batch_sharded_sampling:
+            raise ValueError("recycle does not support batch-sharded sampling, where no process sees all logits")
+        self.method, self.states, self.count = method, req_states, method.most
+
+    def meet(self, sampler: Any) -> None:
+        sampler.apply_sampling_params = self.reading(sampler.apply_sampling_params)
+
+    def reading(self, apply: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The sampler's first step, with the likeliest next tokens read from the logits that it is given."""
+
+        def apply_sampling_params(
+            logits: Tensor,
+            expanded_idx_mapping: Tensor,
+            idx_mapping: Tensor,
+            idx_mapping_np: Any,
+            pos: Tensor,
+            input_ids: Tensor,
+            *others: Any,
+            **named: Any,
+        ) -> Tensor:
+            self.read(expanded_idx_mapping, pos, input_ids, logits.argmax(-1))
+            return apply(logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, input_ids, *others, **named)
+
+        return apply_sampling_params
+
+    def read(self, numbers: Tensor, positions: Tensor, tokens: Tensor, best: Tensor) -> None:
+        """Of each row of logits: its request's number, its token and the token's position, and the likeliest next."""
+        states, seen = self.states, defaultdict(list)
+        rows = torch.stack([x.long() for x in (numbers, positions, tokens, best)], 1)
+        for number, position, token, says in rows.tolist():
+            request = states.index_to_req_id.get(number)
+            read_whole = position + 1 >= states.prefill_len.np[number]
+            if request is not None and read_whole and token >= 0:  # vLLM also tries its sampler out
+                seen[number, request].append((token, says))
+        for (number, request), pairs in seen.items():
+            text = [] if request in self.method.tables else self._text(number)
+            self.method.read(request, text, pairs)
+        self.method.keep(list(states.req_id_to_index))
+
+    def _text(self, number: int) -> list[int]:
+        return self.states.all_token_ids.gpu[number, : int(self.states.total_len.gpu[number])].tolist()
+
+    def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
+        numbers, pace, ids = input_batch.idx_mapping, self.method.pace, input_batch.req_ids
+        found = torch.stack([x.long() for x in (num_sampled, roots, self.states.total_len.gpu[numbers])], 1).tolist()
+        rows = {row: state for row, state in enumerate(found) if state[0]}
+        if pace is not None:
+            texts = {ids[row]: self._text(int(numbers[row])) for row in rows}
+            pace.begin(texts, {ids[row]: new for row, (new, _, _) in rows.items()}, len(rows) == len(found))
+        chains = {ids[row]: self.method.chain(ids[row], root, length) for row, (_, root, length) in rows.items()}
+        chains = chains if pace is None else pace.cut(chains)
+        return {row: chains[ids[row]] for row in rows if chains[ids[row]]}

@@ -1,0 +1,76 @@
+"""The user's cache folder: whether it can be written, the models in it, and measured costs."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from longdraft.doctor.part import Part, Problem, short
+from longdraft.models import fetch
+from longdraft.tuning import kept
+from longdraft.version import __version__
+
+
+def refusal(folder: Path) -> str:
+    """Why nothing can be written where this folder is, or will be; "" if it can. Leaves nothing behind."""
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        with tempfile.TemporaryDirectory(prefix=".longdraft-", dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def size(folder: Path) -> int:
+    """Bytes of the files in a folder; those that cannot be read are left out."""
+    total = 0
+    with suppress(OSError):
+        for file in folder.rglob("*"):
+            with suppress(OSError):
+                total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def models() -> list[str]:
+    """The models of `longdraft fetch` that are in the cache."""
+    found = []
+    for name in fetch.SOURCES:
+        with suppress(OSError):
+            found += [name] if fetch.is_there(name) else []
+    return found
+
+
+def cache() -> Part:
+    folder = fetch.cache_folder()
+    why, there, used = refusal(folder), models(), size(folder)
+    facts = {"folder": short(folder), "writable": not why, "bytes": used, "models": there}
+    state = "cannot be written" if why else "writable"
+    problems = []
+    if why:
+        do = "set LONGDRAFT_CACHE to a folder that can be written"
+        problems.append(Problem(f"{short(folder)} cannot be written ({why})", do, fails=True))
+    return Part([f"{short(folder)}, {state}, {used / 1e6:.0f} MB: {', '.join(there) or 'no models'}"], facts, problems)
+
+
+def costs() -> Part:
+    """Of this version on this machine: by the build and the number of threads that are used now."""
+    import torch
+
+    from longdraft.ops import native
+
+    lib = native.library()
+    here = {
+        "machine": kept.machine_name(),
+        "kernels": None if lib is None else native.name_of(lib),
+        "threads": torch.get_num_threads(),
+        "version": __version__,
+    }
+    found = kept.fingerprints()
+    ours = sum(all(one.get(name) == value for name, value in here.items()) for one in found)
+    facts = {"these": ours, "others": len(found) - ours}
+    others = f" ({facts['others']} of other builds, threads, machines or versions)" if facts["others"] else ""
+    if ours:
+        return Part([f"measured for {ours} model{'s' if ours > 1 else ''} by this build{others}"], facts)
+    return Part([f"not measured by this build{others}; `longdraft tune -m MODEL` does it"], facts)

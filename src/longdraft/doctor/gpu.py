@@ -1,0 +1,65 @@
+"""The GPU, if torch can use one, and whether its kernels compute what they should."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from longdraft.doctor.part import Part, Problem, gigabytes
+from longdraft.ops.triton import self_check
+
+DRIVER = Path("/proc/driver/nvidia/version")
+QUERY = ("--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver; None without one."""
+    program = shutil.which("nvidia-smi")
+    try:
+        if program is not None:
+            done = subprocess.run([program, *QUERY], capture_output=True, text=True, timeout=20)
+            if done.returncode == 0 and done.stdout.strip():
+                return done.stdout.split()[0]
+        return DRIVER.read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        return None
+
+
+def gpu() -> Part:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    version = driver()
+    if not usable:
+        why = " ".join(str(said[0].message).split())[:160] if said else f"torch {torch.__version__} cannot use a GPU"
+        do = "install a build of torch for this driver (pytorch.org)"
+        found = [Problem(f"NVIDIA's driver is installed, but {why}", do)] if version else []
+        return Part(["none"], {"name": None, "driver": version}, found)
+    card = torch.cuda.get_device_properties(0)
+    facts = {"name": card.name, "count": torch.cuda.device_count(), "memory": card.total_memory}
+    facts |= {"capability": f"{card.major}.{card.minor}", "driver": version, "cuda": torch.version.cuda}
+    more = f" (and {facts['count'] - 1} more)" if facts["count"] > 1 else ""
+    line = f"{card.name}{more}, {gigabytes(card.total_memory)}, capability {facts['capability']}, driver {version}"
+    state, problems = kernels()
+    return Part([f"{line}; kernels: {state}"], facts | {"kernels": state}, problems)
+
+
+def kernels() -> tuple[str, list[Problem]]:
+    """Whether Triton's kernels are used: in a word or two, and what is wrong."""
+    if os.environ.get("LONGDRAFT_TRITON") == "0":
+        return "turned off", [Problem("LONGDRAFT_TRITON=0 turns the GPU's kernels off", "unset LONGDRAFT_TRITON")]
+    if find_spec("triton") is None:
+        return "none", [Problem("Triton is not installed, so torch computes all", "pip install 'longdraft[gpu]'")]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        works = [check() is not None for check in (self_check.kernels, self_check.scans)]
+    if all(works):
+        return "ok", []
+    why = "; ".join(" ".join(str(w.message).split()) for w in said) or "a kernel differs from the reference"
+    return "FAILED", [Problem(why[:300], "report this with the whole output; until then torch computes", fails=True)]

@@ -1,0 +1,60 @@
+"""The machine: processor, system, memory and how fast it is read."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from longdraft.doctor.part import Part, Problem, count, gigabytes
+from longdraft.host import limits
+from longdraft.host import memory as host
+from longdraft.host import processor as cpu
+
+FREE, LARGE, SMALL = 1 << 30, 1 << 28, 1 << 25  # bytes that must be available to read LARGE; else SMALL are read
+THP = "THP_MEM_ALLOC_ENABLE"
+
+
+def system() -> Part:
+    facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+    facts |= {"python": platform.python_version(), "implementation": platform.python_implementation()}
+    return Part([f"{' '.join(list(facts.values())[:3])}; Python {facts['python']} ({facts['implementation']})"], facts)
+
+
+def processor() -> Part:
+    found = cpu.topology()
+    counts = [count(found.sockets, "socket")] if found.sockets else []
+    counts += [count(found.cores, "core")] if found.cores else []
+    counts.append(count(found.processors, "processor"))
+    return Part([f"{cpu.name()}: {', '.join(counts)}"], {"name": cpu.name(), **vars(found)})
+
+
+def memory() -> Part:
+    """Sizes, and the speed at which what a decoding step reads is read."""
+    from longdraft.ops.bandwidth import bandwidth
+
+    total, available, limit = host.total(), host.available(), limits.memory()
+    words = [gigabytes(total)] if total else ["unknown size"]
+    words += [f"{gigabytes(available)} available"] if available is not None else []
+    if limit is not None and (total is None or limit < total):
+        words.append(f"limited to {gigabytes(limit)} by a control group")
+    least = min((size for size in (available, limit) if size is not None), default=FREE)
+    size = LARGE if least >= FREE else SMALL
+    speed = bandwidth(size=size)
+    facts = {"total": total, "available": available, "limit": limit, "bandwidth_gb_s": round(speed, 1)}
+    return Part([f"{', '.join(words)}; read at {speed:.0f} GB/s"], facts | {"bytes_read": size})
+
+
+def huge_pages() -> Part:
+    """The kernels ask for none, so only those that the system gives by itself or torch asks for are used."""
+    mode, asked = host.huge_pages(), os.environ.get(THP) == "1"
+    explained = {
+        None: "none on this system; the kernels need none",
+        "always": "always: used wherever memory is large",
+        "madvise": f"madvise: torch asks for them ({THP}=1)" if asked else f"madvise: unused unless {THP}=1",
+        "never": "never: turned off",
+    }
+    problems = []
+    if asked and mode in (None, "never"):
+        what = f"{THP} asks for huge pages, and the system gives none"
+        problems.append(Problem(what, f"unset {THP}, or turn transparent huge pages on"))
+    return Part([explained.get(mode, str(mode))], {"mode": mode, "asked": asked}, problems)

@@ -1,0 +1,1 @@
+"""This machine and this installation, as the system describes them: measures nothing, and does not import torch."""
