@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from longdraft_vllm import contract
 from longdraft_vllm.options import Offered, chosen, keyed_noise
+
+if TYPE_CHECKING:  # processes that draft nothing import no torch
+    import torch
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
 PARTS = {"text": (), "logits": ("v2 recycle",), "target": ("v2 self-draft",)}  # of the contract, by `drafts_from`
