@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from longdraft_vllm import contract
+from longdraft_vllm.options import METHODS, paced
 from longdraft_vllm.pace import Pace, Row, Shape, agree
 
 
@@ -52,3 +55,28 @@ class PacedText:
                 self._made[id] = (self._rows[id].length, chain)
         self.pace.ended(self._rows, count)
         return {id: chain[: lengths[id]] for id, chain in chains.items()}
+
+
+class FromTexts:
+    """A method that drafts from texts: of its drafts, those are proposed that its pace expects to be faster.
+
+    Texts have any names, such as rows or requests.
+    """
+
+    def __init__(self, vllm_config: Any):
+        contract.check("pace")
+        self.most = vllm_config.speculative_config.num_speculative_tokens
+        self.longest = vllm_config.model_config.max_model_len
+        usual = METHODS[type(self).__name__].usual
+        self.pace = PacedText(usual, self.most) if paced(vllm_config) else None
+
+    def paced_chains(self, texts: dict[Any, Any], new: dict[Any, int], alone: bool) -> dict[Any, list[int]]:
+        """{name: text} of rows that got tokens -> their drafts. new: how many tokens. alone: no other rows run."""
+        if self.pace is None:
+            return self.chains(texts)
+        self.pace.begin(texts, new, alone)
+        return self.pace.cut(self.chains(texts))
+
+    def chains(self, texts: dict[Any, Any]) -> dict[Any, list[int]]:
+        """{name: text} -> {name: what probably follows, as far as it fits into the model's context}."""
+        raise NotImplementedError

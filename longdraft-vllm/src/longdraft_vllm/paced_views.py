@@ -40,12 +40,13 @@ class PacedViews:
 
     def begin(self, rows: dict[object, Row], alone: bool) -> Plan:
         """A step has ended with these rows -> what to do next, the same in all processes."""
-        pace, self._rows = self.pace, rows
+        pace, before, self._rows = self.pace, self._rows, rows
         pace.clean = not (self.guided and self.plan.watch)
         pace.saw(rows, alone)
         for request, drafted in self._drafted.items():
-            if request in rows:
-                pace.acceptance.saw(request, rows[request].new - 1, drafted)
+            row = rows.get(request)
+            if row and before[request].length == row.length - row.new:  # no step lies between
+                pace.acceptance.saw(request, row.new - 1, drafted)
         if not rows:  # prompts are being read, after which drafting goes on as before
             self.plan = self.plan._replace(depth=0)
             return self.plan

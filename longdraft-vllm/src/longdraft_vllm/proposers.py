@@ -9,13 +9,13 @@ import numpy as np
 from longdraft.drafters import Lookup as LookupDrafter
 from longdraft.drafters import Suffix as SuffixDrafter
 from longdraft_vllm import contract
-from longdraft_vllm.options import METHODS, options_of, paced
-from longdraft_vllm.paced_text import PacedText
+from longdraft_vllm.options import options_of
+from longdraft_vllm.paced_text import FromTexts
 from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.texts import Texts
 
 
-class NGrams:
+class NGrams(FromTexts):
     """Proposes, for each row that has just got tokens, the continuation that its own text makes likeliest.
 
     vLLM verifies chains, so the best path of a tree is proposed. Rows that were given no token, because they are still
@@ -26,13 +26,8 @@ class NGrams:
 
     def __init__(self, vllm_config: Any):
         contract.check("text")
-        contract.check("pace")
-        spec = vllm_config.speculative_config
-        self.most = spec.num_speculative_tokens
-        self.longest = vllm_config.model_config.max_model_len
+        super().__init__(vllm_config)
         options = options_of(vllm_config, type(self).__name__, **self.defaults())
-        usual = METHODS[type(self).__name__].usual
-        self.pace = PacedText(usual, self.most) if paced(vllm_config) else None
         self.texts = Texts(lambda: self.drafter(**options), vllm_config.scheduler_config.max_num_seqs)
 
     def defaults(self) -> dict[str, Any]:
@@ -56,20 +51,10 @@ class NGrams:
             drafts[row] = chain
         return drafts
 
-    def paced_chains(self, texts: dict[int, np.ndarray], new: dict[int, int], alone: bool) -> dict[int, list[int]]:
-        """Of the drafts, those that are expected to make decoding faster. new: how many tokens rows got. alone: no
-        other rows run.
-        """
-        if self.pace is None:
-            return self.chains(texts)
-        self.pace.begin(texts, new, alone)
-        return self.pace.cut(self.chains(texts))
-
-    def chains(self, texts: dict[int, np.ndarray]) -> dict[int, list[int]]:
-        """{row: its text} -> {row: what probably follows} for the rows whose drafts fit into the model's context."""
-        room = {row: min(self.most, self.longest - len(text) - 1) for row, text in texts.items()}
-        drafters = self.texts.drafters({row: text for row, text in texts.items() if room[row] > 0})
-        return {row: drafter.best(0, room[row]) for row, drafter in drafters.items()}
+    def chains(self, texts: dict[Any, np.ndarray]) -> dict[Any, list[int]]:
+        room = {name: min(self.most, self.longest - len(text) - 1) for name, text in texts.items()}
+        drafters = self.texts.drafters({name: text for name, text in texts.items() if room[name] > 0})
+        return {name: drafter.best(0, room[name]) for name, drafter in drafters.items()}
 
 
 class Lookup(NGrams):

@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from longdraft_vllm import contract
-from longdraft_vllm.options import METHODS, options_of, paced
-from longdraft_vllm.paced_text import PacedText
+from longdraft_vllm.options import options_of
+from longdraft_vllm.paced_text import FromTexts
 
 
-class Recycle:
+class Recycle(FromTexts):
     """A request's table holds, for each token, the target's likeliest next token where that token came last.
 
     Tokens that were never verified hold what followed them last in the prompt. A draft follows the table. vLLM shows a
@@ -20,12 +19,9 @@ class Recycle:
     """
 
     def __init__(self, vllm_config: Any):
-        contract.check("pace")
+        super().__init__(vllm_config)
         options_of(vllm_config, "Recycle")
-        self.most = vllm_config.speculative_config.num_speculative_tokens
-        self.longest = vllm_config.model_config.max_model_len
         self.tables: dict[str, dict[int, int]] = {}
-        self.pace = PacedText(METHODS["Recycle"].usual, self.most) if paced(vllm_config) else None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM asks every drafter to load its model: there is none."""
@@ -43,6 +39,9 @@ class Recycle:
     def keep(self, requests: list[str]) -> None:
         """Forget all but these."""
         self.tables = {id: self.tables[id] for id in requests if id in self.tables}
+
+    def chains(self, texts: dict[str, Any]) -> dict[str, list[int]]:
+        return {request: self.chain(request, int(text[-1]), len(text)) for request, text in texts.items()}
 
     def chain(self, request: str, last: int, length: int) -> list[int]:
         """What probably follows the last token of a text of this length."""
@@ -80,14 +79,9 @@ class Recycling:
     def propose_draft_token_ids(
         self, scheduler_output: Any, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
     ) -> list[list[int]]:
-        batch, pace = self.input_batch, self.drafter.pace
-        lengths = {batch.req_ids[b]: int(batch.num_tokens_no_spec[b]) for b, new in enumerate(sampled_token_ids) if new}
-        if pace is not None:
-            texts = {id: batch.token_ids_cpu[batch.req_id_to_index[id], :n] for id, n in lengths.items()}
-            new = {id: len(sampled_token_ids[batch.req_id_to_index[id]]) for id in lengths}
-            pace.begin(texts, new, len(lengths) == len(sampled_token_ids))
-        chains = {
-            id: self.drafter.chain(id, sampled_token_ids[batch.req_id_to_index[id]][-1], n) for id, n in lengths.items()
-        }
-        chains = chains if pace is None else pace.cut(chains)
+        batch = self.input_batch
+        new = {batch.req_ids[b]: len(tokens) for b, tokens in enumerate(sampled_token_ids) if tokens}
+        at = {request: batch.req_id_to_index[request] for request in new}
+        texts = {request: batch.token_ids_cpu[b, : batch.num_tokens_no_spec[b]] for request, b in at.items()}
+        chains = self.drafter.paced_chains(texts, new, len(new) == len(sampled_token_ids))
         return [chains.get(batch.req_ids[b], []) for b in range(len(sampled_token_ids))]

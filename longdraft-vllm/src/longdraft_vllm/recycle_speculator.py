@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from longdraft_vllm import contract
-from longdraft_vllm.speculator import Proposing
+from longdraft_vllm.speculator import TextSpeculator
 
 
-class RecycleSpeculator(Proposing, BaseSpeculator):
+class RecycleSpeculator(TextSpeculator):
     """Every token that the target read, refused or not, updates its request's table before it drafts."""
 
     def __init__(self, vllm_config: Any, method: Any, req_states: Any):
         contract.check("v2 recycle")
         if vllm_config.parallel_config.enable_batch_sharded_sampling:
             raise ValueError("recycle does not support batch-sharded sampling, where no process sees all logits")
-        self.method, self.states, self.count = method, req_states, method.most
+        super().__init__(method, req_states)
 
     def meet(self, sampler: Any) -> None:
         sampler.apply_sampling_params = self.reading(sampler.apply_sampling_params)
@@ -60,14 +59,3 @@ class RecycleSpeculator(Proposing, BaseSpeculator):
 
     def _text(self, number: int) -> list[int]:
         return self.states.all_token_ids.gpu[number, : int(self.states.total_len.gpu[number])].tolist()
-
-    def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
-        numbers, pace, ids = input_batch.idx_mapping, self.method.pace, input_batch.req_ids
-        found = torch.stack([x.long() for x in (num_sampled, roots, self.states.total_len.gpu[numbers])], 1).tolist()
-        rows = {row: state for row, state in enumerate(found) if state[0]}
-        if pace is not None:
-            texts = {ids[row]: self._text(int(numbers[row])) for row in rows}
-            pace.begin(texts, {ids[row]: new for row, (new, _, _) in rows.items()}, len(rows) == len(found))
-        chains = {ids[row]: self.method.chain(ids[row], root, length) for row, (_, root, length) in rows.items()}
-        chains = chains if pace is None else pace.cut(chains)
-        return {row: chains[ids[row]] for row in rows if chains[ids[row]]}

@@ -86,20 +86,17 @@ def shortened(take: Callable[[Any], DraftTokenIds | None]) -> Callable[[Any], Dr
 
 
 class TextSpeculator(Proposing, BaseSpeculator):
-    """suffix and lookup: a request drafts from its own tokens, which vLLM holds under a number that stays its own."""
+    """A request drafts from its own tokens, and is known to the method by its name."""
 
     def __init__(self, method: Any, req_states: Any):
         self.method, self.states, self.count = method, req_states, method.most
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
-        rows = num_sampled.nonzero()[:, 0].tolist()
-        if not rows:
-            return {}
-        numbers = input_batch.idx_mapping[rows]
+        rows = num_sampled.nonzero()[:, 0]
+        numbers, row_of = input_batch.idx_mapping[rows], {input_batch.req_ids[row]: row for row in rows.tolist()}
         lengths = self.states.total_len.gpu[numbers].tolist()
-        tokens = self.states.all_token_ids.gpu[numbers, : max(lengths)].cpu().numpy()
-        row_of = dict(zip(numbers.tolist(), rows, strict=True))
-        texts = {n: text[:length] for n, text, length in zip(row_of, tokens, lengths, strict=True)}
-        new = dict(zip(numbers.tolist(), num_sampled[rows].tolist(), strict=True))
-        chains = self.method.paced_chains(texts, new, len(rows) == len(roots))
-        return {row_of[n]: chain for n, chain in chains.items() if chain}
+        tokens = self.states.all_token_ids.gpu[numbers, : max(lengths, default=0)].cpu().numpy()
+        texts = {name: text[:length] for name, text, length in zip(row_of, tokens, lengths, strict=True)}
+        new = dict(zip(row_of, num_sampled[rows].tolist(), strict=True))
+        chains = self.method.paced_chains(texts, new, len(row_of) == len(roots))
+        return {row_of[name]: chain for name, chain in chains.items() if chain}

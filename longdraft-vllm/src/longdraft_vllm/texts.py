@@ -44,12 +44,12 @@ class Texts:
     def __init__(self, make: Callable[[], Any], most: int):
         self.make, self.most = make, most
         self.known: dict[int, Known] = {}  # by number, the latest used last
-        self.at: dict[int, int] = {}  # row -> the number of the drafter that it used last
+        self.at: dict[Any, int] = {}  # row -> the number of the drafter that it used last
         self.count = 0
 
-    def drafters(self, texts: dict[int, np.ndarray]) -> dict[int, Any]:
-        """{row: its text} -> {row: a drafter that has read this text}; no two rows share one."""
-        found: dict[int, int] = {}
+    def drafters(self, texts: dict[Any, np.ndarray]) -> dict[Any, Any]:
+        """{row, by any name: its text} -> {row: a drafter that has read this text}; no two rows share one."""
+        found: dict[Any, int] = {}
         for row, text in texts.items():
             number = self.at.get(row)
             if number in self.known and self.known[number].begins(text):
