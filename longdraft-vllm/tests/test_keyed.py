@@ -9,6 +9,7 @@ from conftest import VOCAB
 from engine import METHODS, Report, Request, mixed, run
 from longdraft_vllm import keyed
 from longdraft_vllm.options import keyed_noise
+from pacing import at_random
 from vllm.v1.sample import rejection_sampler
 
 from longdraft import Sampler, generate
@@ -53,10 +54,10 @@ def expected(llama) -> list[list[int]]:
     return by_longdraft(llama)
 
 
-def keyed_run(llama: str, method: str | None, given: list[Request] | None = None, **settings) -> Report:
+def keyed_run(llama: str, method: str | None, given: list[Request] | None = None, pace="off", **settings) -> Report:
     if method is None:
         settings |= {"additional_config": {"longdraft": {"keyed_noise": True}}}
-    return run(llama, method, given or requests(), {"keyed_noise": True} if method else None, **settings)
+    return run(llama, method, given or requests(), {"keyed_noise": True, "pace": pace} if method else None, **settings)
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])
@@ -71,6 +72,14 @@ def test_outputs_survive_preemption(llama, expected, method):
     found = keyed_run(llama, method, **SMALL)
     assert found.preempted > 0
     assert found.outputs[:-1] == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_are_the_same_whatever_the_pace_decides(llama, expected, method, monkeypatch):
+    at_random(monkeypatch)
+    found = keyed_run(llama, method, pace="on")
+    assert found.outputs[:-1] == expected
+    assert 0 < found.accepted < found.drafted
 
 
 def test_drafts_by_the_same_noise_are_accepted(llama):

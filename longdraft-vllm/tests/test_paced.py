@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from functools import cache
 
 import pytest
 from conftest import VOCAB
 from engine import METHODS, SELF, Report, mixed, run
 from longdraft_vllm import pace
-from longdraft_vllm.pace import Pace
 from longdraft_vllm.runner import SelfDrafting
+from pacing import ON, Machine, at_random
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 LONGEST = 256
-ON = {"pace": "on"}
 SMALL = {"num_gpu_blocks_override": 11}  # too few pages for the requests that run at once
 
 
@@ -29,27 +27,8 @@ def always(model: str, method: str) -> Report:
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """A clock that each pass moves by what it costs: (plain steps for each verified token, and for each draft)."""
-
-    class Machine:
-        now, verify, draft = 0.0, 0.0, 0.0
-
-    execute, chains = GPUModelRunner.execute_model, SelfDrafting._chains
-
-    def executing(self, scheduler_output, *args, **given):
-        drafted = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
-        Machine.now += 1.0 + Machine.verify * drafted
-        return execute(self, scheduler_output, *args, **given)
-
-    def drafting(self, rows, plans):
-        Machine.now += Machine.draft * self.step.depth
-        return chains(self, rows, plans)
-
-    monkeypatch.setattr(GPUModelRunner, "execute_model", executing)
-    monkeypatch.setattr(SelfDrafting, "_chains", drafting)
-    monkeypatch.setattr(pace, "perf_counter", lambda: Machine.now)
-    return Machine
+def machine(monkeypatch) -> Machine:
+    return Machine(monkeypatch, GPUModelRunner)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,10 +58,8 @@ def test_a_pace_that_never_stops_is_caught(llama, machine, monkeypatch):
 
 
 @pytest.fixture
-def wild(monkeypatch):
-    """Decisions at random, as a clock might lead to."""
-    rng = random.Random(7)
-    monkeypatch.setattr(Pace, "pick", lambda self, rows, shapes: rng.choice([None, *shapes]))
+def wild(monkeypatch) -> None:
+    at_random(monkeypatch)
 
 
 @pytest.mark.parametrize("method", METHODS)

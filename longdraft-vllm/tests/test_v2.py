@@ -1,11 +1,10 @@
 """vLLM's newer model runner on a CPU, where Triton's interpreter runs its kernels, so it needs a process of its own.
 
-Run: TRITON_INTERPRET=1 pytest tests/test_v2.py tests/test_v2_keyed.py
+Run: TRITON_INTERPRET=1 pytest tests/test_v2.py tests/test_v2_keyed.py tests/test_v2_paced.py
 """
 
 from __future__ import annotations
 
-import random
 from functools import cache
 
 import newer  # before vLLM
@@ -15,7 +14,6 @@ import torch
 from conftest import VOCAB, save_llama
 from engine import METHODS, SELF, Report, mixed, run
 from longdraft_vllm import speculator
-from longdraft_vllm.pace import Pace
 from longdraft_vllm.recycle_speculator import RecycleSpeculator
 from longdraft_vllm.runner import SelfDrafting
 from newer import LONGEST, SMALL
@@ -142,16 +140,6 @@ def test_drafts_of_another_row_are_caught(llama, monkeypatch):
     found = run(llama, "suffix", mixed(VOCAB, LONGEST))
     assert found.outputs == of_older_runner(llama, None).outputs
     assert found.accepted < 0.9 * of_older_runner(llama, "suffix").accepted
-
-
-@pytest.mark.parametrize("method", ["suffix", "vegas"])
-def test_whatever_the_pace_decides_outputs_are_plain_decodings(llama, method, monkeypatch):
-    """Decisions at random: where nothing is drafted nothing is verified."""
-    rng = random.Random(7)
-    monkeypatch.setattr(Pace, "pick", lambda self, rows, shapes: rng.choice([None, *shapes]))
-    found = run(llama, method, mixed(VOCAB, LONGEST), {"pace": "on"})
-    assert found.outputs == of_older_runner(llama, None).outputs
-    assert found.accepted > 0 and found.drafted < 0.8 * run(llama, method, mixed(VOCAB, LONGEST)).drafted
 
 
 @pytest.fixture(scope="module")

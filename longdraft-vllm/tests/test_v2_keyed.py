@@ -1,6 +1,6 @@
 """On vLLM's newer model runner too, a seeded request with keyed noise gives what longdraft's own engine gives.
 
-Run: TRITON_INTERPRET=1 pytest tests/test_v2.py tests/test_v2_keyed.py
+Run: TRITON_INTERPRET=1 pytest tests/test_v2.py tests/test_v2_keyed.py tests/test_v2_paced.py
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from conftest import VOCAB
 from engine import METHODS, Request, mixed, run
 from longdraft_vllm.samplers import Draws
 from newer import LONGEST, SMALL
+from pacing import at_random
 from test_keyed import by_longdraft, keyed_run
 
 
@@ -37,6 +38,14 @@ def test_outputs_survive_preemption(llama, expected, method, steps):
     found = keyed_run(llama, method, **SMALL)
     assert steps and found.preempted > 0
     assert found.outputs[:-1] == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_are_the_same_whatever_the_pace_decides(llama, expected, method, monkeypatch, steps):
+    at_random(monkeypatch)
+    found = keyed_run(llama, method, pace="on")
+    assert steps and found.outputs[:-1] == expected
+    assert 0 < found.accepted < found.drafted
 
 
 def test_drafts_by_the_same_noise_are_accepted(llama, steps):

@@ -65,7 +65,8 @@ def test_every_name_is_a_class_that_says_what_it_drafts(options, monkeypatch):
         made = getattr(package, name)(config(offered.model))
         assert type(made).__name__ == name and hasattr(made, "propose") and hasattr(made, "load_model")
         assert hasattr(made, "select") is (offered.drafts_from == "target")
-        assert hasattr(made, "chains") is (offered.drafts_from == "text")
+        assert hasattr(made, "chains") is (offered.drafts_from != "target")
+        assert hasattr(made, "read") is (offered.drafts_from == "logits")
     with pytest.raises(AttributeError, match="has no attribute 'Medusa'"):
         package.Medusa  # noqa: B018
 
