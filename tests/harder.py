@@ -24,7 +24,7 @@ EMULATED = [
     "tests/ops/test_native.py::test_equals_transformers[llama-None-logits]",
     "tests/ops/test_native.py::test_a_chain_is_bit_for_bit_plain_decoding[1-qwen3-dtype1]",
     "tests/ops/test_native_trees.py::test_in_every_build",
-    "tests/ops/test_chain.py::test_one_call_drafts_what_node_by_node_does[guided-llama-1.0]",
+    "tests/ops/test_chain.py::test_one_call_drafts_what_node_by_node_does[guided-llama-T=1]",
     "tests/ops/test_draft_layers.py::test_in_every_build[_avx2-tree, window-eagle3, 40 tokens]",
     "tests/ops/test_select.py::test_a_copy_follows_its_choices",
     "tests/ops/test_bounds.py::test_a_call_that_does_not_fit_is_refused",
