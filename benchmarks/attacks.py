@@ -17,6 +17,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
 }
+SHAPE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CALLED = {"type": "function", "function": {"name": "f", "parameters": SHAPE}}
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": SHAPE}}
 EDGES: dict[str, list[Any]] = {  # values at the ends of what is allowed, and just beyond
     "temperature": [0, 2, 10_000, 5e-324, 1e-300, 1e-38, -0.0, 10_000.1],
     "top_p": [1, 5e-324, 1e-300, 0, 1.1],
@@ -34,12 +37,18 @@ EDGES: dict[str, list[Any]] = {  # values at the ends of what is allowed, and ju
     "max_tokens": [1, 0, 16, 1 << 31, 10**30, -1],
     "echo": [True, False],
     "stream": [True],
+    "stream_options": [{"include_usage": True, "continuous_usage_stats": True}, {}, {"include_usage": 1}],
     "ignore_eos": [True],
-    "tools": [[], [{}], [{"type": "function"}], [None], {"a": 1}],
+    "min_tokens": [3, 1, 0, -1],
+    "tools": [[CALLED], [CALLED | {"strict": True}, CALLED], [], [{}], [{"type": "function"}], [None], {"a": 1}],
+    "tool_choice": ["required", "auto", "none", {"type": "function", "function": {"name": "f"}}, "f"],
+    "parallel_tool_calls": [False, True, 0],
+    "response_format": [{"type": "json_object"}, AS_SCHEMA, {"type": "json_schema"}, {"type": "text"}, {}],
+    "structured_outputs": [{"regex": "a|b{1,3}"}, {"choice": ["a", "b"]}, {"json": {"enum": [1]}}, {"regex": "("}, {}],
     "chat_template": ["{{ ''.__class__ }}"],
     "metadata": [{"a": "\ud800"}, {"\ud800": "a"}, {"a": 1}],
     "model": ["other", "../../etc/passwd", "\ud800", ""],
-    "prompt": ["", "\0", "\ud800", "<|endoftext|>" * 9, [0], [1 << 20], [-1], ["a", "b"], [[1]], "x" * 9000],
+    "prompt": [[5], "", "\0", "\ud800", "<|endoftext|>" * 9, [0], [1 << 20], [-1], ["a", "b"], [[1]], "x" * 9000],
     "messages": [[], [{}], [{"role": "tool", "content": "a"}], [{"role": "user"}], "a", [1] * 2000],
 }
 LONG = {"words": "the quick brown fox ", "letters": "x", "spaces": " ", "lines": "\n", "characters": "\u6f22\u5b57"}

@@ -123,8 +123,9 @@ def test_a_prompt_goes_on_only_at_a_border():
 
 
 @torch.inference_mode()
-def test_scores_of_a_prompt_are_the_models_own():
-    lm, [prompt] = reader("amx float32"), tiny.prompts(200)
+@pytest.mark.parametrize("length", [200, 1])
+def test_scores_of_a_prompt_are_the_models_own(length):
+    lm, [prompt] = reader("amx float32"), tiny.prompts(length)
     pool = RowPool(lm, 1, SLOTS)
     request = requested(prompt, logprobs=2, prompt_logprobs=True)
     pool.begin(request)

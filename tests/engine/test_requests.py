@@ -208,15 +208,17 @@ def logprobs_of(lm: LM, tokens: list[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("length", [None, 1])
 @pytest.mark.parametrize("method", ["vegas", "eagle3", "lookup"])
-def test_logprobs_are_the_models_own(method):
-    lm = tiny.target("llama")
+def test_logprobs_are_the_models_own(method, length):
+    lm, request = tiny.target("llama"), asked(0)
+    request["prompt"] = prompt = request["prompt"][:length]
     s = Session(lm, BUILD[method](lm), 2, SLOTS, chunk=16)
     s.submit(**asked(1))
-    id = s.submit(**asked(0), sampler=SAMPLERS[2], logprobs=3, prompt_logprobs=True)
+    id = s.submit(**request, sampler=SAMPLERS[2], logprobs=3, prompt_logprobs=True)
     events = finish(s)[id]
-    new, prompt = [t for e in events for t in e.tokens], asked(0)["prompt"]
-    assert new == alone_with(0, SAMPLERS[2])
+    new = [t for e in events for t in e.tokens]
+    assert new == alone_with(prompt, SAMPLERS[2])
     law, read = logprobs_of(lm, prompt + new), events[0].prompt
     assert read is not None and read.logprobs is not None and all(e.prompt is None for e in events[1:])
     found = read.logprobs + [x for e in events for x in e.logprobs or ()]
@@ -228,11 +230,8 @@ def test_logprobs_are_the_models_own(method):
         assert [float(law[at, t]) for t, _ in x.top] == pytest.approx(values, abs=1e-4)
 
 
-def alone_with(i: int, sampler: Sampler) -> list[int]:
-    [text] = generate(
-        tiny.target("llama"), [asked(i)["prompt"]], max_new_tokens=NEW, sampler=sampler, seed=100 + i, eos=()
-    )
-    return text
+def alone_with(prompt: list[int], sampler: Sampler) -> list[int]:
+    return generate(tiny.target("llama"), [prompt], max_new_tokens=NEW, sampler=sampler, seed=100, eos=())[0]
 
 
 def test_events_say_what_was_drafted_and_accepted():

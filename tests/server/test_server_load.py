@@ -32,10 +32,12 @@ from longdraft.bench.records import read_records
 from longdraft.engine.requests import Request
 from longdraft.engine.row_pool import Reading, RowPool
 from longdraft.server import run
+from longdraft.server.answer import Answer
 from longdraft.server.connection import Connection
 from longdraft.server.engine import Engine
 from longdraft.server.problems import Problem
 from longdraft.server.run import Server
+from longdraft.server.work import Work
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,33 @@ def left(server: Server, count: int) -> StepsAfter:
 
 def test_clients_that_leave_leave_nothing(server):
     left(server, 50)
+
+
+async def lost_by_python_3_11(answer: Answer, queue: asyncio.Queue, waiting: bool) -> Any:
+    """As its `wait_for` does where the event has come."""
+    try:
+        return await queue.get()
+    except asyncio.CancelledError:
+        return queue.get_nowait()
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_client_may_leave_just_when_an_event_comes(server, fault, monkeypatch):
+    """Its answer would wait for further events, of which there are none, until its time is over."""
+    if fault:
+        monkeypatch.setattr(Answer, "_next", lost_by_python_3_11)
+    answer = Answer(server.service, Work([[5]], 1, Sampler(), [0], 1, [], (), None), [], [])
+
+    async def leave() -> bool:
+        queue = asyncio.Queue[Any]()
+        waiting = asyncio.ensure_future(answer._next(queue, False))
+        await asyncio.sleep(0)
+        queue.put_nowait((0, None))
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        return waiting.cancelled()
+
+    assert asyncio.run(leave()) != fault
 
 
 @pytest.mark.parametrize("fault", ["not cancelled", "cancelled late"])

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.served import TEXT, asked, client, serving, tokens_of
+from support.served import TEXT, asked, chunks, client, serving, tokens_of
 from test_server_load import slowest_health
 
 from longdraft.engine.requests import Event, PromptRead
@@ -133,3 +133,16 @@ def test_the_command_leaves_what_it_loaded_out_of_garbage_collections(cli, monke
     monkeypatch.setattr(Server, "run", lambda self, sockets: counts.append(gc.get_freeze_count()) or sockets[0].close())
     assert cli("serve", "-m", "tiny", "--port", "0", "--method", "plain")[0] == 0
     assert counts[0] > 10_000 and gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prompt_of_one_token_has_none_itself(http, stream):
+    """Nothing comes before it that could predict it."""
+    body = asked(prompt=[5], echo=True, logprobs=2, max_tokens=2, n=2, stream=stream)
+    found = http.post("/v1/completions", json=body)
+    assert found.status_code == 200
+    answers = chunks(found) if stream else [found.json()]
+    for i in (0, 1):
+        parts = [c["logprobs"] for answer in answers for c in answer["choices"] if c["index"] == i and c["logprobs"]]
+        values = [x for part in parts for x in part["token_logprobs"]]
+        assert len(values) == 3 and values[0] is None and None not in values[1:]

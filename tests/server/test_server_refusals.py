@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from attacks import Shot, request
@@ -12,6 +15,7 @@ from clients import fire
 from support.served import TEXT, address, asked, client, serving
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from longdraft.server import connection
 from longdraft.server.connection import Connection
 
 HUGE = "9" * 5000
@@ -129,6 +133,23 @@ def test_large_headers_get_an_answer(server, size):
 def test_a_connection_that_is_cut_is_noticed(server, monkeypatch):
     monkeypatch.setattr(Connection, "send_400_response", H11Protocol.send_400_response)
     assert fire(address(server), Shot("headers", request("/health", X_Big="x" * 900_000))).status != 431
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_client_that_left_before_its_refusal_ended_is_no_error(fault, server, monkeypatch, caplog):
+    """Its reset arrives between the refusal and the end of what is written, and no request of its own is at fault."""
+
+    def reset(self: Connection) -> None:
+        raise OSError(errno.ENOTCONN, "not connected")
+
+    monkeypatch.setattr(_SelectorSocketTransport, "write_eof", reset)
+    if fault:
+        monkeypatch.setattr(connection, "suppress", lambda *errors: nullcontext())
+    data = request("/health", method="GET") + b"no request\r\n\r\n"
+    assert fire(address(server), Shot("broken HTTP", data)).status == 200
+    with client(server) as http:
+        assert http.get("/health").status_code == 200  # whatever the other connection caused has been logged
+    assert any(line.levelname == "ERROR" for line in caplog.records) == fault
 
 
 def test_what_follows_a_refusal_is_bounded(server):

@@ -154,7 +154,9 @@ class RowPool:
             self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner)
 
     def _scored(self, prompt: list[int], begin: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
-        """Read prompt[at:end] -> the log-probabilities of the tokens after each of these."""
+        """Read prompt[begin:end] -> the log-probabilities of the tokens after each of these."""
+        if begin == end:  # a prompt of one token, which the first step reads
+            return []
         scored, following = [], torch.tensor(prompt[begin + 1 : end + 1], device=self.target.device)
         for logits in self._logits(prompt[begin:end], row):
             scored += token_logprobs(logits, following[len(scored) : len(scored) + len(logits)], top)

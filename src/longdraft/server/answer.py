@@ -113,7 +113,8 @@ class Answer:
         if waiting:
             left = min(left, times.queue_s - (monotonic() - self.began))
         try:
-            return await asyncio.wait_for(queue.get(), max(left, 0))
+            async with asyncio.timeout(left):  # wait_for of Python 3.11 can lose a cancellation
+                return await queue.get()
         except TimeoutError:
             phase = "begin" if waiting else "end"
             limit = times.queue_s if waiting else times.request_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from asyncio import Transport
+from contextlib import suppress
 from time import monotonic
 
 import h11
@@ -83,7 +84,8 @@ class Connection(H11Protocol):
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.write_eof()
+        with suppress(OSError):  # it has been read and the connection reset meanwhile
+            self.transport.write_eof()
 
     def resume_writing(self) -> None:
         self.since = monotonic()
