@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from longdraft.drafters.adaptive.pace import kept
 from longdraft_vllm.pace import Pace, Row, Shape, agree, size_of
 
 EVERY = (1, 2, 4, 8, 16)  # steps for which a view may be used
-AGING = 0.04  # the share of acceptance that each step of a view's age costs
 USUAL = 4  # steps, as long as nothing is chosen
 
 
@@ -18,11 +18,6 @@ class Plan(NamedTuple):
     depth: int
     every: int = USUAL
     watch: bool = False
-
-
-def left(every: int) -> float:
-    """The share of acceptance that is left, on average, where each view is used for so many steps."""
-    return 1 - AGING * (every - 1) / 2
 
 
 class PacedViews:
@@ -66,7 +61,7 @@ class PacedViews:
             gained = sum(sum(chance[:depth]) for chance in chances)
             for every in intervals:
                 seconds = None if draft is None else depth * draft + select / every
-                aged = left(every) / left(self.plan.every)
+                aged = kept(every) / kept(self.plan.every)
                 found.append(Shape(depth * size[0], gained * aged, seconds, (depth, every)))
         return found
 
