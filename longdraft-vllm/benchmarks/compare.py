@@ -3,8 +3,10 @@
 MODEL is a folder of safetensors. Prompts are code of Python's standard library; each was sent once before, so that
 its pages are in vLLM's prefix cache and decoding alone is timed. Each method is a process of its own. A few of them
 and plain decoding wait beside each other and are timed in turn, one at a time, so that what else the machine does
-meets all of them: a method's ratio is the median over rounds of its rate over plain decoding's in the same round.
-"suffix/off" is suffix with the option pace=off. `--table RECORDS...` writes the table of earlier records.
+meets all of them. Plain decoding has two processes, because one may be slower than another for as long as it lives: a
+method's ratio is the median over rounds of the mean of their times in the same round over its time, and theirs show
+what a difference between processes can be. "suffix/off" is suffix with the option pace=off. `--table RECORDS...`
+writes the table of earlier records.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter, process_time
 from typing import Any
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "plain again": {},
     "ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"method": "custom_class", "model": "longdraft_vllm.Suffix"},
     "lookup": {"method": "custom_class", "model": "longdraft_vllm.Lookup"},
@@ -30,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "recycle": {"method": "custom_class", "model": "longdraft_vllm.Recycle"},
     "magicdec-stream": {"method": "custom_class", "model": "longdraft_vllm.MagicdecStream"},
 }
+PLAIN = "plain", "plain again"
 RECORD = "RECORD "  # before each answer of a process
 
 
@@ -106,7 +110,7 @@ class Process:
 
     def __init__(self, method: str, environment: dict[str, str]):
         command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
-        self.method, self.times = method, dict[str, list[dict[str, Any]]]()
+        self.method, self.warm = method, set[str]()  # cells
         self.pipe = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -116,6 +120,11 @@ class Process:
         assert self.pipe.stdin
         self.pipe.stdin.write(f"{what} {cell}\n")
         return self._answer()
+
+    def warm_up(self, cell: str) -> None:
+        if cell not in self.warm:
+            self.ask("warm", cell)
+            self.warm.add(cell)
 
     def _answer(self) -> dict[str, Any]:
         assert self.pipe.stdout
@@ -130,22 +139,20 @@ class Process:
         self.pipe.wait()
 
 
-def compare(plain: Process, others: list[Process], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Records of these processes, timed in turn."""
-    everyone, records = [plain, *others], []
+def compare(plain: list[Process], others: list[Process], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records of these processes, timed in turn; those of plain decoding only with the first others."""
+    everyone, records = [*plain, *others], []
     for cell in args.cells:
+        new = others if cell in plain[0].warm else everyone
         for process in everyone:
-            if process is not plain or cell not in plain.times:
-                process.ask("warm", cell)
+            process.warm_up(cell)
         rounds = [{p.method: p.ask("time", cell) for p in order(everyone, i)} for i in range(args.repeat)]
-        if cell not in plain.times:
-            margins = plain.ask("rank", cell)["margins"]
-            records.append(record(plain, [r["plain"] for r in rounds], args) | {"margins": margins})
-        plain.times.setdefault(cell, []).extend(r["plain"] for r in rounds)
-        for process in others:
+        base = [mean(r[p.method]["seconds"] for p in plain) for r in rounds]
+        for process in new:
             found = record(process, [r[process.method] for r in rounds], args)
-            ratios = [round(r["plain"]["seconds"] / r[process.method]["seconds"], 3) for r in rounds]
-            records.append(found | {"against_plain": ratios})
+            ratios = [round(s / r[process.method]["seconds"], 3) for s, r in zip(base, rounds, strict=True)]
+            more = {"margins": process.ask("rank", cell)["margins"]} if process is plain[0] else {}
+            records.append(found | {"against_plain": ratios} | more)
             print(f"{process.method} {cell}: {median(ratios):.2f} of {ratios}", file=sys.stderr)
     return records
 
@@ -258,8 +265,8 @@ def main() -> None:
         return work(args)
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ
-    methods = [method for method in args.methods if method != "plain"]
-    plain = Process("plain", environment)
+    methods = [method for method in args.methods if method not in PLAIN]
+    plain = [Process(name, environment) for name in PLAIN]
     with args.out.open("a") as file:
         for i in range(0, len(methods), args.together):
             others = [Process(method, environment) for method in methods[i : i + args.together]]
@@ -267,7 +274,8 @@ def main() -> None:
             file.flush()
             for process in others:
                 process.end()
-    plain.end()
+    for process in plain:
+        process.end()
     print(table(read([args.out])))
 
 
