@@ -10,6 +10,7 @@ from statistics import median
 
 GRAIN = 1.25  # batches and contexts within this factor count as the same size
 PLAINS, OTHERS = 9, 5  # how many of the latest times a median is of
+FEW = 2  # times that may have been slow by chance
 PART = 0.25  # drafted tokens per request are told apart in such parts
 
 Size = tuple[int, int]  # requests, and tokens of context in all
@@ -23,6 +24,13 @@ class Times:
     verify: dict[float, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=OTHERS)))
     draft: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS))  # of one drafted token per request
     select: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS))  # of new views for all requests
+
+    def forget(self) -> None:
+        """Give numbers of drafted tokens that were rarely measured another chance, if any was measured often."""
+        often = {drafted: times for drafted, times in self.verify.items() if len(times) > FEW}
+        if often:
+            self.verify.clear()
+            self.verify.update(often)
 
 
 class Costs:

@@ -51,7 +51,7 @@ class Pace:
         self.debt = 0.0  # seconds
         self.stopped = False  # whether drafting has come to its limit and half of its debt is not yet forgiven
         self.drafting = 0  # steps with drafts since the last plain one
-        self.warm = False  # the first draft of all is slower
+        self.warm: set[Size] = set()  # requests and drafted tokens: the first pass over so many tokens is slower
         self.clean = True  # whether the next step, if plain, is like one without the plugin
         self._begun = self._start = self._end = 0.0
         self._lengths: dict[object, int] = {}  # of the last step's requests
@@ -73,9 +73,9 @@ class Pace:
                 times.plain.append(step)
             self.debt = max(self.debt - PAID * step, 0.0)
             return
-        if self.warm:
+        if (passed := (size[0], self._drafted)) in self.warm:
             self.costs.verified(size, self._drafted, step)
-        self.warm = True
+        self.warm.add(passed)
         if times.plain:
             plain = self.costs.plain(size)
             lost = now - self._begun - plain * tokens / size[0]
@@ -87,6 +87,7 @@ class Pace:
         size = size_of(rows.values())
         times = self.costs.at(size)
         if len(times.plain) < FIRST or self.drafting >= RENEW:
+            times.forget()
             return None
         plain = self.costs.plain(size)
         self.stopped &= self.debt > LIMIT / 2 * plain
