@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.said import said
+from support import examined
+from support.examined import said
 
 from longdraft.cli import doctor as command
 from longdraft.cli import main
@@ -27,6 +28,7 @@ with pytest.MonkeyPatch.context() as environment:  # the tests may run as on a s
     BUILDS = [kind[1:] for kind in native.NEEDS if native.opened(kind)[0] is not None]
     native.opened.cache_clear()
 with_kernels = pytest.mark.skipif(not BUILDS, reason="the package was built without a C++ compiler")
+calm, run = pytest.fixture(autouse=True)(examined.calm), pytest.fixture(examined.run)
 
 
 # The screen -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.said import said
+from support import examined
+from support.examined import said
 
 from longdraft.doctor import cache, gpu, installed, machine, threads
 from longdraft.host import installation, limits, memory, processor
@@ -19,6 +20,7 @@ from longdraft.ops.triton import self_check as triton_check
 from longdraft.tuning import kept
 
 PROBLEMS = threads.problems
+calm, run = pytest.fixture(autouse=True)(examined.calm), pytest.fixture(examined.run)
 
 
 # Threads and memory ---------------------------------------------------------------------------------------------------

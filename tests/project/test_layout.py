@@ -21,7 +21,7 @@ def misplaced(tests: Path) -> list[str]:
         room = path.parent.name
         if path.stem in folder_of and room not in ROOMS | OTHER:
             faults.append(f"{room}/{path.name}: no such room")
-        if path.stem not in folder_of and room in ROOMS and path.name != "conftest.py":
+        if path.stem not in folder_of and room in ROOMS:
             faults.append(f"{room}/{path.name}: a helper outside support")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

@@ -1,6 +1,9 @@
-"""An installation in which all is well, but for what a test plants."""
+"""`longdraft doctor` in an installation in which all is well, but for what a test plants: fixtures, and its text."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +13,7 @@ from longdraft.host import installation, limits, memory
 from longdraft.ops import bandwidth, native
 
 
-@pytest.fixture(autouse=True)
-def calm(monkeypatch, tmp_path):
+def calm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An installation without any problem but those that a test plants; no memory is read."""
     caches = (native._library, native.opened)
     for name in ("LONGDRAFT_NATIVE", "LONGDRAFT_CPU", "LONGDRAFT_TRITON", machine.THP):
@@ -31,8 +33,7 @@ def calm(monkeypatch, tmp_path):
         one.cache_clear()
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, list[str]]]:
     """run() -> (status, the lines of standard output)."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -43,3 +44,8 @@ def run(capsys, monkeypatch):
         return status, out.splitlines()
 
     return call
+
+
+def said(lines: list[str]) -> str:
+    """The lines as one, with single spaces."""
+    return " ".join(" ".join(lines).split())
