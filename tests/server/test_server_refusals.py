@@ -137,7 +137,7 @@ def test_a_connection_that_is_cut_is_noticed(server, monkeypatch):
 
 @pytest.mark.parametrize("fault", [False, True])
 def test_a_client_that_left_before_its_refusal_ended_is_no_error(fault, server, monkeypatch, caplog):
-    """Its reset arrives between the refusal and the end of what is written, and no request of its own is at fault."""
+    """Its reset arrives after the refusal was written, and before the server closes its half of the connection."""
 
     def reset(self: Connection) -> None:
         raise OSError(errno.ENOTCONN, "not connected")
