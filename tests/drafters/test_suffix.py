@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from time import perf_counter
+from time import process_time
 
 import pytest
 import torch
@@ -92,9 +92,9 @@ def test_following_another_text(text, within):
 def test_a_text_of_one_token_takes_linear_time():
     times = []
     for n in (4000, 32000):
-        begin = perf_counter()
+        begin = process_time()
         index = automaton([7] * n)
-        times.append(perf_counter() - begin)
+        times.append(process_time() - begin)
         assert index.repeated()[1] == n - 1
         assert index.likely(index.repeated()[0], 3, 9, 0.1) == [(0, 7)]  # what followed it once ends there
     assert times[1] < 40 * times[0]

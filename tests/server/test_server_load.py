@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -319,37 +320,39 @@ def test_the_benchmark_of_attacks_runs(tmp_path):
     assert all(how.endswith((": fine", ": 200", ": proper")) for how in found["soak"]["outcomes"])
 
 
-def slowest_health(server: Any, body: dict) -> float:
-    """Seconds of the slowest /health while a request is answered."""
-    with ThreadPoolExecutor(1) as pool, client(server) as http:
-        asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
-        times = []
-        while not asking.done():
-            begin = time.monotonic()
-            assert http.get("/health").status_code == 200
-            times.append(time.monotonic() - begin)
-        assert asking.result().status_code == 200
-    return max(times)
+class Held:
+    """Spells a token only after another answer has come, once: the event loop was free, or the wait took its time."""
 
+    def __init__(self, most_s: float) -> None:
+        self.most_s, self.asked, self.answered, self.free = most_s, threading.Event(), threading.Event(), list[bool]()
 
-@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch, stream):
-    """Their texts take more than a second here; written in the event loop, they would hold up every other answer."""
-
-    def slow(token: int) -> str:
-        time.sleep(0.003)
+    def word(self, token: int) -> str:
+        if not self.free:
+            self.asked.set()
+            self.free.append(self.answered.wait(self.most_s))
         return str(token)
 
-    ids = [1 + i % 50 for i in range(20)]
-    body = asked(prompt=ids, echo=True, logprobs=20, max_tokens=0, stream=stream)
-    monkeypatch.setattr(server.service, "word", slow)
-    assert slowest_health(server, body) < 0.5
 
-    async def at_once(size: int, call: Any, *arguments: Any) -> Any:  # a broken variant, which must be noticed
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", [False, True])
+def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch, stream, fault):
+    """Written in the event loop, they would hold up every other answer."""
+
+    async def at_once(size: int, call: Any, *arguments: Any) -> Any:
         return call(*arguments)
 
-    monkeypatch.setattr(server.service, "aside", at_once)
-    assert slowest_health(server, body) > 0.6
+    held = Held(0.3 if fault else 60)
+    monkeypatch.setattr(server.service, "word", held.word)
+    if fault:
+        monkeypatch.setattr(server.service, "aside", at_once)
+    body = asked(prompt=[1 + i % 50 for i in range(20)], echo=True, logprobs=20, max_tokens=0, stream=stream)
+    with ThreadPoolExecutor(1) as pool, client(server) as http:
+        asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
+        assert held.asked.wait(60)
+        assert http.get("/health").status_code == 200
+        held.answered.set()
+        assert asking.result().status_code == 200
+    assert held.free == [not fault]
 
 
 def test_an_answer_of_too_many_log_probabilities_is_refused(server):

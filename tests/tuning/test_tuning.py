@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, replace
-from time import perf_counter
+from time import process_time
 
 import pytest
 import torch
@@ -262,9 +262,9 @@ def test_where_outputs_could_depend_on_costs_nothing_is_measured(monkeypatch):
 
 def test_asking_takes_less_than_a_second():
     model = tiny.target("llama")
-    begin = perf_counter()
+    begin = process_time()
     known_costs(model)
-    assert perf_counter() - begin < 5  # 0.7 s on an idle machine
+    assert process_time() - begin < 5  # 0.7 s of one thread on an idle machine
 
 
 def test_captures_are_what_vegas_asks_for():
