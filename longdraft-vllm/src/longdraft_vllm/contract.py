@@ -62,6 +62,7 @@ RUNNER2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
+REJECTION = "vllm.v1.sample.rejection_sampler:RejectionSampler"
 REJECTION2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler"
 APPLIED = "logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids"
 CONFIG = "vllm.config"
@@ -81,6 +82,12 @@ CONTRACT: dict[str, list[Any]] = {
             "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
             "x cu_num_tokens num_tokens replace_from replace_to",
         ),
+    ],
+    "plain steps": [
+        Takes(f"{REJECTION}.forward", "metadata draft_probs logits sampling_metadata"),
+        Sets(REJECTION, "sampler"),
+        Takes("vllm.v1.sample.sampler:Sampler.forward", "logits sampling_metadata"),
+        Sets("vllm.v1.spec_decode.metadata:SpecDecodeMetadata", "max_spec_len"),
     ],
     "self-draft": [
         Takes(
@@ -129,7 +136,7 @@ CONTRACT: dict[str, list[Any]] = {
             "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits"
             " bonus_token_ids sampling_metadata",
         ),
-        Calls("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "output_token_ids = rejection_sample("),
+        Calls(f"{REJECTION}.forward", "output_token_ids = rejection_sample("),
         Sets("vllm.v1.worker.gpu_input_batch:InputBatch", "num_tokens_no_spec req_ids generators sampling_metadata"),
         Sets("vllm.v1.sample.metadata:SamplingMetadata", "temperature top_k top_p"),
         Sets("vllm.v1.spec_decode.metadata:SpecDecodeMetadata", "num_draft_tokens"),

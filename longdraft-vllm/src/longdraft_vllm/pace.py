@@ -92,6 +92,9 @@ class Pace:
         plain = self.costs.plain(size)
         self.stopped &= self.debt > LIMIT / 2 * plain
         self._charge = plain
+        tried = sum(map(len, times.verify.values()))
+        if self.stopped and self.debt > 0 and tried >= TRIALS:
+            return None
         found, verify = list(shapes), self.costs.verify(size)
         if not found:
             return None
@@ -105,7 +108,6 @@ class Pace:
 
         best = max(found, key=rate_of)
         rate = rate_of(best)
-        tried = sum(map(len, times.verify.values()))
         lost = plain * (1 + best.gained / size[0]) * (1 / rate - 1)
         self._charge = max(lost, 0.0)
         if rate >= MARGIN and not self.stopped:

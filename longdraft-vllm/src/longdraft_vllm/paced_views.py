@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from longdraft.drafters.adaptive.pace import kept
@@ -52,8 +52,8 @@ class PacedViews:
         self.plan = Plan(*agree(plan))
         return self.plan
 
-    def _shapes(self) -> list[Shape]:
-        size, found = size_of(self._rows.values()), []
+    def _shapes(self) -> Iterator[Shape]:
+        size = size_of(self._rows.values())
         chances = [self.pace.acceptance.chances(request) for request in self._rows]
         draft, select = self.pace.costs.draft(size), self.pace.costs.select(size) if self.guided else 0.0
         intervals = [self.given] if self.given else EVERY if self.guided else (1,)
@@ -62,8 +62,7 @@ class PacedViews:
             for every in intervals:
                 seconds = None if draft is None else depth * draft + select / every
                 aged = kept(every) / kept(self.plan.every)
-                found.append(Shape(depth * size[0], gained * aged, seconds, (depth, every)))
-        return found
+                yield Shape(depth * size[0], gained * aged, seconds, (depth, every))
 
     def end(self) -> None:
         """What was planned has been done."""

@@ -11,6 +11,7 @@ from longdraft.drafters import Suffix as SuffixDrafter
 from longdraft_vllm import contract
 from longdraft_vllm.options import options_of
 from longdraft_vllm.paced_text import FromTexts
+from longdraft_vllm.plain_steps import sample_plainly
 from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.texts import Texts
 
@@ -34,8 +35,9 @@ class NGrams(FromTexts):
         return {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's older runner asks every drafter to load its model: there is none, but its sampler may need repair."""
+        """vLLM's older runner asks every drafter to load its model: there is none, but its sampler is changed."""
         repair_sampling()
+        sample_plainly()
 
     def propose(
         self,

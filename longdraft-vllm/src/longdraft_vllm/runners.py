@@ -7,6 +7,7 @@ from typing import Any
 from longdraft_vllm import contract
 from longdraft_vllm.keyed import Keyed
 from longdraft_vllm.options import chosen, keyed_noise
+from longdraft_vllm.plain_steps import sample_plainly
 from longdraft_vllm.recycle import Recycling
 from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.window import Windowed
@@ -18,10 +19,12 @@ ADDED = {"keyed": Keyed, "recycle": Recycling, "window": Windowed}  # by the nam
 def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
     """The model runner's class: `drafting` if the target drafts for itself, else vLLM's own, with what is added.
 
-    Raises Mismatch if a part does not fit this vLLM, and corrects vLLM's sampler where it is wrong.
+    Raises Mismatch if a part does not fit this vLLM, and corrects vLLM's sampler where it is wrong or slow.
     """
     repair_sampling()
     offered = chosen(vllm_config)
+    if offered:
+        sample_plainly()
     drafts_from = offered.drafts_from if offered else "text"
     used = {
         "keyed": keyed_noise(vllm_config),
