@@ -12,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test u
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from longdraft.ops import native
 
@@ -23,7 +23,14 @@ if find_spec("uvicorn"):  # else the server's tests cannot run, and all others c
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, so that modules of the tests come first
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
-settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.register_profile(  # other processes may be busy: nothing here depends on how long an example takes
+    "suite",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("suite")
 
 
