@@ -28,7 +28,7 @@ each_fault = pytest.mark.parametrize("fault", FAULTS)
 COMPARED = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare", "-o", "min_budget=8")
 
 
-@pytest.mark.parametrize("pace", ["on", "off"])
+@pytest.mark.parametrize("pace", [pytest.param("on", marks=pytest.mark.full), "off"])
 @each_fault
 def test_compare(cli, fault, pace, monkeypatch):
     plant, words = FAULTS[fault]

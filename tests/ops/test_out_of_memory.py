@@ -234,7 +234,9 @@ with torch.inference_mode():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses is Linux's")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs addresses of its own")
-@pytest.mark.parametrize("script", [LIMITED, LIMITED_TREE], ids=["a pass", "a tree"])
+@pytest.mark.parametrize(
+    "script", [pytest.param(LIMITED, id="a pass", marks=pytest.mark.full), pytest.param(LIMITED_TREE, id="a tree")]
+)
 def test_a_process_that_may_have_no_more_memory_goes_on(script):
     """The system itself refuses: the old code called std::terminate."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["tests", *sys.path])}

@@ -181,7 +181,7 @@ def test_slow_clients_are_not_waited_for(monkeypatch):
     with serving(client_s=0.5) as server, ThreadPoolExecutor(len(ways)) as pool:
         assert None not in pool.map(lambda how: drip(address(server), how, 8), ways)
         monkeypatch.setattr(Connection, "close_if_stuck", lambda self, most_s: None)
-        assert set(pool.map(lambda how: drip(address(server), how, 2.5), ways)) == {None}  # the check can fail
+        assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {None}  # the check can fail
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch):
