@@ -29,7 +29,8 @@ def kernels() -> None:
 
 @pytest.fixture(params=["raw_logprobs", "processed_logprobs", "raw_logits"])
 def sampler(request, monkeypatch) -> RejectionSampler:
-    monkeypatch.setattr(RejectionSampler, "forward", RejectionSampler.forward)  # put back afterward
+    """As vLLM has it, though engines of other tests ran in this process, which is put back afterward."""
+    monkeypatch.setattr(RejectionSampler, "forward", getattr(RejectionSampler.forward, NAME, RejectionSampler.forward))
     return RejectionSampler(Sampler(request.param))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from longdraft_vllm import contract
 
-NAME = "sampled_plainly"  # of an attribute that marks a class as changed
+NAME = "before_longdraft"  # an attribute of what takes the place of vLLM's method: that method
 
 
 def sample_plainly() -> bool:
@@ -29,6 +29,6 @@ def sample_plainly() -> bool:
             return verify(self, metadata, draft_probs, logits, sampling_metadata)
         return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
 
-    setattr(forward, NAME, True)
+    setattr(forward, NAME, verify)
     RejectionSampler.forward = forward
     return True
