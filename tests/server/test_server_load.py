@@ -321,7 +321,7 @@ def test_the_benchmark_of_attacks_runs(tmp_path):
 
 
 class Held:
-    """Spells a token only after another answer has come, once: the event loop was free, or the wait took its time."""
+    """Spells its first token only once another request has been answered; `free`: whether that came in time."""
 
     def __init__(self, most_s: float) -> None:
         self.most_s, self.asked, self.answered, self.free = most_s, threading.Event(), threading.Event(), list[bool]()

@@ -105,7 +105,7 @@ def frozen() -> Iterator[None]:
 
 
 def longest_pause(server: Server, body: dict) -> float:
-    """Processor seconds of this process in the slowest /health while a request is answered: others may be busy too."""
+    """The slowest /health while a request is answered, in processor seconds of this process: others may be busy."""
     with ThreadPoolExecutor(1) as pool, client(server) as http:
         asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
         times = [0.0]

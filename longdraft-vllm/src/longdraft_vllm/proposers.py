@@ -35,7 +35,7 @@ class NGrams(FromTexts):
         return {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's older runner asks every drafter to load its model: there is none, but its sampler is changed."""
+        """vLLM's older runner asks every drafter to load its model. There is none, but vLLM's sampler needs changes."""
         repair_sampling()
         sample_plainly()
 
