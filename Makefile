@@ -4,7 +4,8 @@ TORCH_INDEX ?=# an extra package index to take torch from, such as that of its C
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+PROCESSES := -n logical --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python tests/run.py $(PROCESSES)
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
 PAGE := .venv-page
@@ -16,11 +17,12 @@ OLDEST_PYTHON ?= $(shell for p in python3.12 $$HOME/.pyenv/versions/3.12.*/bin/p
   "$$p" -c 'import venv' 2>/dev/null && echo "$$p" && break; done)
 CHROMIUM ?= $(shell command -v chromium)
 
-.PHONY: help setup wheels try-wheels demo test test-all test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
+.PHONY: help setup wheels try-wheels demo test test-all test-full test-native test-versions test-weekly test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
-	@echo "make test-all  make test, then all other tests, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
+	@echo "make test-all  make test, then what else is tested on each commit (under 20 minutes; 25 if native code changed)"
+	@echo "make test-weekly  all tests there are, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
 	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 6 minutes, and a few to install them at first)"
@@ -68,7 +70,24 @@ demo: $(READY)
 test: $(READY)
 	@$(PYTEST) -m "not full"
 
+# The parts after test-full run as far as the change needs them (tests/changed.py); make test-weekly runs everything.
 test-all: test
+	@$(MAKE) --no-print-directory test-full
+	@$(MAKE) --no-print-directory test-native
+	@$(MAKE) --no-print-directory test-versions
+
+test-full: $(READY)
+	@$(PYTEST) -m "full and not weekly"
+
+test-native: $(READY)
+	@set -e; for part in $$($(BIN)/python tests/changed.py); do \
+	  [ $$part = oldest ] || $(BIN)/python tests/harder.py $$part; done
+
+test-versions: $(READY)
+	@case "$$($(BIN)/python tests/changed.py)" in *oldest*) of= ;; *) of="tests/core tests/hf tests/models" ;; esac; \
+	$(MAKE) --no-print-directory test-oldest OLDEST_TESTS="$$of"
+
+test-weekly: test
 	@$(PYTEST) -m full
 	@$(BIN)/python tests/harder.py haswell
 	@$(BIN)/python tests/harder.py asan
@@ -85,7 +104,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt tests/oldest.py $(READY)
 # With nothing installed but the library's dependencies: it is taken from src, as in a checkout that was only copied,
 # with the kernels that are built there: they do not depend on the version of Python or torch.
 test-oldest: $(OLDEST)/.ready
-	@PYTHONPATH=$(CURDIR)/src:$(CURDIR)/longdraft-drafters/src $(OLDEST)/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "not full"
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR)/longdraft-drafters/src $(OLDEST)/bin/python tests/run.py $(PROCESSES) -m "not full" $(OLDEST_TESTS)
 
 # In an environment of its own, without the library's dependencies. No browser is downloaded.
 test-page:
@@ -117,15 +136,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/pyright -p pyright-strict.json
-	$(BIN)/python docs/figures.py --check
-	$(BIN)/python docs/pays.py --check
-	$(BIN)/python docs/smollm2.py --check
-	$(BIN)/python docs/qwen_coder.py --check
-	$(BIN)/python docs/peers.py --check
-	$(BIN)/python docs/headlines.py --check
-	$(BIN)/python docs/models.py --check
-	$(BIN)/python docs/structured_output.py --check
-	$(BIN)/python docs/diagram.py --check
+	$(BIN)/python docs/check.py
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

@@ -77,5 +77,9 @@ def page(every: list[dict[str, Any]]) -> str:
     return text
 
 
+def main(arguments: list[str]) -> int:
+    return write_or_check({PAGE: page(records())}, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(write_or_check({PAGE: page(records())}, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

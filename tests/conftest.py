@@ -51,6 +51,13 @@ def build(request, monkeypatch):
     return library
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items) -> None:
+    from support.covering import thin
+
+    thin(items)
+
+
 def pytest_sessionfinish(session) -> None:
     """A worker of pytest-xdist sends what the summary shows to the process that prints it."""
     if hasattr(session.config, "workeroutput"):

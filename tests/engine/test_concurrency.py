@@ -111,6 +111,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize(
     "call",

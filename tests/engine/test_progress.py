@@ -46,6 +46,7 @@ def test_every_chunk_is_reported():
     assert seen[2:] == [30, 30, 10]
 
 
+@pytest.mark.timing
 def test_a_prompt_that_takes_long(terminal, monkeypatch):
     """The bar appears while a part is read, counts tokens, and is gone at the end."""
     screen = terminal()
@@ -67,6 +68,7 @@ def test_a_prompt_that_takes_less_shows_nothing(terminal, monkeypatch, term):
     assert common.PATIENCE == 2 and screen.getvalue() == ""
 
 
+@pytest.mark.timing
 def test_nothing_is_shown_after_an_error(terminal, monkeypatch):
     screen = terminal()
     patience(monkeypatch, 0.05)
@@ -76,6 +78,7 @@ def test_nothing_is_shown_after_an_error(terminal, monkeypatch):
     assert screen.getvalue() == ""
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("command", [("generate", "--prompt-file", "long.txt", *SHORT), ("demo", "--context", "480")])
 def test_commands_show_it_on_standard_error_alone(cli, terminal, monkeypatch, command):
     screen = terminal()
@@ -101,6 +104,7 @@ def slowly():
     return commit
 
 
+@pytest.mark.timing
 def test_a_pipe_shows_nothing(cli, monkeypatch):
     patience(monkeypatch, 0)
     monkeypatch.setattr(LM, "_commit", slowly())

@@ -19,6 +19,7 @@ NEW = 16
 OPTIONS = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"]}
 
 
+@pytest.mark.product
 @each_method_on(*MODELS)
 @pytest.mark.parametrize("sampler", ["greedy", pytest.param("T=1", marks=full), "T=1 min-p penalty"])
 def test_one_row_is_plain_decoding(model, sampler, method):

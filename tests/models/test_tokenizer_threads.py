@@ -86,6 +86,7 @@ def longest_wait(call: Callable[[], object]) -> float:
         return longest / (last - begin)
 
 
+@pytest.mark.timing
 def test_a_long_text_does_not_stop_other_threads(tokenizer):
     """The event loop is one. `encode` of the Rust tokenizer keeps the interpreter's lock; `encode_batch` does not."""
     tokenizer.chat_template, text = CHAT, "import os\n\ndef walk(path): for name in path\n" * 5000

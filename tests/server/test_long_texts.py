@@ -89,6 +89,7 @@ def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
         assert sum(read) < 2 * len(bodies) * long_texts.PIECE
 
 
+@pytest.mark.timing
 def test_memory_is_given_back_after_a_large_body(monkeypatch):
     calls = list[int]()
     monkeypatch.setattr(guard, "give_back", lambda: calls.append(1))

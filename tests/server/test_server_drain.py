@@ -80,6 +80,7 @@ def seen(server: Server, kept: Any) -> list[int]:
     return [r.status_code for r in probes + refused]
 
 
+@pytest.mark.timing
 def test_a_draining_server_says_so_and_ends_with_its_last_request():
     with draining() as (server, kept, running, go_on):
         place = address(server)
@@ -92,6 +93,7 @@ def test_a_draining_server_says_so_and_ends_with_its_last_request():
             socket.create_connection(place, 1)
 
 
+@pytest.mark.timing
 def test_a_guard_that_does_not_know_of_it_is_noticed(monkeypatch):
     init = Guard.__init__
     monkeypatch.setattr(Guard, "__init__", lambda self, *a, **k: init(self, *a, **k | {"draining": lambda: False}))
@@ -99,12 +101,14 @@ def test_a_guard_that_does_not_know_of_it_is_noticed(monkeypatch):
         seen(server, kept)
 
 
+@pytest.mark.timing
 def test_the_grace_time_ends_streams_and_server():
     with draining(grace_s=0.3) as (server, _, running, _):
         assert "shutting down" in running.result()[-1]["error"]["message"]
         assert ended(server)
 
 
+@pytest.mark.timing
 def test_a_large_body_gets_its_answer():
     """A connection that was closed before its body was read would be reset."""
     with draining() as (server, _, _, _), client(server) as http:
@@ -112,6 +116,7 @@ def test_a_large_body_gets_its_answer():
             assert http.post("/v1/completions", json=asked(prompt="a" * size)).status_code == 503
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("probes", [False, True])
 def test_an_idle_server_ends_at_once(probes):
     """Probes do not keep it."""

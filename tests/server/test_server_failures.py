@@ -39,6 +39,7 @@ class Fatal(Drafter):
         raise SystemExit(3)
 
 
+@pytest.mark.timing
 def test_a_failure_for_good_ends_the_server_with_a_status():
     with serving(drafter=Fatal()) as server, client(server) as http:
         assert http.post("/v1/completions", json=asked()).status_code == 500
@@ -48,6 +49,7 @@ def test_a_failure_for_good_ends_the_server_with_a_status():
         assert isinstance(server.engine.failure, SystemExit) and server.status == 1
 
 
+@pytest.mark.timing
 def test_a_stopping_server_ends_its_streams_properly():
     with serving(grace_s=0.2) as server, client(server) as http:
         ended: list[list[dict]] = []

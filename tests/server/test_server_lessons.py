@@ -170,6 +170,7 @@ def test_headers_bodies_depth_and_prompts_are_bounded(http):
     assert found["code"] == "context_length_exceeded"
 
 
+@pytest.mark.timing
 def test_chunked_bodies_are_bounded(server):
     """CVE-2025-23310 (Triton: small chunks without end): the answer comes although the body does not end."""
     with socket.create_connection(address(server), 20) as s:
@@ -218,6 +219,7 @@ def test_compressed_bodies_are_not_unpacked(http):
     assert http.post("/tokenize", content=plain, headers=JSON | {"Content-Encoding": "identity"}).status_code == 200
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_lead_nowhere(http, server, path):
     """CVE-2025-23319 (Triton)."""
@@ -228,6 +230,7 @@ def test_paths_lead_nowhere(http, server, path):
     assert got.split()[1] == known and b"root:" not in got and b"ocation:" not in got
 
 
+@pytest.mark.timing
 def test_what_a_request_holds_is_released_on_every_path():
     """CVE-2026-9540 (vLLM: n, stop strings and log-probabilities without bounds; test_server_refusals.py has those)."""
     with serving(session={"batch": 2, "queue": 4}, request_s=1.0, client_requests=8) as server, client(server) as http:

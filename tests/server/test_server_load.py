@@ -71,6 +71,7 @@ def test_free_rows_are_not_a_queue():
             assert http.post("/v1/completions", json=body | {"n": 6}).status_code == 400  # which it never has room for
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(server, stream):
     before = server.engine.session.stats.emitted
@@ -184,6 +185,7 @@ def test_slow_clients_are_not_waited_for(monkeypatch):
         assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {None}  # the check can fail
 
 
+@pytest.mark.timing
 def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch):
     made = Connection.connection_made
 
@@ -205,6 +207,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch):
         assert not server.server_state.connections and quiet(server)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("fault", [False, True])
 def test_idle_connections_keep_nobody_out(fault, monkeypatch):
     monkeypatch.setattr(run, "CONNECTIONS", 12)
@@ -225,6 +228,7 @@ def test_small_writes_are_not_held_back(server):
             assert place.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.timing
 def test_short_texts_do_not_wait_for_long_ones(server):
     lock, loop = server.service._one_long, server.engine._loop
     assert loop is not None
@@ -266,6 +270,7 @@ def test_a_look_at_a_row_that_begins_to_run_cannot_fail():
     assert Beginning().entering is not None
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
     """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the full counts."""

@@ -201,6 +201,7 @@ class Stuck(io.StringIO):
         return super().write(text)
 
 
+@pytest.mark.timing
 def test_a_reader_that_does_not_read_holds_up_no_answer(monkeypatch):
     monkeypatch.setattr(log, "MOST_LINES", 20)
     stream = Stuck()

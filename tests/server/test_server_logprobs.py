@@ -117,6 +117,7 @@ def longest_pause(server: Server, body: dict) -> float:
     return max(times)
 
 
+@pytest.mark.timing
 @pytest.mark.full
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_most_log_probabilities_do_not_hold_up_others(frozen, monkeypatch, stream):

@@ -112,6 +112,7 @@ def test_other_refusals(http, server):
     assert http.get("/health", headers={"X-Big": "x" * 100_000}).status_code in (400, 431)
 
 
+@pytest.mark.timing
 def test_a_body_whose_end_is_ambiguous_is_refused(server):
     """A proxy that reads the other header would take a part of the body for another client's request."""
     hidden = b"0\r\n\r\n" + request("/v1/models", method="GET")
@@ -152,6 +153,7 @@ def test_a_client_that_left_before_its_refusal_ended_is_no_error(fault, server, 
     assert any(line.levelname == "ERROR" for line in caplog.records) == fault
 
 
+@pytest.mark.timing
 def test_what_follows_a_refusal_is_bounded(server):
     with socket.create_connection(address(server), 10) as s, pytest.raises(OSError, match=r"reset|pipe"):
         for _ in range(1000):

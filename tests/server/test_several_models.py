@@ -97,6 +97,7 @@ def test_models_are_listed_and_others_refused(http):
     assert http.get("/tokenizer_info", params={"model": "third"}).status_code == 404
 
 
+@pytest.mark.timing
 def test_metrics_have_each_name_once_and_each_model(http):
     ask(http, "second")
     text = http.get("/metrics").text
@@ -107,6 +108,7 @@ def test_metrics_have_each_name_once_and_each_model(http):
     }
 
 
+@pytest.mark.timing
 def test_one_failure_ends_the_server():
     with both() as server, client(server) as http:
         assert http.get("/health").status_code == 200

@@ -260,6 +260,7 @@ def test_where_outputs_could_depend_on_costs_nothing_is_measured(monkeypatch):
         check()
 
 
+@pytest.mark.timing
 def test_asking_takes_less_than_a_second():
     model = tiny.target("llama")
     begin = process_time()

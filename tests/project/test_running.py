@@ -1,0 +1,88 @@
+"""What is run on each commit: tests that watch a clock get a second try, and slow parts follow what changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import changed
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Fails in its first run and passes in its second.
+ONCE = """
+import pathlib
+import pytest
+
+def once(name):
+    here = pathlib.Path(__file__).with_name(name)
+    if not here.exists():
+        here.touch()
+        raise AssertionError("busy")
+
+@pytest.mark.timing
+def test_of_a_clock():
+    once("a clock")
+"""
+PASSES = "def test_nothing():\n    pass\n"
+TOKENS = "\n\ndef test_of_tokens():\n    once('tokens')\n"
+ALWAYS = "\n\n@pytest.mark.timing\ndef test_too_slow():\n    raise AssertionError\n"
+MARKS = "[pytest]\nmarkers = timing: watches a clock\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "status", "named"),
+    [
+        (ONCE, 0, True),
+        (ONCE + TOKENS, 1, False),
+        (ONCE + ALWAYS, 1, True),
+        (PASSES, 0, False),
+    ],
+    ids=["unstable", "other tests too", "slow twice", "all pass"],
+)
+def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
+    (tmp_path / "pytest.ini").write_text(MARKS)
+    (tmp_path / "test_x.py").write_text(tests)
+    words = [sys.executable, str(ROOT / "tests" / "run.py"), "-p", "no:cacheprovider", "-p", "no:xdist", "."]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout
+    assert ("unstable: test_x.py::test_of_a_clock" in done.stdout) == named
+    assert "unstable: test_x.py::test_too_slow" not in done.stdout
+    assert "these tests took 0:0" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        (["README.md", "src/longdraft/core/tree.py"], []),
+        (["src/longdraft/ops/native/draw.h"], ["haswell", "asan"]),
+        (["src/longdraft/backends/latent.py"], ["oldest"]),
+        (["pyproject.toml", "setup.py"], ["haswell", "asan", "oldest"]),
+        (None, ["haswell", "asan", "oldest"]),
+    ],
+)
+def test_slow_parts_follow_what_changed(files, parts):
+    assert changed.needed(files) == parts
+
+
+def test_files_are_those_since_a_commit(tmp_path, monkeypatch):
+    """Also those that are not committed; without git, nothing is known, so everything is run."""
+    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    assert changed.files(changed.before()) is None
+
+    def git(*words: str, date: str = "2026-01-02T12:00:00Z") -> None:
+        who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@example", "GIT_COMMITTER_NAME": "a"}
+        environment = who | {"GIT_COMMITTER_EMAIL": "a@example", "GIT_COMMITTER_DATE": date, "PATH": "/usr/bin:/bin"}
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, env=environment, capture_output=True)
+
+    git("init")
+    for name, date in (("first", "2026-01-01T12:00:00Z"), ("second", "2026-01-02T11:00:00Z")):
+        (tmp_path / name).touch()
+        git("add", ".")
+        git("commit", "-m", name, date=date)
+    assert changed.files(changed.before()) == ["second"]
+    (tmp_path / "first").write_text("new")
+    assert changed.files(changed.before()) == ["first", "second"]
+    assert changed.files("no such commit") is None
