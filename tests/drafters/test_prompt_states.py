@@ -113,7 +113,7 @@ def test_no_token_of_a_prompt_is_read_twice(method):
     """By generate, and by a session whose rows enter while others run."""
     lengths, new = (200, 40, 1), 6
     lm = counting()
-    drafter = MAKE[method](lm, 30)
+    drafter = MAKE[method](lm, 60)  # more than it drafts
     for limit in (1, 2):  # the second step drafts
         lm.tokens = 0
         generate(lm, tiny.prompts(*lengths), drafter, max_new_tokens=limit, eos=())

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 from support import tiny
-from support.listed import BUILD
+from support.listed import BUILD, read_in_any_parts
 from torch import Tensor
 
 from longdraft import Sampler, Session, generate
@@ -145,9 +145,9 @@ def alone(lm: LM, prompt: list[int], seed: int) -> list[int]:
     return generate(lm, [prompt], max_new_tokens=NEW, sampler=Sampler(1.0), seed=seed, eos=())[0]
 
 
-def under_load(lm: LM, batch: int, drafter: Drafter | None = None) -> list[bool]:
+def under_load(lm: LM, batch: int, drafter: Drafter | None = None, seed: int = 0) -> list[bool]:
     """Of four requests and four that go on from their answers: which say what they say alone."""
-    prompts, found = tiny.prompts(*LENGTHS[:4]), list[bool]()
+    prompts, found = tiny.prompts(*LENGTHS[:4], seed=seed), list[bool]()
     with Session(lm, drafter, batch, SLOTS, Sampler(1.0), chunk=7, prefixes=PrefixCache(4000, 16)) as s:
         for _ in range(2):
             texts = {s.submit(p, NEW, seed=i, eos=()): list[int]() for i, p in enumerate(prompts)}
@@ -170,16 +170,16 @@ def test_a_request_under_load_is_what_it_is_alone(method):
 @needs_native
 def test_a_text_read_in_other_parts_would_be_noticed(monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)
-    assert not all(under_load(reader("amx"), 3))
+    assert not all(all(under_load(reader("amx"), 3, seed=seed)) for seed in range(20))
 
 
 def test_one_request_at_a_time_is_what_it_is_alone_on_any_backend():
     assert all(under_load(reader("torch"), 1))
 
 
-def conversation(kind: str) -> bool:
+def conversation(kind: str, seed: int = 0) -> bool:
     """Whether every answer of a conversation is that of `generate`."""
-    lm, [text, more] = reader(kind), tiny.prompts(150, 30)
+    lm, [text, more] = reader(kind), tiny.prompts(150, 30, seed=seed)
     talk, found = Conversation(lm, Sampler(1.0), seed=5), []
     for _ in range(3):
         answer = [t for step in talk.answer(text, NEW) for t in step.tokens[0]]
@@ -197,14 +197,17 @@ def test_a_conversation_is_what_its_prompts_give(kind):
 @needs_native
 def test_keys_of_answers_in_a_conversation_would_be_noticed(monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)
-    assert not conversation("amx")
+    assert not all(conversation("amx", seed) for seed in range(20))  # most texts have no tie that rounding decides
 
 
 # Where nothing changes -----------------------------------------------------------------------------------------------
 
 
-@needs_native
+@read_in_any_parts
 def test_native_prompts_are_read_in_any_parts():
-    assert (
-        tiny.target("llama").prompt_block == 1 and reader("amx").prompt_block == reader("torch").prompt_block == BLOCK
-    )
+    assert tiny.target("llama").prompt_block == 1
+
+
+@needs_native
+def test_torch_reads_prompts_in_blocks():
+    assert reader("amx").prompt_block == reader("torch").prompt_block == BLOCK

@@ -154,7 +154,8 @@ def test_a_shorter_prompt_leaves_the_file_and_another_replaces_it(tmp_path):
         assert len(load_file(tmp_path / "p")["tokens"]) == length
 
 
-def test_a_conversation_goes_on_in_another_process(tmp_path):
+def test_a_conversation_goes_on_in_another_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("longdraft.models.lm.PART", 32)  # where torch reads prompts
     lm, (first, more) = tiny.target("llama"), tiny.prompts(80, 30)
     if not lm.exact:
         pytest.skip("decoded keys are not a prompt's here")
@@ -165,7 +166,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path):
     assert other.known(text) == talk.known(text) > (80 if lm.prompt_block == 1 else -1)
     found = [t for s in other.answer(text, NEW) for t in s.tokens[0]]
     assert found == generate(lm, [text], max_new_tokens=NEW, sampler=Sampler(1.0), seed=5)[0]
-    with pytest.raises(InputError, match="nothing was said"):
+    with pytest.raises(InputError, match=r"nothing was said|no block of 32"):
         Conversation(lm).save(tmp_path / "none")
     with pytest.raises(InputError, match="decoded keys"):
         Conversation(tiny.target("llama-torch")).save(tmp_path / "none")

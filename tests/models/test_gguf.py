@@ -150,7 +150,7 @@ def test_the_kernels_compute_with_the_packed_weights(tmp_path, kind):
     lm = load_lm(path, "float32", activations="full")
     assert lm.backend.name == "native"
     computed = [backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))]
-    torch.testing.assert_close(*computed, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(*computed, rtol=1e-3, atol=1e-4 * computed[1].abs().max().item())
     for activations in ("full", None):
         lm = load_lm(path, "bfloat16", activations=activations)
         wide, alone = forward(Tree.chain(IDS), lm), forward(Tree.root(IDS[:, 0]), lm)

@@ -53,14 +53,22 @@ class Conversation:
         """Keep what the cache holds in a file, which is there as a whole or not at all. Raises OSError, and InputError
         if it holds nothing, or if the target is not exact: keys that were decoded are not those of a prompt there.
         """
-        if not self.tokens or not self.target.exact:
-            why = "nothing was said yet" if self.target.exact else "decoded keys of this backend are not a prompt's"
+        why = self._not_saved()
+        if why:
             raise InputError(f"this conversation cannot be saved ({why}): use a PromptFile for its prompts")
         layers = stored(self.cache.row(0), len(self.tokens))
         states = self.cache.states_at(len(self.tokens))
         if states is None:
             raise InputError("this conversation was shortened where no state was kept: save it after its next answer")
         write(Path(path).expanduser(), origin_of(self.target), self.tokens, layers, states=states)
+
+    def _not_saved(self) -> str:
+        """Why the cache's keys cannot be saved; empty if they can."""
+        if not self.target.exact:
+            return "decoded keys of this backend are not a prompt's"
+        if self.tokens:
+            return ""
+        return "nothing was said yet" if self._block == 1 else f"no block of {self._block} tokens was read yet"
 
     @torch.inference_mode()
     def load(self, path: str | Path) -> None:
