@@ -11,7 +11,8 @@ from longdraft import InputError
 from longdraft.models.support import refuse
 
 WORKS = ("exact", "equal")
-# Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs everything.
+# Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs every kind of model with these
+# two methods, and `make test-weekly` with all of them.
 EVERY_KIND_OF_LAYER = ["gpt2", "opt", "phi", "gemma4_text", "llama4_text", "deepseek_v3", "deepseek_v32", "mistral4"]
 EVERY_KIND_OF_LAYER += ["falcon", "bloom", "nemotron", "gemma3"]
 FEW = {name: coverage.METHODS[name] for name in ("recycle", "vegas-tree")}
@@ -24,9 +25,10 @@ def test_every_kind_of_layer_runs(kind):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("methods", [FEW, pytest.param(coverage.METHODS, marks=pytest.mark.weekly)], ids=["two", "all"])
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
-def test_every_model_type_runs_or_is_refused(kind):
-    record = coverage.examined(kind, coverage.METHODS)
+def test_every_model_type_runs_or_is_refused(kind, methods):
+    record = coverage.examined(kind, methods)
     assert record["class"] in (*WORKS, "refused"), record
     assert kind not in EVERY_KIND_OF_LAYER or record["class"] in WORKS
 
