@@ -45,7 +45,7 @@ def part(marks: list[tuple[int, float]], low: int, high: int) -> tuple[float, fl
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
-    parser.change("model", "smollm2", "heads for it are bundled")
+    parser.change("model", "smollm2", "for tokenswift, give heads trained for it with --drafter")
     parser.change("context", 512, "the output is what grows")
     parser.change("max-new-tokens", 20_000, "a long output is the question")
     parser.share("rope", "temperature", "seed", "out")

@@ -36,7 +36,8 @@ of plain decoding's output, and below 0.6 the output repeats itself.
 """
 DRAFTERS = """## Trained drafters
 
-Those of `longdraft-drafters` ([Trained drafters](../drafters.md)), beside drafters without weights. Cells are as above,
+Some kinds ([Trained drafters](../drafters.md)), beside drafters without weights; `longdraft-drafters` has those
+that pay, `eagle3` and `glide`. Cells are as above,
 on up to {tokens} tokens, the median of {repeats}. The drafters have not seen these texts: Python's documentation and a
 meeting, about which the model is asked, a package's code, and a novel, which it continues.
 """
