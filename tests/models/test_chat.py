@@ -12,7 +12,14 @@ import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED
 from support.listed import BUILD, read_in_any_parts
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
 
 from longdraft import InputError, Sampler, Stats, generate
 from longdraft.cli.chat import Talk, lines, sampling
@@ -146,6 +153,14 @@ def test_a_message_cannot_write_special_tokens(chatty):
     assert text in chatty.decode(found)
     trusting = chatty(chatty.apply_chat_template([user(text)], tokenize=False))["input_ids"]
     assert trusting.count(id) > found.count(id)  # what the template alone would let it do
+
+
+def test_a_tokenizer_without_control_tokens():
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "b"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    template = "{% for m in messages %}{{ m['content'] }} b{% endfor %}"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template)
+    assert chat_tokens(tokenizer, [user("a a")]) == [0, 0, 1]
 
 
 def test_a_model_without_a_template_is_refused(place):

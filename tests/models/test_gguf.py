@@ -18,8 +18,9 @@ from longdraft import build, generate, load
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
-from longdraft.models import fetch, loading
+from longdraft.models import fetch
 from longdraft.models.gguf import file as gguf
+from longdraft.models.gguf import others
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.blocks import TYPES
 from longdraft.models.identity import digest, fingerprint
@@ -231,7 +232,7 @@ def phi3(tmp_path) -> tuple[Path, object]:
 
 
 def test_another_architecture_is_dequantized(tmp_path, cli):
-    for package in loading.READERS:
+    for package in others.READERS:
         pytest.importorskip(package, reason=f"the {package} package is not installed")
     path, hf = phi3(tmp_path)
     lm, tokenizer = load(str(path), "float32")
@@ -245,41 +246,9 @@ def test_another_architecture_is_dequantized(tmp_path, cli):
 
 def test_another_architecture_needs_packages(tmp_path, monkeypatch):
     path, _ = phi3(tmp_path)
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(others, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"'phi3': install gguf and accelerate.*llama, qwen2, qwen3"):
         load(str(path))
-
-
-def test_rotations_of_the_metadata(tmp_path):
-    def yarn(metadata, tensors):
-        metadata["llama.rope.scaling.type"] = (STRING, "yarn")
-        metadata["llama.rope.scaling.factor"] = (F32, 4.0)
-        metadata["llama.rope.scaling.original_context_length"] = (U32, 128)
-
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
-    hf = stock(rope_parameters=_Frozen(rope))
-    assert torch.equal(ours(saved(tmp_path, hf=hf, change=yarn)), logits(hf))
-
-
-class _Frozen(dict):
-    def __hash__(self):
-        return hash(tuple(sorted(self.items(), key=str)))
-
-
-def test_rotary_factors_of_llama_3(tmp_path):
-    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    rope |= {"original_max_position_embeddings": 8192, "rope_theta": 500000.0}
-    hf = stock(rope_parameters=_Frozen(rope))
-    base = 500000.0 ** -(torch.arange(8) / 8)
-
-    def factors(metadata, tensors, by=1.0):
-        found = base / hf.model.rotary_emb.inv_freq * torch.tensor([1.0] * 6 + [by] * 2)
-        tensors["rope_freqs.weight"] = ("F32", (8,), files.plain("F32", found))
-
-    path = saved(tmp_path, hf=hf, change=factors)
-    assert torch.allclose(ours(path), logits(hf), atol=1e-5)
-    with pytest.raises(InputError, match="Llama 3"):
-        ours(saved(tmp_path, hf=hf, change=lambda m, t: factors(m, t, 0.5)))
 
 
 def test_a_file_drafts_for_another(tmp_path):
@@ -370,7 +339,7 @@ def smollm2() -> Path:
 @full
 def test_smollm2_computes_what_transformers_computes(smollm2):
     lm, tokenizer = load("smollm2", "float32")
-    assert lm.end_tokens == (2,) and lm.positions == 8192 and lm.vocab == 49152
+    assert {0, 2} < set(lm.end_tokens) and lm.positions == 8192 and lm.vocab == 49152
     chat = [{"role": "user", "content": "Name three colors."}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text.startswith("<|im_start|>system") and token_ids(tokenizer, text, True)[0] == 1

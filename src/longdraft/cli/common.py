@@ -51,8 +51,8 @@ def load_target(model: str, options: TargetOptions, threads: int | None = None) 
     if team.size > 1:
         share_interrupts()
         return loaded  # a pin would give all processes of a machine the same processors
-    if loaded[0].note:
-        print(f"longdraft: note: {loaded[0].note}", file=sys.stderr)
+    for line in (loaded[0].note or "").splitlines():
+        say(line)
     settle()
     return loaded
 

@@ -16,6 +16,8 @@ from longdraft.engine.prompt_file import Keeper, Read, read_prompt, store_prompt
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
+LIKELY = 1024  # tokens of an answer, which most do not reach
+
 
 @dataclass
 class Stats:
@@ -134,6 +136,25 @@ def check_pair(drafter: Drafter, verify: Verifier) -> None:
 def planned(prompt: int, new: int) -> int:
     """How many slots a text fills: the last of its new tokens is never run."""
     return prompt + new - 1
+
+
+def border_of(target: LM) -> int | None:
+    """Up to how many slots a text keeps the rotations of short texts (longrope); None: rotations do not change."""
+    longrope = target.architecture.longrope
+    return None if longrope is None else longrope.border
+
+
+def likely(target: LM, prompt: int, most: int) -> int:
+    """How many new tokens to plan for a prompt of this length if the request names no number and may have `most`.
+
+    A row has the rotations of the longest text that it may become, so room that is hardly ever used would give every
+    short text those of long ones. It ends at the border instead, unless an answer may well cross it.
+    """
+    border = border_of(target)
+    if border is None or planned(prompt, most) <= border:
+        return most
+    short = border + 1 - prompt
+    return short if short >= min(LIKELY, most) else most
 
 
 @torch.inference_mode()

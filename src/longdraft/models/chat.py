@@ -107,6 +107,8 @@ def _check_origin(control: Control, marked: str, unmarked: dict[int, str], conve
 
     A template can build one in a way that loses the marks. Read as text it would lose its meaning without notice.
     """
+    if not unmarked:  # the tokenizer has no control tokens
+        return
     text, others = marked.translate(unmarked), re.compile("[^" + "".join(map(chr, unmarked)) + "]+")
     made = {(part, text[a:b]) for a, b in control.spans(text) for part in others.findall(marked[a:b])}
     for part, token in sorted(made):

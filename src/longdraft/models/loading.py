@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-from huggingface_hub.utils import logging as hub
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from longdraft.backends.packed_linear import BITS, quantize_linears, round_inputs
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
-from longdraft.models import eight_bits, fetch
+from longdraft.models import eight_bits, fetch, mistral
 from longdraft.models.alignment import align_weights
 from longdraft.models.classes import class_of, is_multimodal
 from longdraft.models.gguf import file as gguf
+from longdraft.models.gguf import marks, others
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.identity import digest
+from longdraft.models.library_messages import only_serious
 from longdraft.models.lm import LM
 from longdraft.models.multimodal import text_model, without_towers
 from longdraft.models.rope import Rope
@@ -43,7 +42,6 @@ HOW = (
     "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and *.safetensors, a .gguf file,"
     " or a Hub id like org/name"
 )
-READERS = ("gguf", "accelerate")  # packages that Transformers needs to read a GGUF file
 
 
 def load(
@@ -69,23 +67,33 @@ def load(
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
     hf, options = _read(name, dtype, device, rope, weights, kv, team, activations)
-    tokenizer = _tokenizer(name, hf)
+    tokenizer, note = _tokenizer(name, hf)
+    options["note"] = "\n".join(filter(None, (options["note"], note))) or None
     lm = LM(hf, **options, end_tokens=end_tokens(hf.generation_config, tokenizer))
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     return lm, tokenizer
 
 
-def _tokenizer(name: str, hf: Any) -> Any:
+def _tokenizer(name: str, hf: Any) -> tuple[Any, str]:
+    """A model's tokenizer, and what a user should know of it."""
     where = hf.name_or_path
-    file = Path(where) if Path(where).is_file() else None
-    if file is not None and (read := gguf.read(file)).get("general.architecture", str) in gguf_model.CONFIGS:
-        return _try(name, lambda: gguf_tokenizer.build(read))
-    local = file is not None or Path(where).is_dir() or not reachable(name)
+    if (file := Path(where)).is_file():
+        return _try(name, lambda: _of_gguf(gguf.read(file))), ""
+    local = Path(where).is_dir() or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    if file is not None:
-        return _try(name, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options))
     _try(name, lambda: check_tokenizer(where, hf.config, local))
-    return _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
+    with mistral.warnings_held() as held:
+        made = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
+    mended = mistral.mend(made, hf.config.model_type)
+    if mended is None:
+        mistral.say(held)
+    return made, mistral.NOTE.format(name) if mended else ""
+
+
+def _of_gguf(file: gguf.GGUF) -> Any:
+    """The tokenizer of a file."""
+    own = file.get("general.architecture", str) in gguf_model.CONFIGS
+    return gguf_tokenizer.build(file) if own else others.tokenizer(file)
 
 
 def load_lm(
@@ -161,44 +169,24 @@ def _gguf(name: str) -> Path | None:
 
 
 def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
-    """A Transformers model, and a note if its weights do not stay packed."""
+    """A Transformers model, and notes, one a line: of weights that do not stay packed, and of tokens' types."""
     file = gguf.read(path)
     kind = file.required("general.architecture", str)
-    if kind not in gguf_model.CONFIGS:
-        hf = _dequantized(path, kind, dtype, scaling)
-        return hf, _unpacked(path, kind, dtype)
-    config = _try(str(path), lambda: gguf_model.config_of(file))
+    notes = [marks.note(file)]
+    if kind not in gguf_model.CONFIGS or kind in gguf_model.UNPACKED:
+        notes.append(f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}")
+    build = _packed if kind in gguf_model.CONFIGS else others.build
+    hf = _try(str(path), lambda: build(file, kind, DTYPES[dtype], scaling))
+    return hf, "\n".join(filter(None, notes)) or None
+
+
+def _packed(file: gguf.GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> Any:
+    """The model of a file of an architecture that longdraft reads itself."""
+    config = gguf_model.config_of(file)
     refuse(config)
     if scaling is not None:
         scaling.extend(config)
-    hf = _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype]))
-    return hf, _unpacked(path, kind, dtype) if kind in gguf_model.UNPACKED else None
-
-
-def _unpacked(path: Path, kind: str, dtype: str) -> str:
-    return f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
-
-
-def _dequantized(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:
-    """A file of another architecture, as Transformers reads it."""
-    lacking = [name for name in READERS if find_spec(name) is None]
-    if lacking:
-        known = ", ".join(gguf_model.CONFIGS)
-        raise InputError(
-            f"{path} contains a model of architecture {kind[:40]!r}: install {' and '.join(lacking)} to read it"
-            f" dequantized, or use a model of {known}"
-        )
-    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-    config = _try(str(path), lambda: neutral(AutoConfig.from_pretrained(path.parent, **options)))
-    refuse(config)
-    if scaling is not None:
-        scaling.extend(config)
-    options |= {"config": config, "dtype": DTYPES[dtype], "output_loading_info": True}
-    hf, info = _try(str(path), lambda: AutoModelForCausalLM.from_pretrained(path.parent, **options, **OURS))
-    if info["missing_keys"]:
-        raise InputError(f"{path} lacks weights ({sorted(info['missing_keys'])[0]} and others): {gguf.AGAIN}")
-    hf.config.name_or_path = hf.name_or_path = str(path)
-    return hf
+    return gguf_model.build(file, config, dtype)
 
 
 def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any:
@@ -230,10 +218,8 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
 
 
 def quiet(threads: int | None) -> None:
-    """Silence library logging, and let torch use this number of threads (None: its choice)."""
-    hub.set_verbosity_error()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    """Show the libraries' errors and warnings of wrong results alone, and let torch use this number of threads."""
+    only_serious()
     if threads is not None:
         torch.set_num_threads(threads)
 

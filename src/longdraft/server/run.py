@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from longdraft.engine.generate import border_of
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
@@ -164,6 +165,10 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             names = ", ".join(service.model for service in self.models)
             say(logging.INFO, f"serving {names} at http://{host}:{port}/v1", method=self.settings.method)
+        for service in self.models:
+            if (border := border_of(service.target)) is not None:
+                text = "without max_tokens, answers end where the text reaches the border of the model's rotations"
+                say(logging.INFO, text, model=service.model, tokens=border)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # ten ticks are a second

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from longdraft.core import Constraint, Sampler
 from longdraft.drafters.base import Drafter
+from longdraft.engine.generate import likely
 from longdraft.errors import Busy, FieldError, InputError
 from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
 from longdraft.models.text import text_of, token_ids, token_text
@@ -168,7 +169,7 @@ class Service:
                 f"the prompt has {len(prompt)} tokens, and this server's limit is {self.room - 1}: give a shorter one"
             )
             raise Problem(400, excess, "prompt", "context_length_exceeded")
-        wanted = min(self.most_new, room) if limit is None else limit
+        wanted = likely(self.target, len(prompt), min(self.most_new, room)) if limit is None else limit
         if wanted > self.most_new:
             raise Problem(400, f"{wanted} new tokens are more than the {self.most_new} allowed here", "max_tokens")
         if wanted > room:

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
-from longdraft.models.gguf import gemma3
+from longdraft.models.gguf import gemma3, marks, rope
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.ops.packed import Packed
 
@@ -33,8 +33,6 @@ IN_LAYER = {
     "attn_output": "self_attn.o_proj",
     **{f"ffn_{n}": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
 }
-FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 MAX_POSITIONS = 1 << 30
 PER_LAYER = 9  # tensors that each layer has at least
 ROWS = 1 << 12  # rows that are dequantized at a time
@@ -75,8 +73,8 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
     if gemma3.is_one(file):
         gemma3.scale_embedding(hf)
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
-    _check_rotation(file, hf)
-    hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=end_ids(file) or None)
+    rope.check(file, hf)
+    hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=marks.end_ids(file) or None)
     return hf.eval()
 
 
@@ -119,8 +117,8 @@ def config_of(file: GGUF) -> Any:
         raise InputError(f"{file.path} has a sliding window, which longdraft does not read from GGUF: use safetensors")
     tied = HEAD not in file.tensors and (table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED)
     config: Any = CONFIGS[kind]
-    rope = _rope(file, kind, positions)
-    own: dict[str, Any] = gemma3.options(file, rope, dim) if kind == "gemma3" else {"rope_parameters": rope}
+    rotations = rope.parameters(file, kind, positions)
+    own: dict[str, Any] = gemma3.options(file, rotations, dim) if kind == "gemma3" else {"rope_parameters": rotations}
     if kind in ("llama", "qwen3"):
         own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config(
@@ -135,7 +133,7 @@ def config_of(file: GGUF) -> Any:
         rms_norm_eps=file.get(f"{kind}.attention.layer_norm_rms_epsilon", float, 1e-5),
         bos_token_id=ids[0],
         pad_token_id=ids[1],
-        eos_token_id=end_ids(file) or None,
+        eos_token_id=marks.end_ids(file) or None,
         tie_word_embeddings=tied,
         name_or_path=str(file.path),
         **own,
@@ -150,63 +148,10 @@ def check_vocabulary(file: GGUF) -> None:
             f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has {rows} rows, which must be"
             f" equal: {AGAIN}"
         )
-    for name in ("bos", "eos", "eot", "unknown", "padding"):
+    for name in ("bos", "unknown", "padding", *marks.NAMED):
         token = file.get(f"tokenizer.ggml.{name}_token_id", int)
         if token is not None and not 0 <= token < rows:
             raise InputError(f"{file.path}: its {name}_token_id is {token}, but it has {rows} tokens: {AGAIN}")
-
-
-def end_ids(file: GGUF) -> list[int]:
-    """The tokens that end a sequence: the end of the text and, in a chat model, of a turn."""
-    ids = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot")]
-    return sorted({i for i in ids if i is not None})
-
-
-def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
-    def number(name: str, default: float | None = None) -> Any:
-        return file.get(f"{kind}.rope.{name}", float, default)
-
-    made: dict[str, Any] = {"rope_type": "default", "rope_theta": number("freq_base", 10000.0)}
-    if not made["rope_theta"] > 0:
-        raise InputError(f"{file.path} has rotary positions of base {made['rope_theta']}: {AGAIN}")
-    if (factors := _factors(file)) is not None:
-        return {**made, "rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
-    scaling, factor = file.get(f"{kind}.rope.scaling.type", str, "none"), number("scaling.factor", 1.0)
-    if not factor > 0:
-        raise InputError(f"{file.path} scales its rotary positions by {factor}: {AGAIN}")
-    if scaling == "none" or factor == 1:
-        return made
-    if scaling not in ("linear", "yarn"):
-        raise InputError(f"{file.path} has the rope scaling {scaling[:40]!r}: use a model with none, linear or yarn")
-    made |= {"rope_type": scaling, "factor": factor}
-    if scaling == "yarn":
-        original = file.get(f"{kind}.rope.scaling.original_context_length", int, positions)
-        if original < 1:
-            raise InputError(f"{file.path} claims an original context length of {original}: {AGAIN}")
-        made["original_max_position_embeddings"] = original
-        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if (value := number(f"scaling.{theirs}")) is not None:
-                made[ours] = value
-    return made
-
-
-def _factors(file: GGUF) -> Tensor | None:
-    stored = file.tensors.get(FACTORS)
-    factors = None if stored is None else stored.read()
-    return None if factors is None or isinstance(factors, Packed) else factors.float()
-
-
-def _check_rotation(file: GGUF, hf: Any) -> None:
-    """Raises InputError if a file has factors of its rotary frequencies other than those of Llama 3."""
-    factors = _factors(file)
-    if factors is None:
-        return
-    frequencies = hf.model.rotary_emb.inv_freq
-    base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(frequencies)) / len(frequencies))
-    if factors.shape != frequencies.shape or not torch.allclose(base / factors, frequencies, rtol=1e-3):
-        raise InputError(
-            f"{file.path}: {FACTORS} has factors that are not those of Llama 3: use the model's safetensors"
-        )
 
 
 def _tensor(file: GGUF, name: str) -> Stored:
@@ -219,7 +164,7 @@ def _check(file: GGUF, hf: Any) -> None:
     """Raises InputError unless the file has every weight of the model, in its shape, and no other."""
     wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
     kind = file.required("general.architecture", str)
-    given = {module_of(name, kind) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
+    given = {module_of(name, kind) or name: stored for name, stored in file.tensors.items() if name != rope.FACTORS}
     for name, stored in given.items():
         if name not in wanted:
             raise InputError(f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}")
@@ -236,7 +181,7 @@ def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Pac
     packed, plain = {}, {}
     kind = file.required("general.architecture", str)
     for stored in file.tensors.values():
-        if stored.name == FACTORS:
+        if stored.name == rope.FACTORS:
             continue
         name, weights = module_of(stored.name, kind) or "", stored.read()
         if kind == "gemma3" and name.endswith("norm.weight"):

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from longdraft.errors import InputError
 from longdraft.models.gguf.file import AGAIN, GGUF
+from longdraft.models.gguf.marks import CONTROL, KEY, USER_DEFINED, retyped
 
-KEY = "tokenizer.ggml."
-CONTROL, USER_DEFINED = 3, 4  # types of tokens
 MAX_TOKEN = 1 << 10  # characters; the pairs of a longer token are not searched
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -143,9 +142,10 @@ def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
 
 def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
     kinds = _numbers(file, "token_type", len(tokens)) or []
-    for add, kind, special in ((made.add_special_tokens, CONTROL, True), (made.add_tokens, USER_DEFINED, False)):
-        of_kind = [token for token, each in zip(tokens, kinds, strict=False) if each == kind]
-        add([AddedToken(token, normalized=False, special=special) for token in of_kind])
+    control = set(retyped(file)) | {token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL}
+    own = {token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED} - control
+    for add, texts, special in ((made.add_special_tokens, control, True), (made.add_tokens, own, False)):
+        add([AddedToken(token, normalized=False, special=special) for token in tokens if token in texts])
 
 
 def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
