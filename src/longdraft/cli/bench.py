@@ -12,7 +12,7 @@ from longdraft.cli import common, processes
 from longdraft.cli.option_groups import DrafterOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import Penalty, Seed, Temperature, TopP
 from longdraft.errors import InputError
-from longdraft.sampling_parameters import PENALTY, SEED, TEMPERATURE, TOP_P
+from longdraft.sampling_parameters import SEED, TEMPERATURE, TOP_P
 
 
 @expand
@@ -70,7 +70,7 @@ def bench(
     accept: common.Accept = None,
     temperature: Temperature = TEMPERATURE.default,
     top_p: TopP = TOP_P.default,
-    penalty: Penalty = PENALTY.default,
+    penalty: Penalty | None = None,
     recommended: Annotated[
         bool, typer.Option("--recommended", help="Sample as the model's makers recommend, instead of greedily.")
     ] = False,
@@ -143,14 +143,14 @@ def bench(
         )
     if instances and not suite:
         raise InputError("--instances is of --suite: leave it out")
-    if recommended and (shape or (temperature, top_p, penalty) != (0.0, 1.0, 1.0)):
+    if recommended and (shape or (temperature, top_p, penalty) != (0.0, 1.0, None)):
         raise InputError("--recommended sets the sampling: leave --shape, --temperature, --top-p, --penalty out")
     documents = tuple((f.name, inputs.read(f)) for f in prompt_file) if suite else ()
     of_suite = Suite(suite, _contexts(context) if context else [], instances, seed, documents) if suite else None
     others = Choice(peers, peer_model, peer_draft, peer_llama_server, peer_openvino, peer_only)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
-    if others.chosen and (ask or recommended or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
+    if others.chosen and (ask or recommended or (sampler.top_p, sampler.divisor) != (1.0, 1.0)):
         raise InputError(
             "--peers decode plain texts with the temperature alone: leave --ask, --recommended, --top-p, --penalty out"
         )

@@ -81,7 +81,13 @@ def sampling(target: Any, given: dict[str, float | None]) -> Any:
 
     recommended, chosen = recommended_settings(target), {k: v for k, v in given.items() if v is not None}
     window = EVERYTHING if "penalty" in recommended and "penalty" not in chosen else WINDOW.default
-    return sampler_of({**(recommended or USUAL), **chosen}, window)
+    return sampler_of({**(recommended or _usual(target)), **chosen}, window)
+
+
+def _usual(target: Any) -> dict[str, float]:
+    """USUAL, without its penalty where the model has one."""
+    own = getattr(target.hf.generation_config, "repetition_penalty", None) or 1.0
+    return {name: value for name, value in USUAL.items() if name != "penalty" or own == 1}
 
 
 def converse(talk: Talk, drafter: Any) -> None:

@@ -13,7 +13,7 @@ from longdraft.cli import common
 from longdraft.cli.constraint_options import ConstraintOptions
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import Eta, MinP, Penalty, Temperature, TopK, TopP, Window, sampling_option
-from longdraft.sampling_parameters import ETA, MIN_P, PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW
+from longdraft.sampling_parameters import ETA, MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW
 
 
 @expand
@@ -33,7 +33,7 @@ def generate(
     top_p: TopP = TOP_P.default,
     min_p: MinP = MIN_P.default,
     eta: Eta = ETA.default,
-    penalty: Penalty = PENALTY.default,
+    penalty: Penalty | None = None,
     penalty_window: Window = WINDOW.default,
     seed: Annotated[int, sampling_option(SEED, "Seed of random numbers; row b uses row_seed(seed, b).")] = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),

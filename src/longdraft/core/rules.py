@@ -58,6 +58,10 @@ class Rules:
         settings["min_new_tokens"] = max(tokens, settings.get("min_new_tokens", 0))
         return Rules(tuple(settings.items())) if tokens else self
 
+    def without(self, name: str) -> Rules:
+        """These rules, except for one setting."""
+        return Rules(tuple(setting for setting in self.settings if setting[0] != name))
+
     @staticmethod
     def of(config: Any, vocab: int) -> Rules:
         """The rules in a model's generation_config (or None). Raises InputError for those that cannot be applied."""

@@ -28,7 +28,8 @@ class Sampler:
     once for every time that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
     prompt does not count); the constraint excludes tokens. All go by each node's own path. Then follow Transformers'
     processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of
-    the model that is sampled; Rules(): no rules. Raises InputError for a value out of its range
+    the model that is sampled; Rules(): no rules. A penalty replaces the rules' repetition_penalty, also one of 1, which
+    is off; None leaves it. Raises InputError for a value out of its range
     (`longdraft.sampling_parameters`).
     """
 
@@ -37,7 +38,7 @@ class Sampler:
     top_p: float = parameters.TOP_P.default
     min_p: float = parameters.MIN_P.default
     eta: float = parameters.ETA.default
-    penalty: float = parameters.PENALTY.default
+    penalty: float | None = None
     window: int = parameters.WINDOW.default
     rules: Rules | None = None
     frequency: float = parameters.FREQUENCY.default
@@ -47,13 +48,16 @@ class Sampler:
 
     def __post_init__(self) -> None:
         for parameter in parameters.SAMPLER:
-            parameter.check(getattr(self, parameter.name))
+            if (parameter.name, getattr(self, parameter.name)) != ("penalty", None):
+                parameter.check(getattr(self, parameter.name))
         for token, number in self.bias:
             parameters.BIAS.check(number, f"bias of token {token}")
             if token < 0:
                 raise InputError(f"bias has token {token}: give token ids of 0 or more")
         if self.top_k < 0:  # so that equal samplers compare equal
             object.__setattr__(self, "top_k", 0)
+        if self.penalty is not None and self.rules is not None:
+            object.__setattr__(self, "rules", self.rules.without("repetition_penalty"))
 
     def under(self, rules: Rules) -> Sampler:
         """This sampler with a model's rules, unless it has its own."""
@@ -98,7 +102,7 @@ class Sampler:
     @property
     def described(self) -> dict[str, Any]:
         """Its fields as records have them; of the constraint, what it is."""
-        return asdict(replace(self, constraint=None)) | (
+        return asdict(replace(self, constraint=None)) | {"penalty": self.divisor} | (
             {} if self.constraint is None else {"constraint": self.constraint.about}
         )
 
@@ -114,8 +118,9 @@ class Sampler:
     @property
     def bare(self) -> bool:
         """Whether the temperature is the only setting that changes the distribution."""
-        shaping = [f for f in fields(self) if f.name not in ("temperature", "window", "rules")]
-        return all(getattr(self, f.name) == f.default for f in shaping) and not (self.rules or Rules()).settings
+        shaping = [f for f in fields(self) if f.name not in ("temperature", "penalty", "window", "rules")]
+        unchanged = all(getattr(self, f.name) == f.default for f in shaping) and self.divisor == 1
+        return unchanged and not (self.rules or Rules()).settings
 
     @cached_property
     def warpers(self) -> Warpers | None:
@@ -159,9 +164,14 @@ class Sampler:
         return self.constraint is not None
 
     @property
+    def divisor(self) -> float:
+        """What the penalty divides by; 1: it is off."""
+        return 1.0 if self.penalty is None else self.penalty
+
+    @property
     def lag(self) -> int:
         """How many of the newest tokens the penalty counts; 0: it is off."""
-        return 0 if self.penalty == 1 else self.window
+        return 0 if self.divisor == 1 else self.window
 
     def of_rows(self, rows: slice) -> Sampler:
         """The sampler of these rows alone."""
@@ -185,7 +195,7 @@ class Sampler:
         if self.bias:
             tokens, numbers = (torch.tensor(x, device=logits.device) for x in zip(*self.bias, strict=True))
             logits = logits.float().index_add(-1, tokens, numbers.float().expand(*logits.shape[:-1], -1))
-        if self.penalty != 1.0:
+        if self.divisor != 1:
             logits = self._penalized(logits.float(), tree, rows, start)
         if self.frequency or self.presence:
             count = generated_counts(tree, rows, start, *logits.shape[1:])
@@ -194,7 +204,7 @@ class Sampler:
 
     def _penalized(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
         """Penalize the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
-        return penalized(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.penalty)
+        return penalized(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.divisor)
 
 
 @dataclass
@@ -236,7 +246,7 @@ class ChainDraws:
         if self.recent is not None and sampler.lag:
             recent = self.recent[row, -sampler.window :]
             recent = torch.where(recent < 0, recent[:, -1:], recent)
-            logits = penalized(logits.float(), recent[:, None], sampler.penalty)
+            logits = penalized(logits.float(), recent[:, None], sampler.divisor)
         drawn = draw(logits, self.warpers[b], self.seed[row], self.position[row, None])
         assert drawn is not None
         return drawn[:, 0]

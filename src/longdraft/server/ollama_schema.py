@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from longdraft.sampling_parameters import FREQUENCY, MIN_P, PENALTY, PRESENCE
+from longdraft.sampling_parameters import FREQUENCY, MIN_P, PRESENCE
 from longdraft.server.fields import (
     Frequency,
     MaxTokens,
@@ -26,7 +26,7 @@ from longdraft.server.structured import Schema
 
 
 class Options(Strict):
-    """With Ollama's defaults, but without a penalty. num_predict below 0: as many as there may be.
+    """With Ollama's defaults, but no penalty except the model's own. num_predict below 0: as many as there may be.
 
     The penalty counts the whole text, which is what a repeat_last_n of -1 asks for.
     """
@@ -39,7 +39,7 @@ class Options(Strict):
     min_p: MinP = MIN_P.default
     seed: Seed | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
-    repeat_penalty: Penalty = PENALTY.default
+    repeat_penalty: Penalty | None = None
     repeat_last_n: Literal[-1] = -1
     frequency_penalty: Frequency = FREQUENCY.default
     presence_penalty: Presence = PRESENCE.default

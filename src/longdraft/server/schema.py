@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PENALTY, PRESENCE, TOP_K, TOP_P
+from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PRESENCE, TOP_K, TOP_P
 from longdraft.server.chat_options import Turn, Variables, turn
 from longdraft.server.conditions import Absent, Present, Rule, wrong
 from longdraft.server.fields import (
@@ -119,7 +119,7 @@ class Sampled(Strict):
     service_tier: Literal["auto", "default"] = "auto"
     top_k: TopK = TOP_K.default
     min_p: MinP = MIN_P.default
-    repetition_penalty: Penalty = PENALTY.default
+    repetition_penalty: Penalty | None = None
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 0

@@ -162,7 +162,7 @@ class NativeStep:
         if len(draws.samplers) != p.rows:
             raise ValueError(f"{len(draws.samplers)} samplers for {p.rows} rows")
         warpers = (native.Warpers * p.rows)(*[native.Warpers(**vars(w)) for w in draws.warpers])
-        penalty = torch.tensor([s.penalty for s in draws.samplers], dtype=torch.float64)
+        penalty = torch.tensor([s.divisor for s in draws.samplers], dtype=torch.float64)
         window = torch.tensor([s.window for s in draws.samplers])
         how = native.Chain(
             count=draws.count, warpers=warpers, penalty=penalty.data_ptr(), window=window.data_ptr(),
