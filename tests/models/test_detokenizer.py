@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +16,7 @@ from longdraft.engine.requests import Event
 from longdraft.models import text
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.file import GGUF
-from longdraft.models.text import Detokenizer, text_of
+from longdraft.models.text import Detokenizer, offsets_of, text_of, token_bytes, token_text
 from longdraft.server.reply import Reply
 
 WORDS = ["a", "b", "x", " ", "▁", "▁the", "▁x", "中", "é", "\ufffd", "##s", "end</w>", ".", "'s", "n't"]
@@ -108,6 +108,82 @@ def test_text_comes_as_soon_as_it_is_settled():
     assert in_pieces(tokenizer, tokens) == ["a", "", "中", " the", ""]
     tokenizer = KINDS["unigram"]
     assert in_pieces(tokenizer, ids(tokenizer, ["▁the", "▁x", "a"])) == ["the", " x", "a", ""]
+
+
+# Where tokens begin, and their bytes ----------------------------------------------------------------------------------
+
+WITH_BYTES = [kind for kind in KINDS if kind.startswith(("byte", "GGUF"))]
+
+
+def bytes_of(tokenizer, said: str) -> list[int]:
+    """A text in tokens of one byte each."""
+    names = (
+        BYTES if fallback(tokenizer) else [next(c for c, b in text.CHARACTERS.items() if b == n) for n in range(256)]
+    )
+    return ids(tokenizer, [names[b] for b in said.encode()])
+
+
+def check_places(kind: str, tokens: list[int]) -> None:
+    """Each token that is no part of a character is found where it begins; the first may lack its space."""
+    tokenizer, special = KINDS[kind], text._special(KINDS[kind], len(KINDS[kind]))
+    said, offsets = text_of(tokenizer, tokens), offsets_of(tokenizer, tokens)
+    assert offsets == sorted(offsets) and all(0 <= offset <= len(said) for offset in offsets)
+    for token, offset in zip(tokens, offsets, strict=True):
+        name, own = tokenizer.backend_tokenizer.id_to_token(token), token_text(tokenizer, token)
+        part = text.BYTE.fullmatch(name) or own.encode() != token_bytes(tokenizer, token)
+        if offset and not part and token not in special:
+            assert said[offset:].startswith(own), (name, offset)
+
+
+PLACED = [kind for kind in KINDS if kind != "BPE with ends of words"]  # whose spaces belong to the token before them
+
+
+@pytest.mark.parametrize("kind", PLACED)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_each_token_begins_where_its_text_is(kind, data):
+    check_places(kind, data.draw(st.lists(st.integers(0, len(KINDS[kind]) - 1), max_size=20)))
+
+
+@pytest.mark.parametrize("kind", WITH_BYTES)
+@settings(max_examples=20)
+@given(said=st.text(st.sampled_from("ab \né漢🙂\ufffd"), min_size=1, max_size=12).filter(lambda said: said[0] != " "))
+def test_parts_of_a_character_begin_where_it_does(kind, said):
+    tokenizer, [first] = KINDS[kind], ids(KINDS[kind], ["x"])
+    tokens = [first, *bytes_of(tokenizer, said)]
+    assert b"".join(token_bytes(tokenizer, token) for token in tokens) == ("x" + said).encode()
+    whole = "x" + said
+    assert offsets_of(tokenizer, tokens) == [i for i, c in enumerate(whole) for _ in c.encode()]
+
+
+@pytest.mark.parametrize("kind", WITH_BYTES)
+def test_a_character_that_is_broken_off(kind):
+    """The token after it begins behind what is left of it."""
+    tokenizer = KINDS[kind]
+    tokens = [*bytes_of(tokenizer, "漢")[:2], *ids(tokenizer, ["a"])]
+    said = text_of(tokenizer, tokens)
+    assert said.strip("\ufffd") == "a" and offsets_of(tokenizer, tokens)[-1] == said.index("a")
+
+
+def test_a_token_inside_a_text_has_its_space():
+    for kind in ("byte fallback (Llama 2)", "unigram"):
+        assert [token_text(KINDS[kind], token) for token in ids(KINDS[kind], ["▁x", "x", "▁"])] == [" x", "x", " "]
+    words = KINDS["word pieces"]
+    assert [token_text(words, token) for token in ids(words, ["x", "##s"])] == [" x", "s"]
+    assert token_bytes(KINDS["unigram"], 10_000) == b""  # a row of the model's head without a token
+
+
+def test_places_by_the_lengths_of_tokens_are_caught(monkeypatch):
+    """As they were counted before: a part of a character counted as one, and special tokens too."""
+
+    def by_length(tokenizer, tokens):
+        return [sum(len(token_text(tokenizer, t)) for t in tokens[:i]) for i in range(len(tokens))]
+
+    tokenizer = KINDS["byte level"]
+    monkeypatch.setitem(globals(), "offsets_of", by_length)
+    for tokens in ([*bytes_of(tokenizer, "漢"), *ids(tokenizer, ["a"])], ids(tokenizer, ["a", "<|end|>", "b"])):
+        with pytest.raises(AssertionError):
+            check_places("byte level", tokens)
 
 
 def test_a_broken_variant_is_caught(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from longdraft.engine.session import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.loading import load
-from longdraft.models.text import text_of
+from longdraft.models.text import offsets_of, text_of
 from longdraft.server.reply import Reply
 
 
@@ -52,6 +52,7 @@ def test_the_text_ends_before_the_first_stop_string(text, cuts, stops):
     assert [d.finish for d in deltas if d.finish] == ["length" if at is None else "stop"]
     entries = [x.token for d in deltas for x in d.logprobs]
     assert entries == tokens[: len(entries)]  # in order, none twice
+    assert [o for d in deltas for o in d.offsets] == offsets_of(tokenizer(), tokens)[: len(entries)]
     if at is None:
         assert len(entries) == len(tokens) == reply.tokens
     else:

@@ -331,11 +331,11 @@ class Held:
     def __init__(self, most_s: float) -> None:
         self.most_s, self.asked, self.answered, self.free = most_s, threading.Event(), threading.Event(), list[bool]()
 
-    def word(self, token: int) -> str:
+    def word(self, token: int) -> bytes:
         if not self.free:
             self.asked.set()
             self.free.append(self.answered.wait(self.most_s))
-        return str(token)
+        return str(token).encode()
 
 
 @pytest.mark.parametrize("stream", [True, False])

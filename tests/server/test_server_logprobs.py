@@ -16,8 +16,10 @@ from support.served import TEXT, asked, chunks, client, serving, tokens_of
 
 from longdraft.engine.requests import Event, PromptRead
 from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.models.text import token_ids, token_text
 from longdraft.server import pieces, service
 from longdraft.server.answer import Answer
+from longdraft.server.formats import CompletionFormat, shown
 from longdraft.server.pieces import at_once, in_pieces
 from longdraft.server.reply import Silent
 from longdraft.server.run import Server
@@ -77,6 +79,79 @@ def test_every_choice_counts(server, http, monkeypatch):
     assert http.post("/v1/completions", json=body | {"n": 2}).status_code == 200
     found = http.post("/v1/completions", json=body | {"n": 3})
     assert found.status_code == 400 and f"{3 * 3 * size} log-probabilities" in found.json()["error"]["message"]
+
+
+# Characters that several tokens write, and tokens of equal texts ------------------------------------------------------
+
+SPLIT = "x = '漢字🙂'  # é\n"
+
+
+def echoed(http, stream: bool, text: str = SPLIT, **more) -> tuple[str, dict]:
+    """A text as it is echoed with its log-probabilities, and what continues it."""
+    body = asked(prompt=text, echo=True, logprobs=20, stream=stream, max_tokens=4, **more)
+    found = http.post("/v1/completions", json=body)
+    choices = [answer["choices"][0] for answer in (chunks(found) if stream else [found.json()])]
+    scored = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    return "".join(c["text"] for c in choices), {key: [x for part in scored for x in part[key]] for key in scored[0]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_offsets_are_those_of_the_text(http, stream):
+    """Each whole token is found in the text where it is said to begin, and parts where their character begins."""
+    said, scored = echoed(http, stream)
+    assert said.startswith(SPLIT) and max(scored["text_offset"]) < len(said)
+    tokens = list(zip(scored["tokens"], scored["text_offset"], strict=True))
+    assert sum("\ufffd" in token for token, _ in tokens) > 6 and scored["text_offset"] == sorted(scored["text_offset"])
+    assert all(said[offset:].startswith(token) for token, offset in tokens if "\ufffd" not in token)
+    assert {said[offset] for token, offset in tokens[:-4] if "\ufffd" in token} >= {*"漢字🙂"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_no_alternative_is_lost(http, stream):
+    """After a part of a character many alternatives are parts, whose texts are equal."""
+    _, scored = echoed(http, stream)
+    assert {len(top) for top in scored["top_logprobs"][1:]} <= {20, 21}  # with the token itself
+    assert any(key.startswith("token_id:") for top in scored["top_logprobs"][1:] for key in top)
+    for token, own, top in zip(*(scored[k][1:] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
+        assert top[token] == own
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_part_of_a_character_has_its_byte(http, server, stream):
+    """In a chat: the bytes of its tokens together are the text's."""
+    tokens = token_ids(server.service.tokenizer, "漢")
+    assert len(tokens) > 1
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": stream}
+    body |= {"logprobs": True, "top_logprobs": 20, "ignore_eos": True, "temperature": 0}
+    for token, byte in zip(tokens, "漢".encode(), strict=True):
+        found = http.post("/v1/chat/completions", json=body | {"logit_bias": {str(token): 100}})
+        choices = [answer["choices"][0] for answer in (chunks(found) if stream else [found.json()])]
+        entries = [x for choice in choices for x in (choice["logprobs"] or {"content": []})["content"]]
+        assert [x["bytes"] for x in entries] == [[byte]] * 3 and {x["token"] for x in entries} == {"\ufffd"}
+        assert all(len(x["top_logprobs"]) == 20 for x in entries)
+
+
+def test_of_equal_texts_the_token_itself_has_the_text():
+    words = {1: b"a", 2: b"a", 3: b"b", 4: b"\xe6", 5: b"\xbc"}
+    top = CompletionFormat("", 0, "", words.__getitem__, 5)._top
+    best = [(1, -0.5), (4, -1.0), (5, -2.0), (3, -3.0), (2, -4.0)]
+    assert top(TokenLogprobs(2, -4.0, best)) == {"token_id:1": -0.5, "\ufffd": -1, "token_id:5": -2, "b": -3, "a": -4}
+    assert top(TokenLogprobs(3, -9.0, best[:3])) == {"a": -0.5, "\ufffd": -1, "token_id:5": -2, "b": -9}
+
+
+def test_what_was_wrong_is_caught(http, monkeypatch):
+    """Texts in the place of bytes, alternatives by text alone, and offsets by the lengths of tokens."""
+
+    def by_length(tokenizer, tokens):
+        return [sum(len(token_text(tokenizer, t)) for t in tokens[:i]) for i in range(len(tokens))]
+
+    monkeypatch.setattr(service, "offsets_of", by_length)
+    with pytest.raises(AssertionError):
+        test_offsets_are_those_of_the_text(http, False)
+    by_text = lambda self, x: {shown(self.word(t)): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}  # noqa: E731
+    monkeypatch.setattr(CompletionFormat, "_top", by_text)
+    with pytest.raises(AssertionError):
+        test_no_alternative_is_lost(http, False)
 
 
 class Scored:

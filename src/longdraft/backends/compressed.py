@@ -17,6 +17,11 @@ LAYERS = {"compressed_sparse_attention", "heavily_compressed_attention"}  # laye
 BUFFERS = {"compressor": 1, "indexer": 3}  # of a layer: what is compressed, and in the next buffer the entries
 
 
+def compresses(config: Any) -> bool:
+    """Whether it is of a kind whose layers compress: any others see windows alone."""
+    return bool(getattr(config.get_text_config(), "compress_rates", None))
+
+
 def compress_rates(config: Any) -> dict[int, int]:
     """{layer: positions of a window} of these layers."""
     c = config.get_text_config()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import NAME, windows_of
+from longdraft.backends.compressed import compresses
 from longdraft.backends.dense import lacks_interface, obstacle
 from longdraft.backends.indexers import pools_keys
 from longdraft.backends.recurrent_layers import has_scans, scans_in
@@ -47,8 +48,9 @@ def refuse(config: Any, cls: Any = None) -> None:
         raise InputError(f"{kind} {more}: use a model that continues texts alone")
     windows_of(config)
     cls = (is_multimodal(config) and causal_class(c)) or cls
-    stateful = getattr(cls, "_is_stateful", False) and not has_scans(cls)
-    why = "keeps a state that cannot be rolled back" if stateful else None
+    stateful = getattr(cls, "_is_stateful", False)
+    known = has_scans(cls) or compresses(c)
+    why = "keeps a state that cannot be rolled back" if stateful and not known else None
     if pools_keys(c):
         why = "has an indexer that chooses among pools of keys, which would mix the branches of a tree"
     if adds_biases(cls):

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+UTF8 = codecs.getincrementaldecoder("utf-8")
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token of one byte, where a vocabulary falls back to bytes
 KEPT = 4  # tokens before a piece with which it is decoded: decoders treat the first token of a text in another way
 OPEN = 1 << 10  # tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
@@ -54,13 +55,16 @@ class Detokenizer:
 
     So an incomplete character is held back. Where single bytes are tokens (byte fallback), all bytes in a row are: a
     wrong one among them turns each of them into a replacement character.
+    before: how many characters that earlier pieces lack come before those of the last token. A token that is a later
+    part of a character begins where the character does.
     """
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
+        self.before = 0
         self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without it, all text comes at the end
         self.ids: list[int] = []
-        self.shown = 0  # characters
+        self.shown = self._ahead = 0  # characters; ahead: of tokens, where they are counted one by one
         if self.backend is not None:
             self._skipped = _special(tokenizer, len(tokenizer))
             self._pieces = _pieces(self.backend)
@@ -71,12 +75,20 @@ class Detokenizer:
         return "" if self.backend is None else self._pieces.open
 
     def push(self, tokens: list[int]) -> str:
-        self.ids += tokens
-        if self.backend is None:
-            return ""
-        names = ((token, self.backend.id_to_token(token)) for token in tokens if token not in self._skipped)
-        text = "".join(self._pieces.push(token, name) for token, name in names if name is not None)
+        text = "".join(map(self._push, tokens))
         self.shown += len(text)
+        return text
+
+    def _push(self, token: int) -> str:
+        self.ids.append(token)
+        if self.backend is None:
+            self.before, self._ahead = self._ahead, self._ahead + len(text_of(self.tokenizer, [token]))
+            return ""
+        name = None if token in self._skipped else self.backend.id_to_token(token)
+        if name is None:
+            self.before = self._pieces.complete
+            return ""
+        self.before, text = self._pieces.push(token, name)
         return text
 
     def flush(self) -> str:
@@ -98,8 +110,16 @@ class _Pieces(Protocol):
         """See Detokenizer."""
         ...
 
-    def push(self, token: int, name: str) -> str:
-        """The text that is settled now. name: the token as the vocabulary has it."""
+    @property
+    def complete(self) -> int:
+        """How many characters are held back, without an incomplete one at the end."""
+        ...
+
+    def push(self, token: int, name: str) -> tuple[int, str]:
+        """How many of the characters held back come before the token's, and the text that is settled now.
+
+        name: the token as the vocabulary has it.
+        """
         ...
 
 
@@ -123,15 +143,31 @@ def _kinds(decoder: Any) -> set[str]:
 class _ByteLevel:
     """Tokens are bytes, each written as one character: the text is their UTF-8, however tokens divide it."""
 
-    open = ""
+    open, complete = "", 0
 
     def __init__(self) -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = UTF8("replace")
 
-    def push(self, token: int, name: str) -> str:
-        known = [CHARACTERS.get(c) for c in name]
-        whole = [b for b in known if b is not None]
-        return self._utf8.decode(bytes(whole) if len(whole) == len(known) else name.encode())
+    def push(self, token: int, name: str) -> tuple[int, str]:
+        new, part = _spelled(name), self._utf8.getstate()[0]
+        before = int(bool(part) and not _continues(part, new))  # a part that stays one is a replacement character
+        return before, self._utf8.decode(new)
+
+
+def _spelled(name: str) -> bytes:
+    """The bytes of a token of a byte-level vocabulary. Added tokens may have other characters: their own."""
+    known = [CHARACTERS.get(c) for c in name]
+    whole = [b for b in known if b is not None]
+    return bytes(whole) if len(whole) == len(known) else name.encode()
+
+
+def _continues(part: bytes, more: bytes) -> bool:
+    """Whether the first of more bytes belongs to the character of which `part` is the beginning."""
+    try:
+        UTF8("strict").decode(part + more[:1])
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Window:
@@ -141,6 +177,7 @@ class _Window:
         self._decode, self._kinds = backend.decode, kinds
         self._ids: list[int] = []
         self._settled = 0  # of these tokens, whose text was given out
+        self._row = _Row()
 
     @property
     def open(self) -> str:
@@ -148,20 +185,50 @@ class _Window:
         text = self._new() if 0 < count <= OPEN else ""
         return "" if "\ufffd" in text else text
 
-    def push(self, token: int, name: str) -> str:
-        self._ids.append(token)
+    @property
+    def complete(self) -> int:
+        return self._row.characters
+
+    def push(self, token: int, name: str) -> tuple[int, str]:
         if "ByteFallback" in self._kinds and BYTE.fullmatch(name):
-            return ""
+            self._ids.append(token)
+            return self._row.push(int(name[3:-1], 16)), ""
+        held = self._new() if len(self._ids) > self._settled else ""
+        self._ids.append(token)
         new = self._new()
+        before = _equal(held, new)
         if "ByteLevel" in self._kinds and new.endswith("\ufffd"):
-            return ""
+            return before, ""
         del self._ids[:-KEPT]
-        self._settled = len(self._ids)
-        return new
+        self._settled, self._row = len(self._ids), _Row()
+        return before, new
 
     def _new(self) -> str:
         settled = self._decode(self._ids[: self._settled], skip_special_tokens=False)
         return self._decode(self._ids, skip_special_tokens=False)[len(settled) :]
+
+
+def _equal(a: str, b: str) -> int:
+    """How many characters are equal from the beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class _Row:
+    """Single bytes in a row. characters: of the text that they are, an incomplete one at the end left out."""
+
+    def __init__(self) -> None:
+        self.characters = self._size = 0
+        self._utf8: codecs.IncrementalDecoder | None = UTF8("strict")  # None: a byte was wrong, so each is a character
+
+    def push(self, byte: int) -> int:
+        """How many characters come before that of this byte."""
+        before = self.characters
+        self._size += 1
+        try:
+            self.characters += len(self._utf8.decode(bytes([byte]))) if self._utf8 else 1
+        except UnicodeDecodeError:
+            self._utf8, before, self.characters = None, self._size - 1, self._size
+        return before
 
 
 def _characters() -> dict[str, int]:
@@ -179,5 +246,36 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """A token by itself; part of a character is shown as a replacement character."""
-    return tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    """A token inside a text; part of a character is shown as a replacement character."""
+    return token_bytes(tokenizer, token).decode("utf-8", "replace")
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """What a token adds to the UTF-8 of a text, wherever it does not begin one; a special token is its name."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        name, kinds = backend.id_to_token(token), _kinds_of(tokenizer)
+        if name is None:
+            return b""
+        if "ByteLevel" in kinds:
+            return _spelled(name)
+        if "ByteFallback" in kinds and BYTE.fullmatch(name):
+            return bytes([int(name[3:-1], 16)])
+    first, both = (
+        tokenizer.decode([token] * n, skip_special_tokens=False, clean_up_tokenization_spaces=False) for n in (1, 2)
+    )
+    return (both[len(first) :] if both.startswith(first) else first).encode()
+
+
+@lru_cache(4)
+def _kinds_of(tokenizer: Any) -> set[str]:
+    return _kinds(tokenizer.backend_tokenizer.decoder)
+
+
+def offsets_of(tokenizer: Any, tokens: list[int]) -> list[int]:
+    """Where each token begins in the text of all of them."""
+    text, found = Detokenizer(tokenizer), list[int]()
+    for token in tokens:
+        shown = text.shown
+        text.push([token])
+        found.append(shown + text.before)
+    return found

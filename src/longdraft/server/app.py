@@ -18,7 +18,7 @@ from longdraft.server import document, problems
 from longdraft.server.answer import Answer
 from longdraft.server.entry import current
 from longdraft.server.events import DONE, EventStream, sse
-from longdraft.server.formats import ChatFormat, CompletionFormat, Echo
+from longdraft.server.formats import ChatFormat, CompletionFormat
 from longdraft.server.models import Models, about
 from longdraft.server.page import page
 from longdraft.server.pieces import Writer
@@ -85,7 +85,8 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         work = await service.completion(body)
         work.owner = owner_of(request)
         echoed = work.prompts if body.echo else []
-        echoes = [Echo(prompt, await service.aside(len(prompt), service.text, prompt)) for prompt in echoed]
+        scored = body.logprobs is not None
+        echoes = [await service.aside(len(prompt), service.echo, prompt, scored) for prompt in echoed]
         how = CompletionFormat(**_fields(service, "cmpl", work, body), echoes=echoes, n=work.n)
         return await _answer(service.submit(work), body, how, request)
 

@@ -42,7 +42,7 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
 
 @dataclass
 class Format:
-    """The fields of every chunk of an answer. word: a token's own text.
+    """The fields of every chunk of an answer. word: a token's own bytes.
 
     top: how many alternatives a log-probability has; None: none is given. with_usage: the last chunk has the usage, and
     if in_parts, every chunk has the usage so far.
@@ -51,7 +51,7 @@ class Format:
     id: str
     created: int
     model: str
-    word: Callable[[int], str]
+    word: Callable[[int], bytes]
     top: int | None
     with_usage: bool = False
     in_parts: bool = False
@@ -108,22 +108,26 @@ class ChatFormat(Format):
         return {"content": [self._entry(x.token, x.logprob, x.top) for x in entries], "refusal": None}
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]] | None = None) -> Json:
-        text = self.word(token)
-        entry = {"token": text, "logprob": logprob, "bytes": _bytes(text)}
+        word = self.word(token)
+        entry = {"token": shown(word), "logprob": logprob, "bytes": _numbers(word)}
         return entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
 
 
-@lru_cache(1 << 16)
-def _bytes(text: str) -> tuple[int, ...]:
-    return tuple(text.encode())
+_numbers = lru_cache(1 << 16)(tuple[int, ...])  # of a token's bytes
+
+
+def shown(word: bytes) -> str:
+    """A token's text, where a part of a character is a replacement character."""
+    return word.decode("utf-8", "replace")
 
 
 @dataclass
 class Echo:
-    """A prompt as its choices repeat it."""
+    """A prompt as its choices repeat it. offsets: where in its text each token begins, if that is asked for."""
 
     tokens: list[int]
     text: str
+    offsets: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
@@ -133,7 +137,6 @@ class CompletionFormat(Format):
 
     echoes: list[Echo] = field(default_factory=list)
     n: int = 1
-    offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
 
     kind = "text_completion"
 
@@ -142,48 +145,61 @@ class CompletionFormat(Format):
 
     def first(self, index: int) -> Json | None:
         echo = self.echo(index)
-        return None if echo is None else self.part(index, Delta(echo.text, echo.logprobs), echo.tokens)
+        if echo is None:
+            return None
+        return self._part(index, Delta(echo.text), self._echoed(echo))
 
-    def part(self, index: int, delta: Delta, prompt: list[int] | None = None) -> Json:
-        logprobs = self._logprobs(index, delta.logprobs, prompt)
-        choice = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
-        return self.chunk([choice])
+    def part(self, index: int, delta: Delta) -> Json:
+        return self._part(index, delta, self._logprobs(index, delta))
+
+    def _part(self, index: int, delta: Delta, logprobs: Json | None) -> Json:
+        return self.chunk([self._choice(index, delta.text, logprobs, delta.finish)])
 
     def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
-        choices = [self._choice(i, d) for i, d in enumerate(deltas)]
+        choices = [self._whole(i, d) for i, d in enumerate(deltas)]
         return self.head() | {"choices": choices, "usage": counted, "metrics": metrics}
 
-    def _choice(self, index: int, delta: Delta) -> Json:
-        before = ""
-        parts: list[tuple[list[TokenLogprobs], list[int] | None]] = [(delta.logprobs, None)]
+    def _whole(self, index: int, delta: Delta) -> Json:
+        text, logprobs = delta.text, self._logprobs(index, delta)
         if (echo := self.echo(index)) is not None:
-            before = echo.text
-            parts.insert(0, (echo.logprobs, echo.tokens))
-        logprobs: Json | None = None
-        for entries, prompt in parts:
-            more = self._logprobs(index, entries, prompt)
-            logprobs = more if logprobs is None or more is None else {k: v + more[k] for k, v in logprobs.items()}
-        return {"index": index, "text": before + delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
+            text, first = echo.text + text, self._echoed(echo)
+            logprobs = logprobs and first and {key: first[key] + logprobs[key] for key in first}
+        return self._choice(index, text, logprobs, delta.finish)
 
-    def _logprobs(self, index: int, entries: list[TokenLogprobs], prompt: list[int] | None) -> Json | None:
-        """prompt: the echoed tokens, of which the first has no log-probability."""
+    def _choice(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _echoed(self, echo: Echo) -> Json | None:
+        """Of a prompt, whose first token has no log-probability."""
+        return self._scores(echo.tokens, [None], echo.logprobs, echo.offsets)
+
+    def _logprobs(self, index: int, delta: Delta) -> Json | None:
+        echo = self.echo(index)
+        before = 0 if echo is None else len(echo.text)
+        offsets = [before + offset for offset in delta.offsets]
+        return self._scores([x.token for x in delta.logprobs], [], delta.logprobs, offsets)
+
+    def _scores(
+        self, tokens: list[int], none: list[None], entries: list[TokenLogprobs], offsets: list[int]
+    ) -> Json | None:
+        """none: for the first tokens, which have no entries."""
         if self.top is None:
             return None
-        tokens = [x.token for x in entries] if prompt is None else prompt
-        first: list[Any] = [None] if prompt is not None else []
-        texts = [self.word(t) for t in tokens]
-        offsets, offset = [], self.offsets.get(index, 0)
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        self.offsets[index] = offset
         return {
-            "tokens": texts,
-            "token_logprobs": first + [x.logprob for x in entries],
-            "top_logprobs": first + [self._top(x) for x in entries],
+            "tokens": [shown(self.word(t)) for t in tokens],
+            "token_logprobs": [*none, *(x.logprob for x in entries)],
+            "top_logprobs": [*none, *map(self._top, entries)],
             "text_offset": offsets,
         }
 
     def _top(self, x: TokenLogprobs) -> Json:
-        """The most likely tokens and the token itself."""
-        return {self.word(t): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}
+        """The most likely tokens and the token itself, by text.
+
+        Where texts are equal, the token itself or else the likeliest token has the text, and the others their ids.
+        """
+        keys = {x.token: shown(self.word(x.token))}
+        for token, _ in x.top:
+            if token not in keys:
+                text = shown(self.word(token))
+                keys[token] = f"token_id:{token}" if text in keys.values() else text
+        return {keys[token]: p for token, p in [*x.top, (x.token, x.logprob)]}

@@ -19,17 +19,20 @@ from longdraft.server.calls.reader import Part, Reader, joined
 class Delta:
     """What an event adds. parts: what its text is made of, in a chat; then `text` is the content among them.
 
-    finish: "stop", "length" or "tool_calls" in the last one of a choice.
+    finish: "stop", "length" or "tool_calls" in the last one of a choice. offsets: where in the choice's text each token
+    of `logprobs` begins.
     """
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
     parts: list[Part] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
 
     def __add__(self, more: Delta) -> Delta:
         finish, parts = more.finish or self.finish, joined(self.parts + more.parts)
-        return Delta(self.text + more.text, self.logprobs + more.logprobs, finish, parts)
+        offsets = self.offsets + more.offsets
+        return Delta(self.text + more.text, self.logprobs + more.logprobs, finish, parts, offsets)
 
     def by_calls(self) -> list[Delta]:
         """The same as several, each about one call at most: some clients read no other call in a chunk of a stream."""
@@ -43,7 +46,7 @@ class Delta:
         if len(runs) == 1:
             return [self]
         found = [Delta("".join(p.text for p in run if p.kind == "content"), parts=run) for run in runs]
-        found[0].logprobs, found[-1].finish = self.logprobs, self.finish
+        found[0].logprobs, found[0].offsets, found[-1].finish = self.logprobs, self.offsets, self.finish
         return found
 
     def __bool__(self) -> bool:
@@ -86,14 +89,16 @@ class Reply:
             self.known = event.prompt.known
         delta = Delta()
         for i, token in enumerate(event.tokens):
-            begin = self.end + len(self.held) + len(self.open)
+            self.tokens += 1
+            settled = self.end + len(self.held)
+            begin = settled + len(self.open)
+            if not (event.ended == "eos" and i == len(event.tokens) - 1):  # an end token has no text
+                self.held += self.text.push([token])
+                begin = settled + self.text.before
             if event.logprobs is not None:
                 self.entries.append((begin, event.logprobs[i]))
             if self.reader is not None:
                 self.starts.append(begin)
-            self.tokens += 1
-            last = event.ended == "eos" and i == len(event.tokens) - 1
-            self.held += "" if last else self.text.push([token])  # an end token has no text
             self.open = self.text.open if self.stops else ""
             if self.tokens <= self.least:
                 self.free = self.end + len(self.held) + len(self.open)
@@ -136,7 +141,9 @@ class Reply:
         if self.reader is not None:
             self._split(self.reader, delta)
         while self.entries and (self.entries[0][0] < self.end or (not self.held and finish != "stop")):
-            delta.logprobs.append(self.entries.popleft()[1])
+            begin, entry = self.entries.popleft()
+            delta.offsets.append(begin)
+            delta.logprobs.append(entry)
         return delta
 
     def _split(self, reader: Reader, delta: Delta) -> None:

@@ -16,12 +16,13 @@ from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import likely
 from longdraft.errors import Busy, FieldError, InputError
 from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
-from longdraft.models.text import text_of, token_ids, token_text
+from longdraft.models.text import offsets_of, text_of, token_bytes, token_ids
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.answer import Answer
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.entry import current
+from longdraft.server.formats import Echo
 from longdraft.server.limits import check_choices, check_numbers
 from longdraft.server.long_texts import LONG, Renderers, check_length, size_of, within
 from longdraft.server.metrics import Metrics
@@ -50,7 +51,7 @@ class Service:
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
-        self.templates, self.word = Renderers(), lru_cache(1 << 17)(partial(token_text, tokenizer))
+        self.templates, self.word = Renderers(), lru_cache(1 << 17)(partial(token_bytes, tokenizer))
         self._one_long = asyncio.Lock()  # held while a long text is read, so that short ones find a free thread
         self._reader = ThreadPoolExecutor(1, "longdraft-long")  # of long texts: memory of one thread at most
         self.drafting = type(engine.session.drafter) is not Drafter
@@ -121,6 +122,10 @@ class Service:
         if any(t >= self.target.vocab for t in tokens):
             raise Problem(400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens")
         return text_of(self.tokenizer, tokens)
+
+    def echo(self, prompt: list[int], scored: bool) -> Echo:
+        """A prompt as its answers repeat it. scored: with log-probabilities."""
+        return Echo(prompt, self.text(prompt), offsets_of(self.tokenizer, prompt) if scored else [])
 
     def submit(self, work: Work) -> Answer:
         """Queue the choices of a request, all or none. Raises Problem."""

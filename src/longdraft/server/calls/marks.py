@@ -46,7 +46,7 @@ class MarkedText:
     """As Detokenizer, and with the characters that stand for marks, which no other text has."""
 
     def __init__(self, tokenizer: Any, shown: dict[int, str]):
-        self.tokenizer, self.shown = tokenizer, shown
+        self.tokenizer, self.shown, self.before = tokenizer, shown, 0
         self._text = Detokenizer(tokenizer)
 
     @property
@@ -58,9 +58,11 @@ class MarkedText:
         for token in tokens:
             if (mark := self.shown.get(token)) is None:
                 text += self._text.push([token]).translate(HIDDEN)
+                self.before = self._text.before
             else:
-                text += self.flush() + mark
-                self._text = Detokenizer(self.tokenizer)
+                rest = self.flush()
+                text += rest + mark
+                self.before, self._text = len(rest), Detokenizer(self.tokenizer)
         return text
 
     def flush(self) -> str:
