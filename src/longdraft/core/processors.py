@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
@@ -153,16 +154,36 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
     return torch.where(torch.cat([near, on_path], 2), tokens, own)
 
 
-def generated_counts(tree: Tree, rows: Rows, start: int, W: int, V: int) -> Tensor:
-    """[B,W,V] float: how often each token was generated before a node's draw, on the node's own path."""
-    first, end = int(rows.prompt.min()), int(rows.length.max())
-    position = torch.arange(first, max(end, first), device=rows.tokens.device)
-    committed = (position >= rows.prompt[:, None]) & (position < rows.length[:, None])  # the root is the last of them
-    drafted = tree.mask[:, start : start + W, 1:]
-    tokens = torch.cat([rows.tokens[:, first : first + len(position)], tree.tokens[:, 1:]], 1)
-    tokens = tokens[:, None].expand(-1, W, -1)
-    generated = torch.cat([committed[:, None].expand(-1, W, -1), drafted], 2).float()
-    return torch.zeros(len(tokens), W, V, device=tokens.device).scatter_add_(2, tokens, generated)
+def repeated(logits: Tensor, tree: Tree, rows: Rows, start: int, frequency: float, presence: float) -> Tensor:
+    """A copy of logits [B,W,V] in float32, lower by `frequency` for every time that a token was generated before a node's
+    draw, on the node's own path, and by `presence` if it was at all.
+
+    Only the logits of such tokens are computed, and by NumPy: torch's threads wait for each other in every operation,
+    which takes several passes' time where other processes compute too.
+    """
+    B, W, _ = logits.shape
+    on_cpu = logits.is_cpu and logits.dtype == torch.float32
+    changed = torch.from_numpy(logits.numpy().copy()) if on_cpu else logits.to(torch.float32, copy=True)
+    for b in range(B):
+        tokens, count = _generated(tree, rows, b, start, W)
+        lower = frequency * count + presence * (count > 0)
+        if logits.is_cpu:
+            changed.numpy()[b][:, tokens] -= lower
+        else:
+            changed[b][:, torch.from_numpy(tokens).to(logits.device)] -= torch.from_numpy(lower).to(logits.device)
+    return changed
+
+
+def _generated(tree: Tree, rows: Rows, b: int, start: int, W: int) -> tuple[Any, Any]:
+    """The tokens [N] that row b has generated and drafted, and how often each is on the path [W,N] of each node."""
+    committed = rows.tokens[b, int(rows.prompt[b]) : int(rows.length[b])].numpy(force=True)  # the root is the last
+    drafted = tree.tokens[b, 1:].numpy(force=True)
+    tokens, place = np.unique(np.concatenate([committed, drafted]), return_inverse=True)
+    count = np.zeros((W, len(tokens)), np.float32)
+    count += np.bincount(place[: len(committed)], minlength=len(tokens))
+    for node, on_path in enumerate(tree.mask[b, start : start + W, 1:].numpy(force=True)):
+        np.add.at(count[node], place[len(committed) :][on_path], 1)
+    return tokens, count
 
 
 def _paths(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdraft import sampling_parameters as parameters
 from longdraft.core.constraint import Constraint
-from longdraft.core.processors import Settings, apply, generated_counts, path_tokens, penalized
+from longdraft.core.processors import Settings, apply, path_tokens, penalized, repeated
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
@@ -198,8 +198,7 @@ class Sampler:
         if self.divisor != 1:
             logits = self._penalized(logits.float(), tree, rows, start)
         if self.frequency or self.presence:
-            count = generated_counts(tree, rows, start, *logits.shape[1:])
-            logits = logits.float() - self.frequency * count - self.presence * (count > 0)
+            logits = repeated(logits, tree, rows, start, self.frequency, self.presence)
         return logits if self.constraint is None else self.constraint.masked(logits, tree, rows, start)
 
     def _penalized(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
