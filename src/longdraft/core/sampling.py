@@ -148,6 +148,10 @@ class Sampler:
         """The tokens that each row must emit next by the constraint."""
         return [[] for _ in rows.eos] if self.constraint is None else self.constraint.forced(rows)
 
+    def failure(self, rows: Rows, row: int) -> str:
+        """Why a row's text does not meet the constraint although it has ended; empty: it does, or goes on."""
+        return "" if self.constraint is None else self.constraint.failure(rows, row)
+
     def prepare(self, tree: Tree, rows: Rows) -> None:
         """Begin what `draw` will need of this tree, beside the pass that computes its logits."""
         if self.constraint is not None:
