@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from longdraft.server.talk import Talk
 
 # Fields that would let an answer end before it is complete, or go on after it, with what they would do.
 CONTRARY = {"ignore_eos": "lets it go on", "min_tokens": "could forbid its end"}
+CUTTING = "could end it earlier"
 
 
 class Structures:
@@ -36,13 +38,23 @@ class Structures:
             grammar = None if talk is None else talk.grammar(structure)
             if structure is None and grammar is None:
                 return None
-            for name, why in CONTRARY.items():
-                if getattr(body, name, None):
-                    raise Problem(400, f"{name}: a structured answer ends where it is complete, and this {why}", name)
+            for name, why in self._contrary(body, talk, structure):
+                raise Problem(400, f"{name}: a structured answer ends where it is complete, and this {why}", name)
             async with self._one:
                 return await asyncio.to_thread(self._make, grammar, structure)
         except InputError as error:
             raise Problem(400, str(error), field) from None
+
+    def _contrary(self, body: Any, talk: Talk | None, structure: Structure | None) -> Iterator[tuple[str, str]]:
+        """The fields that contradict a structure. Stop strings apply to content, so they leave calls whole."""
+        for name, why in CONTRARY.items():
+            if getattr(body, name, None):
+                yield name, why
+        ends = {*self._target.end_tokens, *(() if talk is None else talk.dialect.ends)}
+        if structure is not None and body.stops:
+            yield "stop", CUTTING
+        if not ends.issuperset(body.stop_token_ids):
+            yield "stop_token_ids", CUTTING
 
     def _make(self, grammar: str | None, structure: Structure | None) -> Constraint:
         if grammar is not None:
