@@ -110,8 +110,11 @@ class Grammar:
 
         Rows with the same key may differ in their prompts and samplers: each finds what was read of its own text.
         """
-        lengths = {n: p for n, p in ((len(p.tokens), p) for k, p in self._rows.values() if k == key)
-                   if p.tokens[: len(text)] == text[:n]}
+        lengths = {
+            n: p
+            for n, p in ((len(p.tokens), p) for k, p in self._rows.values() if k == key)
+            if p.tokens[: len(text)] == text[:n]
+        }
         before = max((n for n in lengths if n <= len(text)), default=None)
         return lengths.get(min(lengths, default=-1) if before is None else before)
 
