@@ -1,4 +1,4 @@
-"""Where a grammar fails: at the matcher's limit and where nothing can follow. It concerns one path, and fails its row."""
+"""A grammar fails at its limit and where nothing can follow: for one path alone, and the row that takes it."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_a_path_that_goes_on_after_its_end_is_caught(monkeypatch):
 
 
 def check_equal_seeds(samplers: list[Sampler]) -> None:
-    """Rows with the same seed and length of their prompts write different words, of which all but the first letter is forced."""
+    """Rows with equal seeds and lengths write different words, of which all but the first letter is forced."""
     lm, stats = tiny.target("llama"), Stats()
     prompts = [tiny.prompts(n)[0][-20:] for n in (70, 72, 90)]
     with Session(lm, Forced(Drafter()), 3, 256, stats=stats) as session:
