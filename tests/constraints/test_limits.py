@@ -55,7 +55,7 @@ def masks(made: Grammar, text: list[int], tree: Tree) -> list[set[int]]:
 def check_branches(pairs: list[tuple[int, int]]) -> None:
     """Every node is masked as on its own path alone, read by a grammar that has read nothing else."""
     text = tokens_of("(" + "a" * (LETTERS - 1))
-    tree, paths = Tree.root(torch.tensor([text[-1]])).plant([pairs]), [()]
+    tree, paths = Tree.root(torch.tensor([text[-1]])).plant([pairs]), list[tuple[int, ...]]([()])
     for parent, token in pairs:
         paths.append((*paths[parent], token))
     found = masks(costly(), text, tree)
