@@ -35,8 +35,8 @@ def run(lm: LM, given: Tensor, sizes: list[int]) -> tuple[Tensor, KVCache]:
     """Logits of rows [B,N] that are committed in passes of these sizes, and the cache."""
     cache, out = lm.new_cache(len(given), 32), list[Tensor]()
     for part in given.split(sizes, 1):
-        out.append(lm(Tree.chain(part), cache))
-        cache.length += part.shape[1]
+        with cache.appending(part.shape[1]):
+            out.append(lm(Tree.chain(part), cache))
     return torch.cat(out, 1), cache
 
 

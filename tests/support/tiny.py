@@ -90,7 +90,7 @@ CONFIGS |= {
 }
 CONFIGS |= {  # with recurrent layers
     "qwen3.5": Qwen3_5TextConfig(
-        **{**BASE, "num_hidden_layers": 4},
+        **{**BASE, "num_hidden_layers": 4, "max_position_embeddings": 4096},  # for texts beyond its checkpoints
         linear_key_head_dim=8,
         linear_value_head_dim=16,
         linear_num_key_heads=2,
