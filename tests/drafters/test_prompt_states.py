@@ -81,7 +81,7 @@ def test_a_union_satisfies_every_request():
 def held(drafter: Drafter) -> list[torch.Tensor]:
     """What it has computed of the texts so far, row by row."""
     if isinstance(drafter, DFlash):
-        return [drafter.ring.k, drafter.ring.v, drafter.ring.end, drafter.ring.low]
+        return [drafter.ring.k, drafter.ring.v, drafter.ring.end, drafter.ring.held]
     assert isinstance(drafter, Eagle)
     own, pairs = drafter.pairs.own, drafter.pairs
     return [x[:, :n] for b, n in enumerate(own.length.tolist()) for x in own.read(0, b)] + [pairs.output, own.length]
@@ -113,7 +113,7 @@ def test_no_token_of_a_prompt_is_read_twice(method):
     """By generate, and by a session whose rows enter while others run."""
     lengths, new = (200, 40, 1), 6
     lm = counting()
-    drafter = MAKE[method](lm, 30)
+    drafter = MAKE[method](lm, 40)  # more than a draft's nodes, so that a pass over them is no draft
     for limit in (1, 2):  # the second step drafts
         lm.tokens = 0
         generate(lm, tiny.prompts(*lengths), drafter, max_new_tokens=limit, eos=())
