@@ -214,6 +214,7 @@ def decode(
     watch: see `step`.
     """
     begin, drafter = clock(target.device), with_forced(drafter, seqs.sampler)
+    drafter.verified_by(verify)
     with torch.inference_mode():
         drafter.start(seqs)
     stats.start_s += clock(target.device) - begin
