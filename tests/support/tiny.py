@@ -97,6 +97,8 @@ CONFIGS |= {  # with recurrent layers
         linear_num_value_heads=4,
     ),
 }
+CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])  # for texts beyond a drafter's window and a state's checkpoints
+CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
 
 
 A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8")  # inputs in 8 bits

@@ -255,6 +255,7 @@ def decode(
     watch: see `step`. Raises InputError at the end if a row's text does not meet its constraint.
     """
     begin, drafter = clock(target.device), with_forced(drafter, seqs.sampler)
+    drafter.verified_by(verify)
     with torch.inference_mode():
         drafter.start(seqs)
     stats.start_s += clock(target.device) - begin

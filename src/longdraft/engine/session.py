@@ -70,11 +70,10 @@ class Session:
         self._started, self._newest = False, NewestStep()  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
-        self._waiting = deque[Request]()
+        self._waiting, self._count, self._closed = deque[Request](), 0, False
         self._open = dict[int, int]()  # requests that have not ended, and the slots that each needs
         self._cancelled = set[int]()  # of these, the ones to be ended at the next step
         self._events: list[Event] = []
-        self._count, self._closed = 0, False
 
     def submit(
         self,
@@ -248,6 +247,7 @@ class Session:
 
     def _start(self) -> None:
         """Start the drafter with the running rows: at first, and again after it has failed."""
+        self.drafter.verified_by(self.verify)
         self.drafter.start(self._rows.seqs)
         self._started, self._captured = True, False
 
