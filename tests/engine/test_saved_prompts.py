@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from support import tiny
 from support.checks import SAMPLERS, SEED
-from support.listed import exact, make, named, read_in_any_parts
+from support.listed import exact, make, named
 
 from longdraft import InputError, PromptFile, Sampler, generate
 from longdraft.core import KVCache, PromptSpec
