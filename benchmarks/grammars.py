@@ -52,7 +52,7 @@ class Masks:
 
     def progress(self) -> Progress:
         """With nothing known from before."""
-        return Progress(self.new(), self.ends, self.only_ends)
+        return Progress(self.new, self.ends, self.only_ends)
 
     def times(self, tokens: list[int], trees: dict[str, list[tuple[int, list[Path]]]]) -> dict[str, dict[str, int]]:
         """{shape: {microseconds of a mask: how many took so long}}."""

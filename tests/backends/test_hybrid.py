@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from tiny_models import build, config
 from torch import Tensor
 
-from longdraft.backends.native.gated_delta import GatedDelta
+from longdraft.backends.native.gated_delta import GatedDelta, in_one_thread, own_threads
 from longdraft.core import Captures, CaptureSpec, KVCache, Tree
 from longdraft.models.lm import LM
 from longdraft.ops import native
@@ -35,8 +37,8 @@ def run(lm: LM, given: Tensor, sizes: list[int]) -> tuple[Tensor, KVCache]:
     """Logits of rows [B,N] that are committed in passes of these sizes, and the cache."""
     cache, out = lm.new_cache(len(given), 32), list[Tensor]()
     for part in given.split(sizes, 1):
-        out.append(lm(Tree.chain(part), cache))
-        cache.length += part.shape[1]
+        with cache.appending(part.shape[1]):
+            out.append(lm(Tree.chain(part), cache))
     return torch.cat(out, 1), cache
 
 
@@ -93,3 +95,49 @@ def test_a_gate_of_the_node_beside_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(GatedDelta, "__call__", shifted)
     assert not torch.equal(run(lm, given, [12])[0], expected)
+
+
+def threads_beside(block) -> list[int]:
+    """Torch's threads inside the block: in the thread that is in it, in one that begins there, and in one from before.
+
+    Then what the first one has after the block.
+    """
+    inside, seen, found = Event(), Event(), []
+
+    def from_before() -> None:
+        torch.get_num_threads()
+        inside.wait(10)
+        found.append(torch.get_num_threads())
+        seen.set()
+
+    older, newer = Thread(target=from_before), Thread(target=lambda: found.append(torch.get_num_threads()))
+    older.start()
+    with block():
+        own = torch.get_num_threads()
+        newer.start()
+        newer.join()
+        inside.set()
+        seen.wait(10)
+        older.join()
+    return [own, *found, torch.get_num_threads()]
+
+
+@contextmanager
+def of_all_threads():
+    """The planted fault."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_other_threads_keep_torchs_threads():
+    """An eager model may compute beside a hybrid, in a thread that began during its pass."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        own, *others = threads_beside(in_one_thread)
+        assert others == [3, 3, 3] and own == (3 if own_threads() is None else 1)
+        assert threads_beside(of_all_threads)[1] == 1
+    finally:
+        torch.set_num_threads(before)

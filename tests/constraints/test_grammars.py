@@ -207,7 +207,7 @@ def test_only_the_rows_used_last_keep_masks():
         root = Tree.root(torch.tensor([tokens_of(SHORT)[8]]))
         found = made.masked(torch.zeros(1, 1, 96), root, rows)[0, 0]
         assert set((found == 0).nonzero()[:, 0].tolist()) == after(made, tokens_of(SHORT)[:9])
-    kept = [bool(row.masks) for row in made._rows.values()]
+    kept = [bool(row.masks) for _, row in made._rows.values()]
     assert len(kept) == 70 and sum(kept) == 64 and all(kept[-64:])
 
 

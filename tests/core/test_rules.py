@@ -313,3 +313,20 @@ def test_the_command_line_applies_and_refuses(cli, place, record):
         assert status == 2 and len(err.splitlines()) == 1 and "num_beams" in err
     finally:
         file.write_text(before)
+
+
+@pytest.mark.parametrize("penalty", [None, 1.0, 1.2, 1.3])
+def test_a_penalty_that_is_given_replaces_the_models(penalty):
+    """1 turns it off; without one, the model's applies."""
+    lm = ruled(LOOPS, repetition_penalty=1.3)
+    want = stock_text(LOOPS, PROMPTS[0], repetition_penalty=1.3 if penalty is None else penalty)
+    sampler = Sampler(penalty=penalty, window=1 << 31)
+    for method in (None, BUILD["lookup"](lm)):
+        assert generate(lm, PROMPTS[:1], method, max_new_tokens=NEW, sampler=sampler, eos=()) == [want]
+    assert sampler.under(lm.rules()).described["penalty"] == (penalty or 1.0)
+
+
+def test_a_penalty_that_is_applied_twice_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(Rules, "without", lambda self, name: self)
+    with pytest.raises(AssertionError):
+        test_a_penalty_that_is_given_replaces_the_models(1.3)

@@ -15,9 +15,10 @@ from longdraft import Stats, generate
 from longdraft.core.capture import PromptSpec
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import match
-from longdraft.drafters import AdaptiveDraft, DFlash, Drafter, Eagle, Sequential, Suffix
+from longdraft.drafters import AdaptiveDraft, DFlash, Drafter, Eagle, Mtp, Sequential, Suffix
 from longdraft.drafters.dflash.block import random_dflash
 from longdraft.drafters.eagle.block import random_eagle2, random_eagle3
+from longdraft.drafters.mtp.block import random_mtp
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.generate import prefill, step
@@ -29,13 +30,14 @@ MAKE = {
     "eagle3": lambda lm, reach: Eagle(lm, random_eagle3(lm, 0, 40), 8, 2, 30, reach),
     "dflash": lambda lm, reach: DFlash(lm, random_dflash(lm, 0, slots=5), 30, window=reach),
 }
+MTP = {"mtp": lambda lm, reach: Mtp(random_mtp(lm, 0), [4, 2], 0, reach)}
 WINDOWED = {"eagle3, window": lambda lm, reach: Eagle(lm, random_eagle3(lm, 0, 40), 8, 2, 30, min(reach, 90), 12, 3)}
 WATCHED = {
     "eagle": lambda lm, reach: test_eagle.Watched(lm, random_eagle3(lm, 0), 8, 2, 30, reach),
     "eagle, window": lambda lm, reach: test_eagle.Watched(lm, random_eagle3(lm, 0), 8, 2, 30, min(reach, 40), 12, 3),
     "dflash": lambda lm, reach: dflash_ring.Watched(lm, random_dflash(lm, 0, slots=5), 60, window=reach),
 }
-each_method = pytest.mark.parametrize("method", MAKE)
+each_method = pytest.mark.parametrize("method", MAKE | MTP)
 with_window = pytest.mark.parametrize("method", [*MAKE, *WINDOWED])
 each_watched = pytest.mark.parametrize("watched", WATCHED)
 
@@ -81,7 +83,10 @@ def test_a_union_satisfies_every_request():
 def held(drafter: Drafter) -> list[torch.Tensor]:
     """What it has computed of the texts so far, row by row."""
     if isinstance(drafter, DFlash):
-        return [drafter.ring.k, drafter.ring.v, drafter.ring.end, drafter.ring.low]
+        return [drafter.ring.k, drafter.ring.v, drafter.ring.end, drafter.ring.held]
+    if isinstance(drafter, Mtp):
+        [ring] = drafter.rings
+        return [x[:, : ring.slots][:, held] for b, held in enumerate(ring.held >= 0) for x in ring.cache.read(0, b)]
     assert isinstance(drafter, Eagle)
     own, pairs = drafter.pairs.own, drafter.pairs
     return [x[:, :n] for b, n in enumerate(own.length.tolist()) for x in own.read(0, b)] + [pairs.output, own.length]
@@ -94,7 +99,7 @@ def held(drafter: Drafter) -> list[torch.Tensor]:
 def test_what_is_taken_from_the_prefill_equals_what_is_read_again(method, reach, path):
     """Rows of unequal lengths, of one token too; and the target reads nothing for it."""
     lm = spy(path)
-    taking, reading = (MAKE[method](lm, reach) for _ in range(2))
+    taking, reading = ((MAKE | MTP)[method](lm, reach) for _ in range(2))
     seqs = prefill(lm, tiny.prompts(200, 1, 40), 20, Sampler(), SEED, (), keep=taking.prompt_captures())
     lm.passes.clear()
     taking.start(seqs)
@@ -113,7 +118,7 @@ def test_no_token_of_a_prompt_is_read_twice(method):
     """By generate, and by a session whose rows enter while others run."""
     lengths, new = (200, 40, 1), 6
     lm = counting()
-    drafter = MAKE[method](lm, 60)  # more than it drafts
+    drafter = (MAKE | MTP)[method](lm, 60)  # more than a draft's nodes, so that a pass over them is no draft
     for limit in (1, 2):  # the second step drafts
         lm.tokens = 0
         generate(lm, tiny.prompts(*lengths), drafter, max_new_tokens=limit, eos=())
@@ -140,6 +145,7 @@ def test_without_the_prefills_states_it_is_read_again(method, monkeypatch):
     """The test above would see it."""
     monkeypatch.setattr(Eagle, "prompt_captures", Drafter.prompt_captures)
     monkeypatch.setattr(DFlash, "prompt_captures", Drafter.prompt_captures)
+    monkeypatch.setattr(Mtp, "prompt_captures", Drafter.prompt_captures)
     with pytest.raises(AssertionError):
         test_no_token_of_a_prompt_is_read_twice(method)
 
@@ -148,9 +154,9 @@ def test_without_the_prefills_states_it_is_read_again(method, monkeypatch):
 def test_every_decode_of_a_prompt_takes_the_states(method):
     """A session that decodes the prompt with one method after another, and a drafter used again."""
     lm = counting()
-    drafter = MAKE[method](lm, 30)
+    drafter = (MAKE | MTP)[method](lm, 30)
     runs, plain = DecodeSession(lm, tiny.prompts(90), 12, keep=drafter.prompt_captures()), []
-    for d in (None, drafter, drafter, MAKE[method](lm, 30)):
+    for d in (None, drafter, drafter, (MAKE | MTP)[method](lm, 30)):
         lm.passes.clear()
         plain.append(runs.rows(d))
         assert all(nodes <= 31 for _, nodes, _ in lm.passes)

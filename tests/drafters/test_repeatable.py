@@ -16,8 +16,9 @@ from support import tiny
 from support.checks import SAMPLERS, SEED, plain
 from support.listed import BUILD, each_method, full
 from support.prices import Stated
+from support.sessions import Ends, finish
 
-from longdraft import AdaptiveDraft, build, generate, match, reject
+from longdraft import AdaptiveDraft, Session, build, generate, match, reject
 from longdraft.core.capture import CaptureSpec
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
@@ -26,7 +27,7 @@ from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.methods.prices import adapted
 from longdraft.models.lm import LM
 from longdraft.ops import native
-from longdraft.views import SinkWindow
+from longdraft.views import Full, SinkWindow
 
 SMALL = {"gamma": 4, "min_budget": 16}
 
@@ -83,6 +84,9 @@ class Watch(Drafter):
 
     def captures(self):
         return self.inner.captures()
+
+    def verified_by(self, verify):
+        self.inner.verified_by(verify)
 
     def start(self, seqs):
         self.inner.start(seqs)
@@ -250,6 +254,53 @@ def test_under_reject_no_measured_cost_decides(monkeypatch):
         options = {"max_new_tokens": 48, "sampler": SAMPLERS["T=1"], "seed": SEED, "verify": reject}
         found.append((generate(lm, tiny.prompts(70), drafter, **options), drafter.shapes))
     assert found[0] == found[1]
+
+
+class Choices(Auto):
+    """Notes which drafter is in use whenever rows begin."""
+
+    def start(self, seqs):
+        super().start(seqs)
+        if len(seqs.length):
+            self.begun = self.drafters.index(self.now)
+
+
+def chosen(verify, serve: bool) -> list[tuple]:
+    """(what was said, the drafter chosen at first) where calls were measured to cost nothing, and where they alone do.
+
+    By the measured costs one drafter of the two is chosen, then the other.
+    """
+    lm, found = half("llama"), []
+    for measured in (PassCosts(call=1e-9, read=1e-12), PassCosts(call=1e-3, read=1e-12)):
+        two = SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4), SelfDrafter(lm, Full(), [1] * 2)
+        auto = Choices(two, Predicted(lm, measured, corrects=True), Predicted(lm, counted(lm)))
+        [prompt], options = tiny.prompts(70), {"sampler": SAMPLERS["T=1"], "verify": verify}
+        if serve:
+            with Session(lm, auto, 1, 160, **options) as s:
+                s.submit(prompt, 24, seed=SEED)
+                said = list(finish(s, Ends()).texts.values())
+        else:
+            said = generate(lm, [prompt], auto, max_new_tokens=24, seed=SEED, **options)
+        found.append((said, auto.begun))
+    return found
+
+
+@needs_native
+@pytest.mark.parametrize("serve", [False, True], ids=["generate", "session"])
+def test_under_reject_no_measured_cost_chooses_the_first_drafter(serve):
+    """The verifier is known before the first draft, so the first choice is made by the prices that it allows."""
+    (said, first), (other, second) = chosen(reject, serve)
+    assert first == second and said == other
+    (said, first), (other, second) = chosen(match, serve)
+    assert first != second and said == other, "the costs chose nothing"
+
+
+@needs_native
+def test_a_verifier_that_is_learned_from_the_first_draft_is_noticed(monkeypatch):
+    """The planted fault: drafters are not told."""
+    monkeypatch.setattr(AdaptiveDraft, "verified_by", Drafter.verified_by)
+    with pytest.raises(AssertionError):
+        test_under_reject_no_measured_cost_chooses_the_first_drafter(False)
 
 
 def test_a_clock_that_stands_still_is_no_error(monkeypatch):

@@ -50,3 +50,30 @@ def test_processors_see_the_scores_after_it():
     )
     row = out[0, len(prompt) :].tolist()
     assert all(token in (after(grammar(), row[:i]) or ()) for i, token in enumerate(row)) and len(row) > 10
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"bad_words_ids": [[i] for i in range(3, 60)]},
+        {"min_new_tokens": 30},
+        {"suppress_tokens": list(range(60, 96))},
+        {"forced_eos_token_id": END},
+        {"bad_words_ids": [[i] for i in range(3, 60)], "do_sample": True, "top_k": 3},
+    ],
+    ids=lambda rules: " ".join(rules),
+)
+@pytest.mark.parametrize("kind", ["schema", "choice"])
+def test_no_processor_breaks_a_constraint(kind, rules):
+    (prompt,) = tiny.prompts(41)
+    out = MODEL.generate(
+        torch.tensor([prompt]),
+        custom_generate=longdraft.hf_generate,
+        constraint=grammar(kind),
+        seed=3,
+        **({"do_sample": False} | rules | OPTIONS),
+    )
+    row = out[0, len(prompt) :].tolist()
+    row = row[: row.index(END) + 1] if END in row else row
+    assert all(token in (after(grammar(kind), row[:i]) or ()) for i, token in enumerate(row))
+    assert row[-1] == END or len(row) == 30

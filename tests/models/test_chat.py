@@ -266,7 +266,8 @@ def test_an_interrupt_at_the_prompt_says_how_to_leave(monkeypatch, capsys):
         ({"do_sample": True, "top_p": 0.8, "top_k": 20}, {"top_p": 0.5}, Sampler(1.0, top_k=20, top_p=0.5)),
         ({"do_sample": True, "repetition_penalty": 1.3}, {}, Sampler(1.0, penalty=1.3, window=EVERYTHING)),
         ({"do_sample": True, "repetition_penalty": 1.3}, {"penalty": 1.2}, Sampler(1.0, penalty=1.2)),
-        ({"do_sample": False, "temperature": 0.6}, {"penalty": 1.0}, Sampler(0.7, top_p=0.9)),
+        ({"do_sample": False, "temperature": 0.6}, {"penalty": 1.0}, Sampler(0.7, top_p=0.9, penalty=1.0)),
+        ({"repetition_penalty": 1.2}, {}, Sampler(0.7, top_p=0.9)),  # a rule of the model at any temperature
     ],
     ids=str,
 )

@@ -94,6 +94,57 @@ def test_forced_tokens_are_drafted(http):
     assert usage["accepted_draft_tokens"] > 5
 
 
+UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": True}
+
+
+def test_what_is_not_enforced_is_in_a_header_and_the_rest_is(http):
+    """uniqueItems, which pydantic writes for sets; one of several parts is left out without a word."""
+
+    def answered(**properties):
+        schema = {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": schema, "strict": True}}
+        found = http.post("/v1/completions", json=body(response_format=form))
+        return found, json.loads(found.json()["choices"][0]["text"])
+
+    found, value = answered(tags=UNIQUE)
+    assert found.headers["x-longdraft-warning"] == "uniqueItems of the schema is not enforced"
+    assert set(value) == {"tags"} and set(value["tags"]) <= {"a", "b"} and len(value["tags"]) <= 2
+    found, value = answered(tags={"anyOf": [UNIQUE, {"type": "boolean"}]})
+    assert "x-longdraft-warning" not in found.headers and isinstance(value["tags"], bool)
+
+
+def commas() -> dict[str, int]:
+    """Biases by which the model writes a comma wherever it may."""
+    tokenizer = loaded()[1]
+    return {str(i): 100 for i in range(len(tokenizer)) if "," in tokenizer.decode([i])}
+
+
+DEAD = {"type": "object", "properties": {"x": {"enum": [1]}}, "patternProperties": {"^x$": {"enum": [1]}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_answer_that_cannot_be_completed_is_an_error_with_its_reason(http, path, stream):
+    """Nothing can follow a comma in these objects: the client must not take {"x": 1, for an answer."""
+    schema = DEAD | {"required": ["x"], "additionalProperties": False}
+    asked = body(structured_outputs={"json": schema}, temperature=0, logit_bias=commas(), stream=stream)
+    if path != "/v1/completions":
+        del asked["prompt"]
+        asked["messages"] = [{"role": "user", "content": "x"}]
+    if path == "/v1/responses":
+        asked = {"model": "tiny", "input": "x", "temperature": 0, "stream": stream, "logit_bias": commas()}
+        asked["text"] = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    found = http.post(path, json=asked)
+    assert "could not be followed to its end: nothing can follow the text" in found.text
+    assert '"stop"' not in found.text and '"completed"' not in found.text
+    assert found.status_code == (200 if stream else 400)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -105,6 +156,9 @@ def test_forced_tokens_are_drafted(http):
         ),
         ({"response_format": JSON, "structured_outputs": {"regex": "a"}}, "give one of them"),
         ({"response_format": JSON, "ignore_eos": True}, "ignore_eos: a structured answer ends"),
+        ({"response_format": JSON, "stop": ","}, "stop: a structured answer ends"),
+        ({"structured_outputs": {"choice": ["a"]}, "stop": ["\n", "x"]}, "stop: a structured answer ends"),
+        ({"response_format": JSON, "stop_token_ids": [1, 7]}, "stop_token_ids: a structured answer ends"),
         ({"structured_outputs": {}}, "give one of json, json_object, regex, choice and grammar"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "give one of"),
         ({"structured_outputs": {"regex": "(a"}}, "unclosed group"),

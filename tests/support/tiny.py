@@ -90,13 +90,15 @@ CONFIGS |= {
 }
 CONFIGS |= {  # with recurrent layers
     "qwen3.5": Qwen3_5TextConfig(
-        **{**BASE, "num_hidden_layers": 4},
+        **{**BASE, "num_hidden_layers": 4, "max_position_embeddings": 4096},  # for texts beyond its checkpoints
         linear_key_head_dim=8,
         linear_value_head_dim=16,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
     ),
 }
+CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])  # for texts beyond a drafter's window and a state's checkpoints
+CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
 
 
 A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8")  # inputs in 8 bits

@@ -16,7 +16,7 @@ from longdraft.ops import recurrence
 from longdraft.ops.scan import Order, chain, depth_first
 
 FEW = 16  # nodes of a pass that are replayed faster than the states after them are written
-LONG = 64  # nodes of a chain from which on it is computed in chunks
+LONG = 64  # nodes of a chain that is committed whole from which on it is computed in chunks
 CHUNK = 32  # tokens of a chunk; the inputs of the last one or two are kept
 
 InChunks = Callable[[int, slice, Tensor | None], tuple[Tensor, Tensor]]
@@ -35,26 +35,28 @@ class RowPlan:
     """What a pass computes of one row: the new nodes, and before them what no state contains yet.
 
     known: tokens whose inputs are in the cache: committed slots that are not settled, and earlier nodes. whole: whether
-    all tokens follow each other. long: how many nodes of a long pass leave no inputs behind. stops: after how many
-    slots the pass settles states, which it computes on the way. tip: whether it keeps the states that it ends with
-    too. kept: the tokens after which states are kept, those of stops first.
+    all tokens follow each other. long: how many nodes of a long pass leave no inputs behind: only nodes that are
+    committed whatever is computed, because others are replayed from their inputs. stops: after how many slots the pass
+    settles states, which it computes on the way. tip: whether it keeps the states that it ends with too. kept: the
+    tokens after which states are kept, those of stops first. appended: see Rewinding.
     """
 
-    def __init__(self, states: RowStates, length: int, parent: list[int], start: int):
+    def __init__(self, states: RowStates, length: int, parent: list[int], start: int, appended: int = 0):
         self.states, self.begin = states, length + start
         early = length - states.position
         self.known = early + start
         self.parent = [*range(-1, early - 1), *(p if p == PAD else early + p for p in parent)]  # a root's is -1
         self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
         size = len(parent) - start
-        self.long = (size - CHUNK) // CHUNK * CHUNK if self.whole and not self.known and size >= LONG else 0
+        lasts = self.whole and not self.known and states.floor is None and size == appended
+        self.long = (size - CHUNK) // CHUNK * CHUNK if lasts and size >= LONG else 0
         self.stops = states.stops(length)
         # Writing a state costs as much as many tokens: that after the last one only where it is likely to be committed.
         lasting = size > FEW or (size == 1 and not self.stops)
         self.tip = self.whole and not start and states.floor is None and lasting
         self.kept = (*(n - states.position - 1 for n in self.stops), *[len(self.parent) - 1] * self.tip)
         self.segments = [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
-        self.states.open(self.begin + self.long, self.begin + size)
+        self.states.open(self.begin, self.begin + size, self.long)
         self._order: Order | None = None
         self._windows: dict[int, Tensor] = {}
 
@@ -111,8 +113,8 @@ class RecurrentPass:
         lengths, self.rows = cache.length.tolist(), list[RowPlan]()
         for b, (n, parent) in enumerate(zip(lengths, tree.parent.tolist(), strict=True)):
             states = cache.states(b)
-            (states.settle if len(parent) - start >= LONG else states.adopt)(n, cache.recurrences)
-            self.rows.append(RowPlan(states, n, parent, start))
+            (states.settle if cache.appended >= LONG else states.adopt)(n, cache.recurrences)
+            self.rows.append(RowPlan(states, n, parent, start, cache.appended))
         self._kept: list[dict[int, list[Tensor]]] = [{} for _ in lengths]  # as RowPlan.kept
         self._before: list[dict[int, Tensor]] = [{} for _ in lengths]
 
@@ -209,7 +211,7 @@ class RecurrentPass:
             for i, stop in enumerate(row.stops if complete else ()):
                 row.states.advance(stop, {n: states[i] for n, states in kept.items()})
             row.states.tip = (end, {n: s[-1] for n, s in kept.items()}) if row.tip and complete else None
-            row.states.before_tip = (row.begin + row.long, before) if row.long else None
+            row.states.before_tip = (row.begin + row.long, before) if row.long and complete else None
 
 
 def _windows(row: RowPlan, size: int) -> list[list[int]]:

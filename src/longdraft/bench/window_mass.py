@@ -50,11 +50,11 @@ def of_target(target: LM, tokens: list[int], window: int = 512) -> dict[int, flo
     target.prefill(tokens[: window + 1], cache)
     for part in torch.tensor([tokens[window + 1 :]], device=target.device).split(chunk, 1):
         begin, captured = int(cache.length), Captures(CaptureSpec(rows="all", of="weights"))
-        target(Tree.chain(part), cache, captured=captured, logits=1)
+        with cache.appending(part.shape[1]):
+            target(Tree.chain(part), cache, captured=captured, logits=1)
         queries = torch.arange(begin, begin + part.shape[1], device=target.device)
         for layer, scores in captured.scores.items():  # [1,R,1,begin+1]: later keys are inside every window
             outside = torch.arange(scores.shape[-1], device=queries.device) < queries[:, None] - window
             mass = float(scores[0, :, 0].masked_fill(~outside, 0.0).sum())
             total[layer] = total.get(layer, 0.0) + mass
-        cache.length += part.shape[1]
     return {layer: mass / (len(tokens) - window - 1) for layer, mass in total.items()}

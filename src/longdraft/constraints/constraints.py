@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -12,6 +13,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
+from longdraft.constraints.enforceable import enforceable, relaxed
 from longdraft.constraints.grammar import Grammar, first_line
 from longdraft.constraints.one_of import as_any_of
 from longdraft.constraints.progress import Recent
@@ -51,7 +53,7 @@ class Constraints:
         """JSON that is valid by this schema (text: the schema's JSON), on one line.
 
         Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is none, or that has a
-        keyword which cannot be enforced: nothing of it is ignored.
+        keyword which cannot be enforced: nothing of it is ignored. Such a part of an `anyOf` is left out.
         """
         return self._make("the JSON schema", _of_schema(read_schema(schema), COMPACT if compact else SPACED))
 
@@ -136,7 +138,12 @@ def json_rule(schema: dict[str, Any] | bool, compact: bool = False, lenient: boo
     """JSON by this schema, in a grammar in Lark's notation. lenient: what cannot be enforced is left out."""
     options = (COMPACT if compact else SPACED) | ({"lenient": True} if lenient else {})
     given = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
-    return f"%json {_written(given | {'x-guidance': options})}"
+    return f"%json {json.dumps(json.loads(_written(given, lenient)) | {'x-guidance': options})}"
+
+
+def relaxed_schema(schema: dict[str, Any] | bool) -> tuple[dict[str, Any] | bool, list[str]]:
+    """A schema without what cannot be enforced of it -> it, and the keywords that were left out (see `relaxed`)."""
+    return relaxed(schema, lambda part: _wrong(as_any_of(part)))
 
 
 def object_rule(compact: bool = False) -> str:
@@ -154,8 +161,20 @@ def _of_schema(schema: dict[str, Any] | bool, options: Any) -> str:
     return LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
-def _written(schema: Any) -> str:
+def _written(schema: Any, lenient: bool = False) -> str:
+    """The JSON of a schema that says the same, or less where only that can be enforced (see `enforceable`)."""
     try:
-        return json.dumps(as_any_of(schema))
+        return _enforceable(json.dumps(as_any_of(schema)), lenient)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None
+
+
+@lru_cache(KEPT)
+def _enforceable(text: str, lenient: bool) -> str:
+    return json.dumps(enforceable(json.loads(text), partial(_wrong, lenient=lenient)))
+
+
+def _wrong(schema: Any, lenient: bool = False) -> str:
+    """Why a schema cannot be enforced; empty: it can."""
+    text: Any = json.dumps(schema)
+    return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text, overrides=EXACT | {"lenient": lenient}))

@@ -15,7 +15,7 @@ from longdraft.constraints.progress import Path, Progress, Recent
 from longdraft.core import Rows, Tree
 from longdraft.errors import InputError
 
-KEPT = 256  # rows whose progress is kept; others are read from their beginning again
+KEPT = 256  # texts whose progress is kept; others are read from their beginning again
 BESIDE = ThreadPoolExecutor(1, "longdraft-constraint")  # computes masks while a pass runs
 
 
@@ -24,20 +24,22 @@ class Grammar:
 
     A `Constraint`. What was read of a row's text is found again by its tokens alone, so an instance may be shared by
     any number of rows, batches and threads. A text ends with an end token, which may follow where the text is complete
-    and must where nothing else can. about: what was asked for, in a word or two.
+    and must where nothing else can. It must, too, where the grammar fails (see Progress); `failure` tells such a text
+    from a complete one. about: what was asked for, in a word or two.
     """
 
     def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: Recent):
         """matcher: one that has consumed nothing. Raises InputError if it has an error, or there are no end tokens."""
-        if matcher.is_error():
-            raise InputError(f"{about} cannot be used: {first_line(matcher.get_error())}")
+        size, error = len(matcher.compute_bitmask()), _error_at_first(matcher)
+        if error:
+            raise InputError(f"{about} cannot be used: {error}")
         if not ends:
             raise InputError(f"{about} cannot be used: this model has no end token, which would end the text")
         self.about = about
-        bits = np.zeros(8 * len(matcher.compute_bitmask()), np.uint8)
+        bits = np.zeros(8 * size, np.uint8)
         bits[list(ends)] = 1
         self._fresh, self._ends, self._only_ends = matcher, ends, np.packbits(bits, bitorder="little").tobytes()
-        self._rows = OrderedDict[tuple[int, int], Progress]()  # by seed and length of the prompt
+        self._rows = OrderedDict[int, tuple[tuple[int, int], Progress]]()  # by id, with a key, the last used last
         self._recent = recent
 
     def matcher(self) -> Any:
@@ -54,9 +56,17 @@ class Grammar:
         return excluded(logits, [[every if mask is None else mask for mask in row] for row in masks])
 
     def forced(self, rows: Rows) -> list[list[int]]:
+        texts = zip(self._keys(rows), self._generated(rows), strict=True)
         with self._recent.lock:
-            progress = self._progress(rows)
-            return [[] if p is None else p.forced() for p in progress]
+            return [[] if text is None else self._at(key, text).forced() for key, text in texts]
+
+    def failure(self, rows: Rows, row: int) -> str:
+        text = rows.tokens[row, int(rows.prompt[row]) : int(rows.length[row])].tolist()
+        if not any(token in self._ends for token in text):
+            return ""
+        with self._recent.lock:
+            why = self._at(self._keys(rows)[row], text).unfinished()
+        return f"{self.about} could not be followed to its end: {why}" if why else ""
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
         parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
@@ -82,22 +92,31 @@ class Grammar:
                 masks.append([None if path is None else progress.mask(path) for path in paths[start:]])
             return masks
 
-    def _progress(self, rows: Rows) -> list[Progress | None]:
-        """That of each row; None for one that is done."""
-        pairs = zip(self._keys(rows), self._generated(rows), strict=True)
-        return [None if text is None else self._at(key, text) for key, text in pairs]
-
     def _at(self, key: tuple[int, int], text: list[int]) -> Progress:
-        """The progress of a row with this text. key: where it was kept the last time, if that was the same row."""
-        found = self._rows.pop(key, None)
-        if found is None or found.failure:
-            found = Progress(self.matcher(), self._ends, self._only_ends)
+        """The progress of a row with this text, moved there."""
+        found = self._kept(key, text)
+        if found is None:
+            found = Progress(self.matcher, self._ends, self._only_ends)
         found.move_to(text)
-        self._rows[key] = found
+        self._rows[id(found)] = key, found
+        self._rows.move_to_end(id(found))
         self._recent.use(found)
         while len(self._rows) > KEPT:
             self._rows.popitem(last=False)
         return found
+
+    def _kept(self, key: tuple[int, int], text: list[int]) -> Progress | None:
+        """The one with this key that has come closest to the text, or has gone least beyond; None if all read others.
+
+        Rows with the same key may differ in their prompts and samplers: each finds what was read of its own text.
+        """
+        lengths = {
+            n: p
+            for n, p in ((len(p.tokens), p) for k, p in self._rows.values() if k == key)
+            if p.tokens[: len(text)] == text[:n]
+        }
+        before = max((n for n in lengths if n <= len(text)), default=None)
+        return lengths.get(min(lengths, default=-1) if before is None else before)
 
     @staticmethod
     def _keys(rows: Rows) -> list[tuple[int, int]]:
@@ -117,6 +136,14 @@ def _paths(parent: list[int], tokens: list[int], count: int) -> list[Path | None
         above = paths[parent[i]] if parent[i] >= 0 else None
         paths.append(None if above is None else (*above, tokens[i]))
     return paths
+
+
+def _error_at_first(matcher: Any) -> str:
+    """What is wrong with a grammar; a recursion that is forced and has no end shows at the first forced token."""
+    copy = matcher.deep_copy()
+    if not copy.is_error():
+        copy.try_consume_tokens(copy.compute_ff_tokens()[:1])
+    return first_line(copy.get_error()) if copy.is_error() else ""
 
 
 def first_line(text: str) -> str:

@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
 Path = tuple[int, ...]  # the tokens from below the root to a node; () is the root's
+MOST_FORCED = 256  # tokens of a draft: a grammar that recurs without an end forces any number
 
 
 class Progress:
     """The matcher has consumed the first `consumed` of `tokens`, and then the path `below` of a draft.
 
-    over: the text has ended, so that only end tokens may follow; also where a token was outside the grammar, or the
-    matcher has given up (`failure` says why). masks: bit i of an entry is whether token i may follow the path; None:
-    the path is outside the grammar.
+    over: the text has ended, so that only end tokens may follow; also where a token was outside the grammar. masks: bit
+    i of an entry is whether token i may follow the path; None: the path is outside the grammar.
+
+    A matcher gives up at a limit and where nothing can follow, and cannot go back then. A fresh one, which has read
+    this text alone, tries again. Where it gives up too, only end tokens may follow this path and those below it, and
+    `unfinished` says why; other paths are what they would be without it.
     """
 
-    def __init__(self, matcher: Any, ends: Sequence[int], only_ends: bytes):
+    def __init__(self, fresh: Callable[[], Any], ends: Sequence[int], only_ends: bytes):
+        """fresh: makes a matcher that has consumed nothing."""
         self.tokens: list[int] = []
         self.consumed = 0
         self.below: Path = ()
         self.masks: dict[Path, bytes | None] = {}
-        self.failure = ""
-        self._matcher, self._ends, self._only_ends = matcher, ends, only_ends
+        self._fresh, self._ends, self._only_ends = fresh, ends, only_ends
+        self._matcher = fresh()
         self._none = bytes(len(only_ends))
+        self._failed = set[Path]()  # where matchers give up
         self._forced: list[int] | None = None
 
     @property
     def over(self) -> bool:
-        return self.consumed < len(self.tokens) or bool(self.failure)
+        return self.consumed < len(self.tokens)
 
     def move_to(self, tokens: list[int]) -> None:
         """Be as far as after these tokens: those of the row, or of an earlier or later state of it."""
         if tokens == self.tokens:
             return
-        self._enter(())
         common = _common(tokens, self.tokens)
-        if common < self.consumed:
-            self._back(self.consumed - common)
-            self.consumed = common
-        self.tokens, self.masks, self._forced = tokens, {}, None
-        if self.consumed == common and not self.failure:
+        self.tokens, self.masks, self._failed, self._forced = tokens, {}, set(), None
+        self._back(len(self.below) + max(self.consumed - common, 0))
+        self.below, self.consumed = (), min(self.consumed, common)
+        if self.consumed == common:
             self.consumed += self._consume(tokens[common:])
+        if self._matcher.is_error():
+            self._renew()
 
     def mask(self, path: Path) -> bytes | None:
         """The tokens that may follow a path below the row's tokens."""
@@ -57,11 +63,26 @@ class Progress:
             self._forced = [] if self.over else self._must_follow()
         return self._forced
 
+    def unfinished(self) -> str:
+        """Why the text may not end where it has its first end token, in a few words; empty: it may."""
+        whole = next((i for i, token in enumerate(self.tokens) if token in self._ends), len(self.tokens))
+        if self.consumed < whole:
+            return self._error() or f"token {self.tokens[self.consumed]} may not follow the text"
+        mask, why = self._allowed(())
+        if why or mask is None:
+            return why or "the text is outside of it"
+        may_end = int.from_bytes(mask) & int.from_bytes(self._only_ends) or self._matcher.is_accepting()
+        return "" if may_end else "the text is only the beginning of one"
+
     def _must_follow(self) -> list[int]:
-        self._enter(())
-        tokens = list(self._matcher.compute_ff_tokens())
+        if not self._enter(()):
+            return []
+        forced = list(self._matcher.compute_ff_tokens())
+        tokens = forced[:MOST_FORCED]
         count = self._consume(tokens)
-        if count == len(tokens) and self._matcher.is_stopped():
+        if self._matcher.is_error():
+            return []
+        if count == len(forced) and self._matcher.is_stopped():
             tokens.append(self._ends[0])
         self._back(count)
         return tokens
@@ -69,26 +90,45 @@ class Progress:
     def _after(self, path: Path) -> bytes | None:
         if self.over or any(token in self._ends for token in path):
             return self._only_ends
-        return self._allowed() if self._enter(path) else None
+        if self._failed and any(path[:n] in self._failed for n in range(len(path))):
+            return self._only_ends
+        mask, why = self._allowed(path)
+        if why:
+            self._failed.add(path)
+            return self._only_ends
+        return self._only_ends if mask == self._none else mask
+
+    def _allowed(self, path: Path) -> tuple[bytes | None, str]:
+        """The tokens that may follow a path, as `masks` has them, and why the matcher gives up there, if it does."""
+        for _ in range(2):  # one that has read other paths too may come to a limit which a fresh one does not reach
+            mask = self._matcher.compute_bitmask() if self._enter(path) else None
+            if not self._matcher.is_error():
+                return mask, ""
+            why = self._error()
+            self._renew()
+        return None, why
 
     def _enter(self, path: Path) -> bool:
         """Move the matcher to a path, by way of what it has in common with the last one -> whether it got there."""
+        if self._matcher.is_error():
+            self._renew()
         common = _common(path, self.below)
         self._back(len(self.below) - common)
         count = self._consume(path[common:])
         self.below = path[: common + count]
         return self.below == path
 
-    def _allowed(self) -> bytes:
-        """The tokens that may follow what the matcher has consumed."""
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            return self._fail()
-        return mask if mask != self._none else self._only_ends
+    def _renew(self) -> None:
+        """Read the row's text again, with a fresh matcher."""
+        self._matcher, self.below = self._fresh(), ()
+        self.consumed = self._consume(self.tokens)
 
-    def _fail(self) -> bytes:
-        self.failure = str(self._matcher.get_error()).split("\n")[0][:200] or "unknown"
-        return self._only_ends
+    def _error(self) -> str:
+        """Why the matcher has given up, if it has."""
+        if not self._matcher.is_error():
+            return ""
+        reason = str(self._matcher.get_error()).split("\n")[0][:200]
+        return "nothing can follow the text" if reason.startswith("NoExtension") else reason or "unknown"
 
     def _consume(self, tokens: Sequence[int]) -> int:
         """Consume tokens up to the first end token or the first that is outside the grammar -> how many."""
@@ -96,8 +136,8 @@ class Progress:
         return self._matcher.try_consume_tokens(list(tokens[:until])) if until else 0
 
     def _back(self, count: int) -> None:
-        if count and not self._matcher.rollback(count):
-            self._fail()
+        if count:
+            self._matcher.rollback(count)
 
 
 class Recent:

@@ -238,3 +238,11 @@ class KVCache(Rewinding):
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
                     for x, old in zip(self.stored(layer, b), bits, strict=True):
                         x[:, low:n] = old
+
+    @contextmanager
+    def reopen_from(self, first: int) -> Generator[int]:
+        """As `reopen`, of a single row: from slot `first` on, or where its states cannot be taken back that far, from
+        the nearest later slot whose states are kept -> which slot it is, the row's length if there is none before."""
+        first = self.earliest(first)
+        with self.reopen(int(self.length[0]) - first):
+            yield first

@@ -29,6 +29,13 @@ class Constraint(Protocol):
         """For each row, the tokens that it will emit next whatever the logits are: none, one or several."""
         ...
 
+    def failure(self, rows: Rows, row: int) -> str:
+        """Why the text of a row is not what the constraint asks for although it has ended; empty: it is, or goes on.
+
+        A text that was cut at the row's limit has not ended.
+        """
+        ...
+
     def prepare(self, tree: Tree, rows: Rows) -> None:
         """Begin to compute what `masked` will be asked of this tree, beside the pass that computes its logits."""
         ...

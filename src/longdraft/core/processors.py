@@ -116,6 +116,16 @@ def run(
     return logits
 
 
+def within(constrained: Tensor, processed: Tensor) -> Tensor:
+    """Processed logits, without the tokens that a constraint excludes; as constrained where nothing else is left.
+
+    Some processors give a token that was excluded a score, and some leave a very low one instead of -inf.
+    """
+    kept = processed.masked_fill(constrained == -math.inf, -math.inf)
+    nothing = (kept <= torch.finfo(kept.dtype).min).all(-1, keepdim=True)
+    return torch.where(nothing, constrained, kept)
+
+
 def _warped(process: Any, no_ids: Any, logits: Tensor) -> Tensor:
     """logits [N,V] after a processor that reads nothing else."""
     if isinstance(process, lp.TopPLogitsWarper) and logits.is_cpu and usual(process):

@@ -17,8 +17,11 @@ class Rewinding:
     """The states of each row are those of its first tokens, never of more than its length.
 
     length [B], of rows [first, first+B) of the memory whose states and recurrences these are. Without recurrent layers
-    there are no recurrences, and a length is all there is to a row.
+    there are no recurrences, and a length is all there is to a row. appended: how many nodes of the present pass are
+    committed after it whatever it computes: all of them or none.
     """
+
+    appended: int = 0
 
     def __init__(self, length: Tensor, first: int, states: list[RowStates], recurrences: dict[int, Recurrence]):
         self.length: Tensor = length
@@ -93,6 +96,19 @@ class Rewinding:
         """From now on, states are kept wherever a row's length is a multiple of this."""
         for b in range(len(self.length)):
             self.states(b).every = every
+
+    @contextmanager
+    def appending(self, count: int) -> Generator[None]:
+        """The pass inside runs the next `count` tokens of each row, which are committed after it.
+
+        Unlike a draft's, their inputs are not all needed later, so a pass over a prompt keeps few of them.
+        """
+        self.appended = count
+        try:
+            yield
+        finally:
+            self.appended = 0
+        self.length += count
 
     @contextmanager
     def holding(self) -> Generator[None]:

@@ -65,6 +65,9 @@ class RowSamplers:
             return shared.forced(rows)
         return [s.forced(rows.row(b))[0] for b, s in enumerate(self.samplers)]
 
+    def failure(self, rows: Rows, row: int) -> str:
+        return self.samplers[row].failure(rows, row)
+
     def prepare(self, tree: Tree, rows: Rows) -> None:
         if (shared := self.shared) is not None:
             shared.prepare(tree, rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdraft import sampling_parameters as parameters
 from longdraft.core.constraint import Constraint
-from longdraft.core.processors import Settings, apply, path_tokens, penalized, repeated
+from longdraft.core.processors import Settings, apply, path_tokens, penalized, repeated, within
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
@@ -27,9 +27,10 @@ class Sampler:
     its tokens; penalty divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted
     once for every time that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
     prompt does not count); the constraint excludes tokens. All go by each node's own path. Then follow Transformers'
-    processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of
-    the model that is sampled; Rules(): no rules. A penalty replaces the rules' repetition_penalty, also one of 1, which
-    is off; None leaves it. Raises InputError for a value out of its range
+    processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. What the constraint
+    excludes stays excluded, and the rules are void after a node where they leave none of what it allows. rules None:
+    those of the model that is sampled; Rules(): no rules. A penalty replaces the rules' repetition_penalty, also one of
+    1, which is off; None leaves it. Raises InputError for a value out of its range
     (`longdraft.sampling_parameters`).
     """
 
@@ -66,7 +67,11 @@ class Sampler:
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next token's distribution."""
         logits = self._changed(logits.float(), tree, rows, start)
-        return apply(self._settings, logits, tree, rows, start) if self._settings else logits
+        settings, rules = self._settings, (self.rules or Rules()).settings
+        if self.constraint is not None and rules:
+            logits = within(logits, apply(rules, logits, tree, rows, start))
+            settings = settings[len(rules) :]
+        return apply(settings, logits, tree, rows, start) if settings else logits
 
     def scores(
         self,
@@ -152,6 +157,10 @@ class Sampler:
     def forced(self, rows: Rows) -> list[list[int]]:
         """The tokens that each row must emit next by the constraint."""
         return [[] for _ in rows.eos] if self.constraint is None else self.constraint.forced(rows)
+
+    def failure(self, rows: Rows, row: int) -> str:
+        """Why a row's text does not meet the constraint although it has ended; empty: it does, or goes on."""
+        return "" if self.constraint is None else self.constraint.failure(rows, row)
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
         """Begin what `draw` will need of this tree, beside the pass that computes its logits."""

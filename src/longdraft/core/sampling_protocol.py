@@ -58,6 +58,10 @@ class Sampling(Protocol):
         """The tokens that each row must emit next by its constraint: none, one or several."""
         ...
 
+    def failure(self, rows: Rows, row: int) -> str:
+        """Why a row's text does not meet its constraint although it has ended; empty: it does, or goes on."""
+        ...
+
     def prepare(self, tree: Tree, rows: Rows) -> None:
         """Begin what `draw` will need of this tree, beside the pass that computes its logits."""
         ...

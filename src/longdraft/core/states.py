@@ -98,9 +98,14 @@ class RowStates:
                 self.checkpoints = {n: s for n, s in self.checkpoints.items() if n // self.every % 2 == 0}
                 self.every *= 2
 
-    def open(self, begin: int, end: int) -> None:
-        """Make room for the inputs of slots [begin, end), which a pass is about to write."""
-        if not self.low <= begin <= self.high:
+    def open(self, begin: int, end: int, left_out: int = 0) -> None:
+        """Make room for the inputs of slots [begin, end), which a pass is about to write, without the first `left_out`.
+
+        Earlier inputs are forgotten where these do not follow them: slots between the two hold those of refused nodes,
+        or of a text that the row has left.
+        """
+        if left_out or not self.low <= begin <= self.high:
+            begin += left_out
             self.low, self._inputs = begin, {}
         needed = min(self.position, self.recent[0][0] if self.recent else 0, begin)
         if end - self.low > ROOM and (gone := needed - self.low) > 0:

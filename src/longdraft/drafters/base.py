@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.core import (
+    UNBOUNDED,
+    Captures,
+    CaptureSpec,
+    DraftLimits,
+    KVView,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+    Verifier,
+)
 from longdraft.costs.passes import PassCosts
 
 
@@ -50,6 +61,9 @@ class Drafter:
 
     def ready(self, seqs: Sequences) -> None:
         """Read what a draft needs, such as the prompt, which may take long. `grow` does this if it was not called."""
+
+    def verified_by(self, verify: Verifier) -> None:
+        """Called before `start`: what will verify the drafts."""
 
     def start(self, seqs: Sequences) -> None:
         """Called once, after prefill; a session, whose rows enter later, calls it before there are any."""

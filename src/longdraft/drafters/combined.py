@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from longdraft.core import Captures, CaptureSpec, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.core import Captures, CaptureSpec, KVView, PromptSpec, Sequences, Tree, Verdict, Verifier
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
@@ -40,6 +40,10 @@ class Combined(Drafter, Generic[D]):
     def ready(self, seqs: Sequences) -> None:
         for d in self.drafters:
             d.ready(seqs)
+
+    def verified_by(self, verify: Verifier) -> None:
+        for d in self.drafters:
+            d.verified_by(verify)
 
     def start(self, seqs: Sequences) -> None:
         for d in self.drafters:

@@ -1,20 +1,56 @@
-"""What it costs that a drafter's target reads tokens again whose states it did not keep."""
+"""States of committed tokens that a drafter lacks: those that the prefill kept, or those of tokens read again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from longdraft.core import Sequences
+import torch
+from torch import Tensor
+
+from longdraft.core import CaptureSpec, Sequences
 from longdraft.costs.counts import counts_of, pass_over
 from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
 
+CHUNK = 128  # tokens that are read again in one pass
 
-def reread_seconds(costs: PassCosts, target: LM, seqs: Sequences, lacking: list[int], chunk: int) -> float:
-    """Predicted seconds of passes over the last `lacking` tokens of each row, `chunk` at a time."""
+States = dict[int, Tensor]  # {layer: [1,m,d]} of a row's last m tokens in the cache; {}: there are none
+
+
+def kept_states(seqs: Sequences, b: int, first: int) -> tuple[int, States]:
+    """What the prefill kept of row b's tokens from `first` on -> the token at which it begins, and the states.
+
+    No states unless these are all that `read_again` would give. Of recurrent layers that can be fewer tokens, as after
+    a prefix that was loaded.
+    """
+    if states := seqs.states_from(b, first):
+        return first, states
+    held = min((x.shape[1] for x in seqs.prompt_states.get(b, {}).values()), default=0)
+    begin = int(seqs.cache.length[b]) - held
+    if held and first < begin <= seqs.cache.row(b).earliest(first):
+        return begin, seqs.states_from(b, begin)
+    return first, {}
+
+
+def read_again(target: LM, seqs: Sequences, b: int, first: int, spec: CaptureSpec) -> tuple[int, States]:
+    """Run row b's committed tokens from `first` on through the target once more; its cache keeps its contents.
+
+    -> the token at which the states begin, and the states. Recurrent layers cannot take back every token, so they may
+    begin later than at `first`, and there may be none.
+    """
+    row, n = seqs.cache.row(b), int(seqs.cache.length[b])
+    with row.reopen_from(first) as first:
+        passes = target.extend_cache(seqs.tokens[b : b + 1, first:n], row, spec, CHUNK)
+    return first, {layer: torch.cat([c.states[layer] for c in passes], 1) for layer in spec.hidden if passes}
+
+
+def reread_seconds(costs: PassCosts, target: LM, seqs: Sequences, firsts: Sequence[int]) -> float:
+    """Predicted seconds of `read_again` from these tokens on, one of each row."""
     seconds = 0.0
-    for n, length in zip(lacking, seqs.cache.length.tolist(), strict=True):
-        for left in range(n, 0, -chunk):
-            work = pass_over(counts_of(target), [length - left], min(chunk, left))
-            seconds += costs.seconds(replace(work, drawn=0.0))
+    for b, (first, length) in enumerate(zip(firsts, seqs.cache.length.tolist(), strict=True)):
+        if first < length:
+            for begin in range(seqs.cache.row(b).earliest(first), length, CHUNK):
+                work = pass_over(counts_of(target), [begin], min(CHUNK, length - begin))
+                seconds += costs.seconds(replace(work, drawn=0.0))
     return seconds

@@ -53,11 +53,19 @@ class Stats:
 class Step:
     """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own token.
 
-    accepted[b]: how many of them were drafts.
+    accepted[b]: how many of them were drafts. failed: for rows that have just ended without meeting their constraint,
+    why. The end token of such a row is left out.
     """
 
     tokens: list[list[int]]
     accepted: list[int]
+    failed: dict[int, InputError] = field(default_factory=dict)
+
+    def ended(self, b: int, eos: tuple[int, ...]) -> str | None:
+        """How row b, which is done, has ended: "eos" or "length"; None if it has failed."""
+        if b in self.failed:
+            return None
+        return "eos" if self.tokens[b][-1] in eos else "length"
 
 
 def step(
@@ -86,7 +94,19 @@ def step(
     if watch is not None:
         watch(result)
     tokens = [seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))]
-    return Step(tokens, accepted)
+    failed = _failures(seqs, unfinished)
+    for b in failed:  # the end token that nothing else could follow means nothing
+        tokens[b] = tokens[b][:-1]
+        accepted[b] = min(accepted[b], len(tokens[b]))
+    return Step(tokens, accepted, failed)
+
+
+def _failures(seqs: Sequences, unfinished: list[bool]) -> dict[int, InputError]:
+    """Of the rows that were unfinished and have ended now, those whose text does not meet their constraint."""
+    if not seqs.sampler.constrained:
+        return {}
+    ended = [b for b, done in enumerate(seqs.done.tolist()) if done and unfinished[b]]
+    return {b: InputError(why) for b in ended if (why := seqs.sampler.failure(seqs, b))}
 
 
 def _count(stats: Stats, unfinished: list[bool], accepted: list[int], drafted: list[int]) -> None:
@@ -210,7 +230,7 @@ def stream(
     Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the target is not exact:
     except at ties within rounding). A row ends at the first token of eos (None: the model's end tokens; (): none).
     drafter None is plain decoding. prompt_cache: a PromptFile, whose prompt is not read again.
-    Raises InputError for bad arguments before any work.
+    Raises InputError for bad arguments before any work, and at the end if a constraint could not be met.
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)
@@ -232,21 +252,26 @@ def decode(
 ) -> Iterator[Step]:
     """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass.
 
-    watch: see `step`.
+    watch: see `step`. Raises InputError at the end if a row's text does not meet its constraint.
     """
     begin, drafter = clock(target.device), with_forced(drafter, seqs.sampler)
+    drafter.verified_by(verify)
     with torch.inference_mode():
         drafter.start(seqs)
     stats.start_s += clock(target.device) - begin
     stats.predicted_speedup = drafter.forecast
-    draft = False
+    draft, failed = False, dict[int, InputError]()
     while not bool(seqs.done.all()):
         begin = clock(target.device)
         with torch.inference_mode():
             out = step(target, drafter, seqs, verify, stats, draft, watch)
         stats.decode_s += clock(target.device) - begin
         draft = True
+        failed |= out.failed
         yield out
+    if failed:
+        row = min(failed)
+        raise failed[row] if len(seqs.length) == 1 else InputError(f"row {row}: {failed[row]}")
 
 
 def generate(target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options) -> list[list[int]]:

@@ -23,3 +23,7 @@ class NewestStep:
                 n = int(result.count[b])
                 nodes, tokens = result.logits[b, verdict.path[b, :n]], verdict.emitted[b, :n]
                 self.logprobs[b] = token_logprobs(nodes, tokens, request.logprobs)
+
+    def first(self, b: int, count: int) -> list[TokenLogprobs] | None:
+        """The log-probabilities of the first tokens of a row, if it asked for them."""
+        return self.logprobs[b][:count] if b in self.logprobs else None

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from longdraft.core import KVCache, PromptSpec
 from longdraft.core.provenance import now
+from longdraft.core.states import ByScan
 from longdraft.drafters.step import clock
 from longdraft.engine.prompt_layout import About, Layers
 from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.records import processor
-from longdraft.engine.saved_prompt import DRAFT, SavedPrompt, common, remove_drafts, write
+from longdraft.engine.saved_prompt import DRAFT, NO_STATES, SavedPrompt, common, remove_drafts, write
 from longdraft.models.lm import LM
 
 NOTHING = PromptSpec()
@@ -69,6 +70,8 @@ class PromptFile:
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """As Keeper.load."""
         row.clear()
+        if self._at_borders:
+            row.keep_checkpoints(self.origin.block)
         try:
             with SavedPrompt.open(self.path, self._origin_of(row)) as saved:
                 saved.check_whole()
@@ -76,7 +79,7 @@ class PromptFile:
                 if self.whole and not (complete and saved.about.seconds is not None):
                     return Loaded(0)
                 self._held = saved.tokens
-                count = self._usable(common(saved.tokens, tokens), complete, len(tokens) - keep.count)
+                count = self._usable(saved, common(saved.tokens, tokens), complete, len(tokens) - keep.count)
                 if count:
                     row.resume(count, saved.read(row, count))
         except FileNotFoundError:
@@ -86,12 +89,28 @@ class PromptFile:
     def _origin_of(self, row: KVCache) -> Origin:
         return self.origin.under(self._target.rotation(int(row.planned[0])))
 
-    def _usable(self, shared: int, complete: bool, most: int) -> int:
+    def _usable(self, saved: SavedPrompt, shared: int, complete: bool, most: int) -> int:
         """Of this many shared tokens, those whose keys have the bits of a prompt that is read whole."""
         count = max(min(shared, most), 0)
-        if self.origin.states:  # those that the file has are of all its tokens
-            return count if count == len(self._held) else 0
-        return count if complete and count == shared else count - count % self.origin.block
+        if complete and count == shared:
+            return count
+        if self.origin.states:
+            whole = [n for n in (saved.about.border, saved.about.count) if n <= count and n % self.origin.block == 0]
+            return max(whole, default=0)
+        return count - count % self.origin.block
+
+    @property
+    def _at_borders(self) -> bool:
+        """Whether a longer prompt can only go on from states that are kept at the last border of a block."""
+        return bool(self.origin.states) and self.origin.block > 1 and not self.whole
+
+    def _border(self, row: KVCache, count: int) -> tuple[int, ByScan]:
+        """The last border before the end of this many tokens of which the row has states, and these; 0: of none."""
+        block = self.origin.block
+        for n in range((count - 1) // block * block, 0, -block) if self._at_borders else ():
+            if (states := row.states_at(n)) is not None:
+                return n, states
+        return 0, NO_STATES
 
     def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
         """As Keeper.store. Nothing is written if the file has these tokens already."""
@@ -100,11 +119,12 @@ class PromptFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_drafts(self.path.parent)
-            about = About(len(tokens), 0, "", seconds, now())
             states = row.states_at(len(tokens))
             if states is None:
                 return
-            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), about, states)
+            border, earlier = self._border(row, len(tokens))
+            about = About(len(tokens), 0, "", seconds, now(), border)
+            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), about, states, earlier)
         except OSError as error:
             self.note = f"cannot keep the prompt in {self.path} ({error.strerror or error})"
         else:

@@ -146,7 +146,7 @@ class PromptFolder:
         return os.path.exists(self._path(part))
 
     def _size(self, count: int) -> int:
-        return size_of(self.origin, count) + HEADER
+        return size_of(self.origin, About(count)) + HEADER
 
     def _read(self, part: Part, row: KVCache) -> ByScan | None:
         """Write a part's keys to its slots -> the states at its end; None: it was wrong."""

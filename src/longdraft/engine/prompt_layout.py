@@ -29,7 +29,8 @@ Entry = tuple[str, str, list[int], int]  # name, dtype, shape and bytes of a ten
 class About:
     """What a file says beside its keys. begin: the position of its first token; before: what precedes that token.
 
-    seconds: how long reading these tokens took; None if part of them was not read but reused.
+    seconds: how long reading these tokens took; None if part of them was not read but reused. border: of a model with
+    recurrent layers, fewer tokens whose states the file has too; 0: it has not.
     """
 
     count: int
@@ -37,11 +38,13 @@ class About:
     before: str = ""
     seconds: float | None = None
     time: str = ""
+    border: int = 0
 
     def metadata(self, origin: Origin, checksum: str) -> dict[str, str]:
         numbers = {"count": str(self.count), "begin": str(self.begin), "seconds": json.dumps(self.seconds)}
         said = {"before": self.before, "time": self.time, "origin": json.dumps(origin.facts)}
-        return {"format": FORMAT, **numbers, **said, "checksum": checksum}
+        border = {"border": str(self.border)} if self.border else {}
+        return {"format": FORMAT, **numbers, **border, **said, "checksum": checksum}
 
     @classmethod
     def of(cls, meta: dict[str, str]) -> Self:
@@ -49,19 +52,20 @@ class About:
         seconds = parse(meta["seconds"])
         if seconds is not None and not (isinstance(seconds, float) and 0 <= seconds < 1e9):
             raise ValueError("seconds")
-        return cls(_whole(meta["count"]), _whole(meta["begin"]), meta["before"], seconds, meta["time"])
+        count, begin, border = (_whole(meta.get(name, "0")) for name in ("count", "begin", "border"))
+        return cls(count, begin, meta["before"], seconds, meta["time"], border)
 
 
-def size_of(origin: Origin, count: int) -> int:
-    """Bytes of a file of this many tokens, without its header."""
-    return sum(size for *_, size in entries(origin, count))
+def size_of(origin: Origin, about: About) -> int:
+    """Bytes of a file without its header."""
+    return sum(size for *_, size in entries(origin, about))
 
 
 def header(origin: Origin, about: About, checksum: str) -> bytes:
     """The first bytes of a file, up to its tensors."""
     text_of: dict[str, Any] = {"__metadata__": about.metadata(origin, checksum)}
     offset = 0
-    for name, dtype, shape, size in entries(origin, about.count):
+    for name, dtype, shape, size in entries(origin, about):
         text_of[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(text_of).encode()
@@ -69,9 +73,9 @@ def header(origin: Origin, about: About, checksum: str) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def entries(origin: Origin, count: int) -> list[Entry]:
+def entries(origin: Origin, about: About) -> list[Entry]:
     """The tensors of a file in their order."""
-    shapes, bits = origin.shapes, origin.bits
+    shapes, bits, count = origin.shapes, origin.bits, about.count
     listed: list[Entry] = [("tokens", "I32", [count], 4 * count)]
     for layer in sorted(shapes):
         heads, *dims, dtype = shapes[layer]
@@ -80,20 +84,22 @@ def entries(origin: Origin, count: int) -> list[Entry]:
             shape = [heads, count, width]
             size = heads * count * width * stored.itemsize
             listed.append((f"{kind}.{layer}", DTYPES[stored], shape, size))
-    for n, (size, dtype) in origin.states.items():
-        listed.append((f"state.{n}", DTYPES[dtype], list(size), prod(size) * dtype.itemsize))
+    for kind in ("state", *["border"] * bool(about.border)):
+        for n, (size, dtype) in origin.states.items():
+            listed.append((f"{kind}.{n}", DTYPES[dtype], list(size), prod(size) * dtype.itemsize))
     return listed
 
 
-def parts(tokens: Sequence[int], layers: Layers, states: ByScan) -> Iterator[bytes | memoryview]:
-    """The bytes of the tensors, a head at a time."""
+def parts(tokens: Sequence[int], layers: Layers, *states: ByScan) -> Iterator[bytes | memoryview]:
+    """The bytes of the tensors, a head at a time. states: of all tokens, then of those up to the border."""
     yield np.asarray(tokens, "<i4").tobytes()
     for layer in sorted(layers):
         for x in layers[layer]:
             for head in x:
                 yield bytes_of(head.cpu().contiguous())
-    for n in sorted(states):
-        yield bytes_of(states[n].cpu().contiguous())
+    for some in states:
+        for n in sorted(some):
+            yield bytes_of(some[n].cpu().contiguous())
 
 
 def _whole(text: str) -> int:

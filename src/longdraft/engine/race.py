@@ -48,6 +48,7 @@ class Runner:
         self.rows.read(most, self.drafter.prompt_captures())
         if self.rows.reading is not None:
             return self.rows.reading.position
+        self.drafter.verified_by(match)
         self.drafter.start(self.rows.seqs)
         self.ready = True
         return len(self.request.prompt)

@@ -166,8 +166,8 @@ class RowPool:
         """Read tokens -> the logits after each of them, [n,V] for at most SCORED of them at a time."""
         if self.target.prompt_block == 1:
             for part in torch.tensor([tokens], device=self.target.device).split(SCORED, 1):
-                logits = self.target(Tree.chain(part), row)[0]
-                row.length += part.shape[1]
+                with row.appending(part.shape[1]):
+                    logits = self.target(Tree.chain(part), row)[0]
                 yield logits
             return
         last = self.target.depth  # read as other prompts are, so the logits come from its states

@@ -40,18 +40,19 @@ def write(
     layers: Layers,
     about: About | None = None,
     states: ByScan = NO_STATES,
+    border: ByScan = NO_STATES,
 ) -> None:
     """Write a file that is there as a whole or not at all, for its owner alone. Raises OSError.
 
     The last of several writers wins. layers: of all tokens of the file, as many as `tokens`. states: what these tokens,
-    and those before the file's, have left in recurrent layers.
+    and those before the file's, have left in recurrent layers. border: what those up to about.border have left.
     """
     about = about or About(len(tokens), time=now())
     handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=path.parent)  # for its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
             digest, first = sha256(), header(origin, about, NO_SUM)
-            for part in (first, *parts(tokens, layers, states)):
+            for part in (first, *parts(tokens, layers, states, border)):
                 digest.update(part)
                 file.write(part)
             file.seek(0)
@@ -115,8 +116,8 @@ class SavedPrompt:
     def read(self, row: KVCache, count: int) -> ByScan:
         """Write the keys of the first `count` tokens to the slots of a one-row cache that begin at about.begin.
 
-        -> the states that all of its tokens have left. All of the file is read, for its checksum. The row's length is
-        unchanged. Raises InputError if the file is damaged.
+        -> the states that these tokens have left if they end at its border, else those of all its tokens. All of the
+        file is read, for its checksum. The row's length is unchanged. Raises InputError if the file is damaged.
         """
         digest = sha256(header(self.origin, self.about, NO_SUM))
         digest.update(self._data)
@@ -127,12 +128,16 @@ class SavedPrompt:
                 for head in x:
                     self._fill(head[begin : begin + count], digest)
                     self._skip((all_ - count) * head.shape[1] * head.element_size(), digest)
+        states = {end: self._states(row, digest) for end in (all_, *[self.about.border] * bool(self.about.border))}
+        if self._file.read(1) or digest.hexdigest() != self._checksum:
+            raise self._damaged("its checksum is wrong")
+        return states.get(count, states[all_])
+
+    def _states(self, row: KVCache, digest: Any) -> ByScan:
         states = dict[int, Tensor]()
         for n, (shape, dtype) in self.origin.states.items():
             states[n] = torch.empty(shape, dtype=dtype, device=row.length.device)
             self._fill(states[n], digest)
-        if self._file.read(1) or digest.hexdigest() != self._checksum:
-            raise self._damaged("its checksum is wrong")
         return states
 
     def _fill(self, slots: Tensor, digest: Any) -> None:
@@ -200,11 +205,13 @@ def _checked(path: Path, origin: Origin, file: BinaryIO) -> tuple[About, bytes, 
         raise InputError(f"{path} was made with {difference}: delete it, or give another file for the prompt")
     if not 0 < about.count <= origin.positions or about.begin + about.count > origin.positions:
         raise damaged(path, f"it has {about.count} tokens from {about.begin} on, and the model {origin.positions}")
+    if about.border and not (origin.states and about.border < about.count):
+        raise damaged(path, f"it has {about.count} tokens, and states of {about.border}")
     if header(origin, about, checksum := meta.get("checksum", "")[:64]) != raw:
         raise damaged(path, "its header is not what longdraft writes")
     size = os.fstat(file.fileno()).st_size
-    if size != len(raw) + size_of(origin, about.count):
-        raise damaged(path, f"it has {size} bytes, and should have {len(raw) + size_of(origin, about.count)}")
+    if size != len(raw) + size_of(origin, about):
+        raise damaged(path, f"it has {size} bytes, and should have {len(raw) + size_of(origin, about)}")
     return about, raw, checksum
 
 

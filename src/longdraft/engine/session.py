@@ -70,11 +70,10 @@ class Session:
         self._started, self._newest = False, NewestStep()  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
-        self._waiting = deque[Request]()
+        self._waiting, self._count, self._closed = deque[Request](), 0, False
         self._open = dict[int, int]()  # requests that have not ended, and the slots that each needs
         self._cancelled = set[int]()  # of these, the ones to be ended at the next step
         self._events: list[Event] = []
-        self._count, self._closed = 0, False
 
     def submit(
         self,
@@ -248,6 +247,7 @@ class Session:
 
     def _start(self) -> None:
         """Start the drafter with the running rows: at first, and again after it has failed."""
+        self.drafter.verified_by(self.verify)
         self.drafter.start(self._rows.seqs)
         self._started, self._captured = True, False
 
@@ -270,24 +270,24 @@ class Session:
         done = self._rows.seqs.done.tolist()
         events = [self._event(b, outcome, over) for b, over in enumerate(done)]
         with self._lock:
-            self._events += [e for e, over in zip(events, done, strict=True) if e.tokens and not over]
+            self._events += [e for e in events if e.tokens and e.ended is None]
         for b in reversed(range(self.running)):
             if done[b]:
-                self._leave(b, events[b])
+                self._leave(b, events[b], "failed", outcome.failed.get(b))
         self.stats.decode_s += perf_counter() - begin
 
     def _event(self, b: int, done: Step, over: bool) -> Event:
         """What a step did for row b."""
-        request, tokens, logprobs = self._rows.requests[b], done.tokens[b], self._newest.logprobs.get(b)
-        prompt = self._rows.reads.pop(request.id, None)
-        ended = ("eos" if tokens[-1] in request.eos else "length") if over else None
+        request, tokens = self._rows.requests[b], done.tokens[b]
+        logprobs, prompt = self._newest.first(b, len(tokens)), self._rows.reads.pop(request.id, None)
+        ended = done.ended(b, request.eos) if over else None
         return Event(request.id, tokens, ended, None, self._newest.drafted[b], done.accepted[b], logprobs, prompt)
 
     def _leave(self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None) -> None:
         """End the request in row b. A drafter that fails at this starts again before the next step."""
         request = self._rows.leave(b)
         with self._lock:
-            self._last(last or Event(request.id, [], how, error))
+            self._last(Event(request.id, [], how, error) if last is None or error else last)
         if not self._started:
             return
         try:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.generation import logits_process as lp
 
 from longdraft.core.constraint import Constraint
-from longdraft.core.processors import READS_LENGTH, READS_NOTHING, run, usual
+from longdraft.core.processors import READS_LENGTH, READS_NOTHING, run, usual, within
 from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
@@ -28,6 +28,8 @@ SETTINGS = {
     lp.TopPLogitsWarper: TOP_P,
     lp.MinPLogitsWarper: MIN_P,
 }
+# Where `generate` begins to sample; what is in front of these depends on the text alone.
+WARPERS = {*SETTINGS, lp.TypicalLogitsWarper, lp.EpsilonLogitsWarper, lp.EtaLogitsWarper, lp.TopHLogitsWarper}
 IN_RANGE = SETTINGS | {lp.RepetitionPenaltyLogitsProcessor: PENALTY}
 # Transformers' processors that are functions of a row's own tokens and scores. All others of its are refused.
 PURE = {
@@ -49,8 +51,9 @@ PURE = {
 class ProcessedSampler(Sampler):
     """Logits are changed by the constraint and `processors`, each called on a node's whole path, and by nothing else.
 
-    temperature 0 takes the best token, any other draws. before: the row's padding, which processors see as they do in
-    Transformers. Rows that are processed together have the same of both.
+    No processor brings a token back that the constraint excludes, or takes all that it allows. temperature 0 takes the
+    best token, any other draws. before: the row's padding, which processors see as they do in Transformers. Rows that
+    are processed together have the same of both.
     """
 
     processors: tuple[Any, ...] = ()
@@ -58,9 +61,16 @@ class ProcessedSampler(Sampler):
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         logits = logits.float()
-        if self.constraint is not None:
-            logits = self.constraint.masked(logits, tree, rows, start)
-        return run([self.processors] * len(logits), logits, tree, rows, start, self.before)
+        if self.constraint is None:
+            return self._run(self.processors, logits, tree, rows, start)
+        logits = self.constraint.masked(logits, tree, rows, start)
+        first = next((i for i, process in enumerate(self.processors) if type(process) in WARPERS), len(self.processors))
+        for processors in (self.processors[:first], self.processors[first:]):
+            logits = within(logits, self._run(processors, logits, tree, rows, start))
+        return logits
+
+    def _run(self, processors: tuple[Any, ...], logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
+        return run([processors] * len(logits), logits, tree, rows, start, self.before)
 
     @property
     def bare(self) -> bool:
@@ -81,7 +91,8 @@ def sampler_of(
 ) -> Sampling:
     """What samples as `generate` does with these processors for prompts [B,N], the first padding[b] of them padding.
 
-    The constraint excludes tokens before the processors see the scores.
+    The constraint excludes tokens before the processors see the scores, and they bring none back. Where they leave none
+    of those that it allows, they are void: those in front of the warpers (temperature and the like), or the others.
 
     Raises InputError for a processor that is not a function of a row's tokens and scores, and a value out of range.
     """

@@ -256,8 +256,8 @@ class LM:
     def _commit(self, tokens: Tensor, cache: KVCache, captured: Captures, logits: int) -> Captures:
         if self.architecture.longrope is not None:
             self.architecture.longrope.check(cache, tokens.shape[1])
-        self(Tree.chain(tokens), cache, captured=captured, logits=logits)
-        cache.length += tokens.shape[1]
+        with cache.appending(tokens.shape[1]):
+            self(Tree.chain(tokens), cache, captured=captured, logits=logits)
         return captured
 
     def norm(self, hidden: Tensor) -> Tensor:

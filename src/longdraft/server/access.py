@@ -44,7 +44,8 @@ class Access:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 id = entry.name if entry.name.encode() == given else entry.id
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+                warned = [(b"x-longdraft-warning", "; ".join(entry.warnings).encode())] if entry.warnings else []
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode()), *warned]
             await send(message)
 
         token = ENTRY.set(entry)

@@ -25,12 +25,16 @@ class Answered(Protocol):
 
 @dataclass
 class Entry:
-    """Every id of a request ends with its name. reason: the code of the error that ended it."""
+    """Every id of a request ends with its name. reason: the code of the error that ended it.
+
+    warnings: what the answer does not keep of what was asked, in ASCII; a header has them.
+    """
 
     name: str = field(default_factory=lambda: uuid4().hex)
     id: str = ""
     reason: str | None = None
     answers: list[Answered] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def identify(self, kind: str) -> str:
         """Its id, which begins with a kind."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from longdraft.constraints import Constraints, Grammar, closed, json_rule, literal, object_rule, read_schema
+from longdraft.constraints import (
+    Constraints,
+    Grammar,
+    closed,
+    json_rule,
+    literal,
+    object_rule,
+    read_schema,
+    relaxed_schema,
+)
 from longdraft.server.conditions import Present, Rule, wrong
 from longdraft.server.fields import Strict, Text
 from longdraft.server.tools import is_shallow
@@ -24,6 +33,16 @@ class Structure:
     kind: Literal["json", "json_object", "regex", "choice", "grammar"]
     value: Any = None
     compact: bool = False
+
+    def relaxed(self) -> tuple[Structure, list[str]]:
+        """Without what cannot be enforced of a schema and leaves JSON of its shape, and the names of these keywords.
+
+        Raises InputError.
+        """
+        if self.kind != "json":
+            return self, []
+        schema, lost = relaxed_schema(read_schema(self.value))
+        return replace(self, value=schema), lost
 
     def made(self, constraints: Constraints) -> Grammar:
         """Raises InputError."""

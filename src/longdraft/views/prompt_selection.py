@@ -20,8 +20,7 @@ def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, s
     Of a model with recurrent layers it may be fewer tokens: those behind a state that is kept.
     """
     n, captured = int(cache.length[0]), Captures(spec)
-    first = cache.earliest(first)
-    with cache.reopen(n - first):
+    with cache.reopen_from(first) as first:
         model(Tree.chain(tokens[:, first : n + 1]), cache, captured=captured)
     return {layer: scores[0, 0, :, :slots] for layer, scores in captured.scores.items()}
 

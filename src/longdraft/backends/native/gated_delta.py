@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import ctypes
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,19 +19,39 @@ from longdraft.ops import native
 FEW = 64  # nodes of a pass whose convolution is too small to divide
 
 
+@cache
+def own_threads() -> Callable[[int], object] | None:
+    """Sets how many threads torch's parallel loops have in the calling thread alone; None where OpenMP is not found.
+
+    `torch.set_num_threads` also sets MKL's number, which all threads share, and that of threads which begin later.
+    """
+    try:
+        found = ctypes.CDLL(None).omp_set_num_threads
+    except (OSError, AttributeError, TypeError):  # the last one on Windows
+        return None
+    before = torch.get_num_threads()
+    found(before + 1)
+    is_torchs = torch.get_num_threads() == before + 1  # a process can have several copies of OpenMP
+    found(before)
+    return found if is_torchs else None
+
+
 @contextmanager
 def in_one_thread() -> Generator[None]:
-    """Inside, torch computes in the calling thread alone.
+    """Inside, torch's parallel loops run in the calling thread alone; other threads keep theirs.
 
-    Its parallel loops between those of the kernels make threads wait for each other twice as often, which took several
-    times as long as the work where another process computed too.
+    Between those of the kernels, such loops make threads wait for each other twice as often, which took several times
+    as long as the work where another process computed too.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    set_own, threads = own_threads(), torch.get_num_threads()
+    if set_own is None or threads == 1:
+        yield
+        return
+    set_own(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        set_own(threads)
 
 
 class GatedDelta:

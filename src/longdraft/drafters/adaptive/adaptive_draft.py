@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, Verifier, reject
 from longdraft.costs.counts import counted
 from longdraft.drafters.adaptive.acceptance import Acceptance, filled, ranks
 from longdraft.drafters.adaptive.budget import Budget
@@ -52,6 +52,15 @@ class AdaptiveDraft(Combined[Drafter]):
         self._behind: int | None = None  # new tokens of the row that has the fewest
         self.just_rested = False  # whether the current step has turned drafting off
         self._began = 0.0
+
+    def verified_by(self, verify: Verifier) -> None:
+        super().verified_by(verify)
+        self._decide_for(verify is reject)
+
+    def _decide_for(self, rejects: bool) -> None:
+        """From now on the prices decide that may do so under this verifier."""
+        if rejects is not self._rejects:
+            self._rejects, self._lengths = rejects, (0, 0)
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
@@ -143,8 +152,8 @@ class AdaptiveDraft(Combined[Drafter]):
             self.asked, self.depth, self._began, self._first = PLAIN, 0, 0.0, False
             self.just_rested = False
             return tree
-        if self._rejects is not (tree.draft_probs is not None):
-            self._rejects, self._lengths = not self._rejects, (0, 0)
+        if self._rejects is not (tree.draft_probs is not None):  # where it was not told what verifies
+            self._decide_for(not self._rejects)
             self.asked = PLAIN  # so that what was decided by other prices does not show
         self._first = False
         self._reprice(seqs)

@@ -13,19 +13,17 @@ from longdraft.drafters.block_costs import block_seconds, weights_read
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
 from longdraft.drafters.marginals import BestPaths
-from longdraft.drafters.rereading import reread_seconds
+from longdraft.drafters.rereading import States, kept_states, read_again, reread_seconds
 from longdraft.drafters.vocabulary import known_count, known_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import size_of
 from longdraft.ops import Segment, attend
 
-CHUNK = 128  # tokens that the target reads again in one pass
-
 
 class DFlash(Drafter):
     """Before a draft, the ring holds the features of the latest `window` tokens in the target's cache, all computed
-    from the target's states.
+    from the target's states, except those of tokens that recurrent layers could not take back.
 
     A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. The prefill keeps the states of the
     prompt's last `window` tokens. Where it did not, and after steps that were not passed to `update`, the target reads
@@ -90,40 +88,32 @@ class DFlash(Drafter):
         return call + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        lacking = (seqs.cache.length - self.ring.end).clamp(max=self.ring.size)
-        return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
+        firsts = [self._missing(seqs, b) for b in range(len(seqs.length))]
+        return reread_seconds(costs, self.target, seqs, firsts)
 
     def ready(self, seqs: Sequences) -> None:
         """Compute missing features of rows that are not done."""
         lacking = (seqs.cache.length - self.ring.end).masked_fill(seqs.done, 0)
         for b in lacking.nonzero()[:, 0].tolist():
-            self._read(seqs, b)
+            self._feed_row(seqs, b, *read_again(self.target, seqs, b, self._missing(seqs, b), self.captures()))
 
     def _missing(self, seqs: Sequences, b: int) -> int:
-        """The first position that a row lacks; a row that lacks more than the ring holds begins anew."""
-        low = int(seqs.cache.length[b]) - self.ring.size
-        if low > int(self.ring.end[b]):
-            self.ring.restart(b, low)
-        return int(self.ring.end[b])
+        """The first position that a row lacks, of those that the ring would hold."""
+        return max(int(seqs.cache.length[b]) - self.ring.size, int(self.ring.end[b]))
 
     def _take(self, seqs: Sequences, b: int) -> None:
         """Compute the missing features of a row if its prefill has kept the states."""
-        if states := seqs.states_from(b, self._missing(seqs, b)):
-            self._feed_row(b, states)
+        first, states = kept_states(seqs, b, self._missing(seqs, b))
+        if states:
+            self._feed_row(seqs, b, first, states)
 
-    def _read(self, seqs: Sequences, b: int) -> None:
-        """Run a row's tokens without features through the target again; its cache keeps its contents."""
-        row, n = seqs.cache.row(b), int(seqs.cache.length[b])
-        fed = n - self._missing(seqs, b)
-        with row.reopen(fed):
-            passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
-        for captured in passes:
-            self._feed_row(b, captured.states)
-
-    def _feed_row(self, b: int, states: dict[int, Tensor]) -> None:
-        """Append the features of all these states [1,N,d] to one row."""
-        features = [states[tap] for tap in self.block.taps]
-        self._feed(torch.tensor([b], device=self.ring.end.device), features, torch.tensor([features[0].shape[1]]))
+    def _feed_row(self, seqs: Sequences, b: int, first: int, states: States) -> None:
+        """Append the features of a row's positions from `first` on, which have these states; missing ones before them
+        are left out."""
+        self.ring.end[b], count = first, int(seqs.cache.length[b]) - first
+        if count:
+            features = [states[tap] for tap in self.block.taps]
+            self._feed(torch.tensor([b], device=self.ring.end.device), features, torch.tensor([count]))
 
     def _feed(self, rows: Tensor, states: list[Tensor], count: Tensor) -> None:
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""

@@ -10,11 +10,11 @@ from longdraft.drafters.dflash.block import DFlashBlock
 
 
 class FeatureRing:
-    """Slot p % size holds every layer's key and value of position p, for positions [low, end) of each row that are
-    among the latest `size`; k, v [layers,B,K,size+slots,D], where a block's own slots have room after the ring.
+    """Slot p % size holds every layer's key and value of position p, if held [B,size] says so, and no row holds a
+    position from its `end` [B] on; k, v [layers,B,K,size+slots,D], where a block's own slots have room after the ring.
 
-    They are written in order, so what is missing is always a range of positions from `end` on. After a rewind, the
-    positions whose slots had been overwritten are given up.
+    A slot without a position holds -1. Positions are written in order, from `end` on; what is left out by setting `end`
+    stays missing, as do, after a rewind, the positions whose slots had been overwritten.
     """
 
     def __init__(self, block: DFlashBlock, size: int, end: Tensor):
@@ -22,14 +22,15 @@ class FeatureRing:
         s, self.size = block.shape, size
         shape = (len(block.layers), len(end), s["num_key_value_heads"], size + block.slots, s["head_dim"])
         self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=end.device) for _ in range(2))
-        self.low, self.end = end.clone(), end.clone()
+        self.end = end.clone()
+        self.held = self.end.new_full((len(end), size), -1)
 
     def resized(self, block: DFlashBlock, size: int) -> FeatureRing:
         """The same latest features in a ring of another size."""
-        new, held = FeatureRing(block, size, self.end), min(size, self.size)
-        new.low = torch.maximum(self.low, self.end - held)
-        for b, (low, end) in enumerate(zip(new.low.tolist(), new.end.tolist(), strict=True)):
-            position = torch.arange(low, end, device=self.end.device)
+        new = FeatureRing(block, size, self.end)
+        for b, (held, end) in enumerate(zip(self.held, self.end.tolist(), strict=True)):
+            position = held[(held >= 0) & (held >= end - size)]
+            new.held[b, position % size] = position
             for ring, old in ((new.k, self.k), (new.v, self.v)):
                 ring[:, b, :, position % size] = old[:, b, :, position % self.size]
         return new
@@ -37,22 +38,17 @@ class FeatureRing:
     def enter(self, end: int) -> None:
         """Add an empty row."""
         self.k, self.v = (torch.cat([x, x.new_zeros(len(x), 1, *x.shape[2:])], 1) for x in (self.k, self.v))
-        self.low, self.end = (torch.cat([x, x.new_full((1,), end)]) for x in (self.low, self.end))
+        self.end = torch.cat([self.end, self.end.new_full((1,), end)])
+        self.held = torch.cat([self.held, self.held.new_full((1, self.size), -1)])
 
     def leave(self, row: int) -> None:
         self.k, self.v = (without(x.transpose(0, 1), row).transpose(0, 1).contiguous() for x in (self.k, self.v))
-        self.low, self.end = without(self.low, row), without(self.end, row)
-
-    def restart(self, row: int, end: int) -> None:
-        """Empty a row that will next hold position `end`."""
-        self.low[row] = self.end[row] = end
+        self.held, self.end = without(self.held, row), without(self.end, row)
 
     def rewind(self, length: Tensor) -> None:
         """Forget the positions from length [B] on."""
-        overwritten = (self.end - self.size).where(self.end > length, 0)
-        self.low = torch.maximum(self.low, overwritten)
+        self.held = self.held.where(self.held < length[:, None], -1)
         self.end = torch.minimum(self.end, length)
-        self.low = torch.minimum(self.low, self.end)
 
     def append_scratch(self, nodes: int, count: Tensor) -> None:
         """The first count [B] of the `nodes` positions whose keys lie behind the ring."""
@@ -64,7 +60,9 @@ class FeatureRing:
         steps = torch.arange(k.shape[3], device=k.device)
         real = (steps < count[:, None]) & (steps >= count[:, None] - self.size)
         which, offset = real.nonzero(as_tuple=True)
-        slots = (self.end[rows][which] + offset) % self.size
+        position = self.end[rows][which] + offset
+        slots = position % self.size
+        self.held[rows[which], slots] = position
         for ring, new in ((self.k, k), (self.v, v)):
             ring[:, rows[which], :, slots] = new[which, :, :, offset]
         self.end[rows] += count
@@ -75,8 +73,6 @@ class FeatureRing:
 
     def visible(self, slots: int, window: int) -> Tensor:
         """[B,slots,size]: what the slots of a block whose root is at `end` attend to, `window` positions back."""
-        newest, ring = self.end[:, None] - 1, torch.arange(self.size, device=self.end.device)
-        position = newest - (newest - ring) % self.size
         query = self.end[:, None] + torch.arange(slots, device=self.end.device)
-        held = position >= self.low[:, None]
-        return held[:, None] & (position[:, None] > query[..., None] - window)
+        position = self.held[:, None]
+        return (position >= 0) & (position > query[..., None] - window)

@@ -22,13 +22,12 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.block_costs import Read, block_seconds
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.eagle.pairs import Pairs, Span
-from longdraft.drafters.rereading import reread_seconds
+from longdraft.drafters.rereading import States, kept_states, read_again, reread_seconds
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of
 
 CANDIDATES = 4096  # nodes of a level-by-level tree, limited by the size of its mask
-CHUNK = 128  # tokens that the target reads again in one pass
 
 
 def chosen(tree: Tree, nodes: Tensor) -> Tree:
@@ -44,7 +43,7 @@ def chosen(tree: Tree, nodes: Tensor) -> Tree:
 
 class Eagle(Drafter):
     """Before a draft, `pairs` has one pair (feature of t, token t+1) per token in the target's cache from its first one
-    on, and all features are computed from the target's states.
+    on, except those that recurrent layers could not take back, and all features are computed from the target's states.
 
     Each of `levels` levels adds the `topk` best children of the `topk` best nodes of the level above, and the best
     `nodes` of all candidates are verified (EAGLE-2 sec. 4). reach, window, sink: see Span. The prefill keeps the states
@@ -87,7 +86,7 @@ class Eagle(Drafter):
     def prompt_captures(self) -> PromptSpec:
         return PromptSpec(self.captures().hidden, self.span.reach)
 
-    def _features(self, states: dict[int, Tensor]) -> Tensor:
+    def _features(self, states: States) -> Tensor:
         return self.pairs.features([states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
@@ -114,13 +113,12 @@ class Eagle(Drafter):
 
     def _take(self, seqs: Sequences, b: int) -> None:
         """Compute the missing pairs of a row if its prefill has kept the states; `ready` reads what it has not."""
-        n, row = int(seqs.cache.length[b]), slice(b, b + 1)
-        begun = int(self.pairs.next[b])
+        begun, n = int(self.pairs.next[b]), int(seqs.cache.length[b])
         first = begun or self.span.first(n)
-        if states := seqs.states_from(b, first):
-            sinks = 0 if begun else self._begin(seqs, b, first)
-            states, first = {layer: x[:, sinks:] for layer, x in states.items()}, first + sinks
-            self.pairs.feed(self._features(states), seqs.tokens[row, first + 1 : n + 1], row, [n - first])
+        begin, states = kept_states(seqs, b, first)
+        if states:
+            begin = begin if begun else max(begin, first + self._begin(seqs, b, first))
+            self._feed_row(seqs, b, begin, {layer: x[:, begin - n :] for layer, x in states.items()})
 
     def _begin(self, seqs: Sequences, b: int, first: int) -> int:
         """Start a row at pair `first`; the sinks take the place of the pairs after it -> how many sinks there are."""
@@ -133,14 +131,18 @@ class Eagle(Drafter):
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
-        row, n, first = seqs.cache.row(b), int(seqs.cache.length[b]), int(self.pairs.next[b])
+        n, first = int(seqs.cache.length[b]), int(self.pairs.next[b])
         if n - first > self.span.most:  # older pairs are left out to bound the cost
             first = n - self.span.most
             first += self._begin(seqs, b, first)
-        with row.reopen(n - first):
-            passes = self.target.extend_cache(seqs.tokens[b : b + 1, first:n], row, self.captures(), CHUNK)
-        features = torch.cat([self._features(captured.states) for captured in passes], 1)
-        self.pairs.feed(features, seqs.tokens[b : b + 1, first + 1 : n + 1], slice(b, b + 1), [n - first])
+        self._feed_row(seqs, b, *read_again(self.target, seqs, b, first, self.captures()))
+
+    def _feed_row(self, seqs: Sequences, b: int, first: int, states: States) -> None:
+        """Append a row's pairs from `first` on, which have these states; missing ones before them are left out."""
+        n, row = int(seqs.cache.length[b]), slice(b, b + 1)
+        self.pairs.leave_out(b, first)
+        if first < n:
+            self.pairs.feed(self._features(states), seqs.tokens[row, first + 1 : n + 1], row, [n - first])
 
     def most_nodes(self, depth: int, width: int) -> int:
         depth = min(depth, self.max_depth)
@@ -165,8 +167,8 @@ class Eagle(Drafter):
         return first + (depth - 1) * level + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        lacking = (seqs.cache.length - self.pairs.next).clamp(max=self.span.most)
-        return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
+        firsts = torch.maximum(self.pairs.next, seqs.cache.length - self.span.most)
+        return reread_seconds(costs, self.target, seqs, firsts.tolist())
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.pairs.next  # new tokens of each row; 0 if it was done

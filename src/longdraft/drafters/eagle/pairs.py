@@ -49,8 +49,8 @@ class Span:
 
 
 class Pairs:
-    """Slot i of a row holds the keys of pair first + i, except that where a row's early pairs are left out, its first
-    slots hold the sinks' keys.
+    """Slot i of a row holds the keys of pair first + i, except that where pairs are left out, the slots before hold the
+    keys of earlier pairs: of the sinks, or of those before a gap.
 
     Pair t is the feature of token t with token t+1. output [B,1,d]: what the layer gave for each row's last pair.
     """
@@ -103,6 +103,13 @@ class Pairs:
         """Forget a row's pairs; those from `first` on will be fed next -> how many sinks must be fed before them."""
         self.first[b], self.own.length[b] = first, 0
         return self.span.sink if self.span.window and first else 0
+
+    def leave_out(self, b: int, to: int) -> None:
+        """Pair `to` of a row will be fed next; the missing ones before it are left out, and those held stay."""
+        gap = to - int(self.next[b])
+        if gap > 0:
+            self.first[b] += gap
+            self.output[b] = 0  # what follows the gap does not follow the last pair before it
 
     def feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], at: int | None = None) -> None:
         """Append the first `count` of the pairs features [B',A,..], tokens [B',A] of these rows.

@@ -9,7 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.core import (
+    Captures,
+    CaptureSpec,
+    ChainDraws,
+    DraftLimits,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+    without,
+)
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
@@ -17,10 +27,8 @@ from longdraft.drafters.block_costs import Read, block_seconds
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.compiled import compiled
 from longdraft.drafters.mtp.ring import Ring
-from longdraft.drafters.rereading import reread_seconds
+from longdraft.drafters.rereading import States, kept_states, read_again, reread_seconds
 from longdraft.models.memory_traffic import head_size
-
-CHUNK = 128  # tokens that the target reads again in one pass
 
 
 class Mtp(Drafter):
@@ -31,9 +39,11 @@ class Mtp(Drafter):
     pairs from `since` on do not exist. Pairs are of committed tokens, with features computed from the target's states.
 
     Level d of a draft comes from layer d, and each level beyond the layers from the last one, run on its own outputs.
-    widths: nodes per level, by cumulative score. Before the first draft, and after steps that were not passed to
-    `update`, the target reads missing tokens again: the first `sink`, and at most the last `window` for each layer. A
-    layer with its own window keeps that window and no sinks. Not for use inside a hierarchy.
+    widths: nodes per level, by cumulative score. The prefill keeps the states of the prompt's last tokens, `window` for
+    each layer. Where it did not, and after steps that were not passed to `update`, the target reads missing tokens
+    again before a draft: the first `sink`, and at most as many of the last ones; fewer where recurrent layers cannot
+    take them back, and pairs before these stay where they are. A layer with its own window keeps that window and no
+    sinks. Not for use inside a hierarchy.
 
     compiled: the layers as the target's backend computes them; [] where torch does.
     """
@@ -54,8 +64,12 @@ class Mtp(Drafter):
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=(self._last,))
 
-    def _features(self, captured: Captures) -> Tensor:
-        return self.module.feature(captured.states[self._last])
+    def prompt_captures(self) -> PromptSpec:
+        sink, window = self.most
+        return PromptSpec(self.captures().hidden, sink + window * len(self.module))
+
+    def _features(self, states: States) -> Tensor:
+        return self.module.feature(states[self._last])
 
     def most_nodes(self, depth: int, width: int) -> int:
         return sum(min(w, width) for w in self.widths[:depth])
@@ -72,8 +86,8 @@ class Mtp(Drafter):
         return seconds
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        lacking = (seqs.cache.length - self.fed).clamp(max=self.window * len(self.module.layers) + self.sink)
-        return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
+        firsts = [self._missing(seqs, b) for b in range(len(seqs.length))]
+        return reread_seconds(costs, self.target, seqs, firsts)
 
     def start(self, seqs: Sequences) -> None:
         self.sink, self.window = (min(most, seqs.tokens.shape[1]) for most in self.most)
@@ -81,12 +95,15 @@ class Mtp(Drafter):
         self.fed, self.since = torch.zeros_like(seqs.length), torch.zeros_like(seqs.length)
         blank = torch.zeros_like(self.module.embed(seqs.last), dtype=self.dtype)[:, None]
         self.outputs = [blank.clone() for _ in self.rings]  # of each layer for each row's last pair
+        for b in range(len(seqs.length)):
+            self._take(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         for ring in self.rings:
             ring.clear(row)
         self.fed, self.since = (torch.cat([x, x.new_zeros(1)]) for x in (self.fed, self.since))
         self.outputs = [torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in self.outputs]
+        self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         last = len(seqs.length)
@@ -99,24 +116,33 @@ class Mtp(Drafter):
     def ready(self, seqs: Sequences) -> None:
         """Run missing pairs of rows that are not done."""
         for b in (seqs.cache.length - self.fed).masked_fill(seqs.done, 0).nonzero()[:, 0].tolist():
-            self._read(seqs, b)
+            self._feed_row(seqs, b, *read_again(self.target, seqs, b, self._missing(seqs, b), self.captures()))
 
-    def _read(self, seqs: Sequences, b: int) -> None:
-        """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
-        n, row, tokens = int(seqs.cache.length[b]), slice(b, b + 1), seqs.tokens[b : b + 1]
-        first, low = int(self.fed[b]), n - self.window * len(self.rings)  # no draft depends on pairs from sink to low
-        if first < self.sink < low:  # the first tokens attend to nothing else: a small cache suffices
-            cache = self.target.new_cache(1, self.sink)
-            [captured] = self.target.extend_cache(tokens[:, : self.sink], cache, self.captures(), self.sink)
-            self._feed(self._features(captured)[:, first:], tokens[:, first + 1 : self.sink + 1], row)
-        if max(first, self.sink) < low:
-            self.fed[b] = self.since[b] = low
+    def _take(self, seqs: Sequences, b: int) -> None:
+        """Run a row's missing pairs if its prefill has kept the states; `ready` reads what it has not."""
+        first, states = kept_states(seqs, b, self._missing(seqs, b))
+        if states:
+            self._feed_row(seqs, b, first, states)
+
+    def _missing(self, seqs: Sequences, b: int) -> int:
+        """The first missing pair of a row, of those that a draft depends on: none does on pairs from sink to `low`."""
+        first, low = int(self.fed[b]), int(seqs.cache.length[b]) - self.window * len(self.rings)
+        return low if max(first, self.sink) < low else first
+
+    def _feed_row(self, seqs: Sequences, b: int, first: int, states: States) -> None:
+        """Run a row's missing pairs from `first` on, which have these states, and its sinks; others are left out."""
+        row, tokens, fed = slice(b, b + 1), seqs.tokens[b : b + 1], int(self.fed[b])
+        sinks = min(self.sink, first)
+        if fed < sinks:  # the first tokens attend to nothing else: a small cache suffices
+            cache = self.target.new_cache(1, sinks)
+            [captured] = self.target.extend_cache(tokens[:, :sinks], cache, self.captures(), sinks)
+            self._feed(self._features(captured.states)[:, fed:], tokens[:, fed + 1 : sinks + 1], row)
+        if int(self.fed[b]) < first:
+            self.fed[b] = self.since[b] = first
             for output in self.outputs:
                 output[b] = 0
-        first, own = int(self.fed[b]), seqs.cache.row(b)
-        with own.reopen(n - first):
-            passes = self.target.extend_cache(tokens[:, first:n], own, self.captures(), CHUNK)
-        self._feed(torch.cat([self._features(c) for c in passes], 1), tokens[:, first + 1 : n + 1], row)
+        if states:
+            self._feed(self._features(states), tokens[:, first + 1 : int(seqs.cache.length[b]) + 1], row)
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: Tensor | None = None) -> None:
         """Run the first `count` (None: all) of the next pairs of these rows: features [B',A,d], tokens [B',A]."""
@@ -147,7 +173,7 @@ class Mtp(Drafter):
         count = seqs.cache.length - self.fed  # new tokens of each row; 0 if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
         if count.any():
-            features = self._features(captured)
+            features = self._features(captured.states)
             features = features.gather(1, verdict.path[..., None].expand(-1, -1, features.shape[-1]))
             self._feed(features, verdict.emitted, slice(0, len(count)), count)
 

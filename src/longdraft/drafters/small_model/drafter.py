@@ -101,7 +101,9 @@ class SmallModelDrafter(Drafter):
         self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
 
     def rewind(self, seqs: Sequences) -> None:
-        self.cache.truncate(torch.minimum(self.cache.length, self._root_of(seqs)))
+        for b, (held, root) in enumerate(zip(self.cache.length.tolist(), self._root_of(seqs).tolist(), strict=True)):
+            row = self.cache.row(b)
+            row.truncate(row.resumable(min(held, root)))  # `ready` reads what recurrent layers cannot take back
 
     def _root_of(self, seqs: Sequences) -> Tensor:
         """[B] the root's position in each excerpt; at the next draft the cache holds all tokens before it."""

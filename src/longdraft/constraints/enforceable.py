@@ -1,0 +1,91 @@
+"""Schemas with keywords that cannot be enforced: what may be left out of them, and what is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from longdraft.constraints.closed import nodes
+
+Check = Callable[[Any], str]  # what is wrong with a schema; empty: it can be enforced
+MOST = 100  # parts of anyOf that are tried
+# Those that JSON Schema defines: any other format says nothing of a value's form.
+FORMATS = {
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+    *("uuid", "uri", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
+    *("json-pointer", "relative-json-pointer"),
+}
+FINE = {"type": "string"}  # a schema that can be enforced
+
+
+def enforceable(schema: Any, wrong: Check) -> Any:
+    """A schema that allows nothing which the given one forbids, and that can be enforced if this finds one.
+
+    Without keywords that say nothing, and without the parts of `anyOf` that cannot be enforced, if others can that are
+    more than null.
+    """
+    made = _without_empty(schema)
+    if not any("anyOf" in node for node in nodes(made)) or not wrong(made):
+        return made
+    found = deepcopy(made)
+    unions = [node for node in nodes(found) if isinstance(node.get("anyOf"), list)]
+    if sum(len(node["anyOf"]) for node in unions) > MOST:
+        return made
+    for node in reversed(unions):  # the inner ones first
+        kept = [part for part in node["anyOf"] if not wrong(_alone(part, found))]
+        if any(part != {"type": "null"} for part in kept):
+            node["anyOf"] = kept
+    return found
+
+
+def relaxed(schema: Any, wrong: Check) -> tuple[Any, list[str]]:
+    """A schema without what cannot be enforced and leaves JSON of the same shape -> it, and the names of the keywords.
+
+    These are uniqueItems, patterns with look-around and formats. The schema itself if it can be enforced.
+    """
+    found = enforceable(schema, wrong)
+    if not wrong(found):
+        return schema, []
+    made, lost = deepcopy(found), set[str]()
+    for node in nodes(made):
+        for key in ("uniqueItems", "pattern", "format"):
+            if key in node and _says_something(node, key) and wrong(_only(node, key)):
+                del node[key]
+                lost.add(key)
+    return made, sorted(lost)
+
+
+def _without_empty(schema: Any) -> Any:
+    if all(_says_something(node, key) for node in nodes(schema) for key in ("uniqueItems", "format")):
+        return schema
+    made = deepcopy(schema)
+    for node in nodes(made):
+        for key in ("uniqueItems", "format"):
+            if not _says_something(node, key):
+                node.pop(key, None)
+    return made
+
+
+def _says_something(node: dict[str, Any], key: str) -> bool:
+    if key not in node:
+        return True
+    value, most = node[key], node.get("maxItems")
+    if key == "uniqueItems":
+        return value is not False and not (isinstance(most, int) and most <= 1)
+    return key != "format" or not isinstance(value, str) or value in FORMATS
+
+
+def _only(node: dict[str, Any], key: str) -> dict[str, Any]:
+    """A schema that has nothing but this keyword."""
+    return {"type": "array" if key == "uniqueItems" else "string", key: node[key]}
+
+
+def _alone(part: Any, root: dict[str, Any]) -> Any:
+    """A part of a schema as a schema of its own. One that refers to other places than definitions is not judged."""
+    if not isinstance(part, dict):
+        return part
+    places = [str(node["$ref"]) for node in nodes(part) if "$ref" in node]
+    if not all(place.startswith(("#/$defs/", "#/definitions/")) for place in places):
+        return FINE
+    return part | {key: root[key] for key in ("$defs", "definitions") if key in root}
