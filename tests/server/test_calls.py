@@ -15,8 +15,9 @@ from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import text_of
 from longdraft.server.calls.dialect import Dialect, format_of
 from longdraft.server.calls.reader import Part, Reader
+from longdraft.server.chat_reply import ChatReply
 from longdraft.server.messages import message_of
-from longdraft.server.reply import Delta, Reply
+from longdraft.server.reply import Delta
 
 KINDS = {
     "coder": "Coder",
@@ -32,13 +33,13 @@ def dialect_of(name: str) -> Dialect:
     return Dialect(tokenizer_of(name), FORMATS[name][0])
 
 
-def reply_of(name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, most: int | None = None) -> Reply:
+def reply_of(name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, most: int | None = None) -> ChatReply:
     dialect = dialect_of(name)
     reader = dialect.reader(schemas, name == "r1", most)
-    return Reply(tokenizer_of(name), list(stops), reader, dialect.marks.shown)
+    return ChatReply(tokenizer_of(name), list(stops), reader, dialect.marks.shown)
 
 
-def told(reply: Reply, tokens: list[int], cuts: list[int], ended: str = "eos") -> list[Delta]:
+def told(reply: ChatReply, tokens: list[int], cuts: list[int], ended: str = "eos") -> list[Delta]:
     """What a reply says of tokens that come in events cut at these places, and an end token."""
     tokens, low, deltas = tokens + [0] * (ended == "eos"), 0, []
     for high in sorted({min(c, len(tokens)) for c in cuts if c > 0} | {len(tokens)}):
@@ -121,7 +122,7 @@ BARE: dict[str, tuple[str, int]] = {  # an answer without tags: its content, and
     '[{"name": "now", "arguments": {}}, {"name": "now"}]': ("", 2),
     '{"name": "now", "arguments": {}} and <tool_call>{"name": "now", "arguments": {}}</tool_call>': ("and", 2),
     '{"name": "other", "arguments": {}}': ('{"name": "other", "arguments": {}}', 0),
-    'So: {"name": "now", "arguments": {}}': ('So: {"name": "now", "arguments": {}}', 0),
+    'So {"name": "now", "arguments": {}}': ('So {"name": "now", "arguments": {}}', 0),
     '{"now": 1}': ('{"now": 1}', 0),
 }
 
@@ -131,7 +132,7 @@ BARE: dict[str, tuple[str, int]] = {  # an answer without tags: its content, and
 def test_an_answer_that_begins_with_a_call_needs_no_tags(text, bare):
     """Unless a grammar leaves that text free, where it could break a strict function's schema."""
     for size in (1, 7, len(text)):
-        reader = dialect_of("hermes text").reader(SCHEMAS, False, None, bare)
+        reader = dialect_of("hermes text").reader(SCHEMAS, False, None, bound=not bare)
         parts = [part for i in range(0, len(text), size) for part in reader.push(text[i : i + size])] + reader.end()
         content = "".join(part.text for part in parts if part.kind == "content")
         if bare:

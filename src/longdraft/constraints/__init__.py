@@ -5,5 +5,19 @@ from __future__ import annotations
 from longdraft.constraints.closed import closed
 from longdraft.constraints.constraints import Constraints, json_rule, literal, object_rule, read_schema
 from longdraft.constraints.grammar import Grammar
+from longdraft.constraints.one_of import as_any_of
+from longdraft.constraints.types import ANY, Schemas, type_of
 
-__all__ = ["Constraints", "Grammar", "closed", "json_rule", "literal", "object_rule", "read_schema"]
+__all__ = [
+    "ANY",
+    "Constraints",
+    "Grammar",
+    "Schemas",
+    "as_any_of",
+    "closed",
+    "json_rule",
+    "literal",
+    "object_rule",
+    "read_schema",
+    "type_of",
+]
