@@ -14,7 +14,8 @@ from longdraft.engine.session import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import text_of
 from longdraft.server.calls.dialect import Dialect, format_of
-from longdraft.server.calls.reader import Part, Reader
+from longdraft.server.calls.reader import Part
+from longdraft.server.calls.ways import Calls
 from longdraft.server.chat_reply import ChatReply
 from longdraft.server.messages import message_of
 from longdraft.server.reply import Delta
@@ -163,31 +164,20 @@ def test_a_cut_call_is_not_finished():
     assert deltas[-1].finish == "length" and deltas[-1].parts == [Part("call", "weather"), Part("arguments", '{"ci')]
 
 
-def test_stop_strings_end_calls_and_reasoning_too():
-    text = "<think>\nab stop cd\n</think>"
-    deltas = told(reply_of("think", ("stop",)), tokens_of("think", text), [])
-    assert found(deltas) == ("", (), "ab") and deltas[-1].finish == "stop"
-
-
 def test_other_special_tokens_are_no_text():
     text = "a<|im_start|>b"
     assert text_of(tokenizer_of("hermes"), tokens_of("hermes", text)) == "ab"
     assert found(told(reply_of("hermes"), tokens_of("hermes", text), [])) == ("ab", (), "")
 
 
-def give_all(self: Reader, marks: tuple[str, ...], kind: str, strip: bool = True) -> Any:
-    """Holds nothing back."""
-    while not (hits := [(i, len(m)) for m in marks if (i := self.rest.find(m)) >= 0]):
-        self.give(kind, len(self.rest))
-        if not (yield from self.more()):
-            return None
-    begin, length = min(hits)
-    self.give(kind, begin)
-    return length
+def hasty(self: Calls, at: int) -> Any:
+    """Waits for no more of a mark."""
+    yield from ()
+    return next((way for way in self.ways if self.rest.startswith(way.opens, at)), None)
 
 
 def test_a_reader_that_holds_nothing_back_is_noticed(monkeypatch):
-    monkeypatch.setattr(Reader, "until", give_all)
+    monkeypatch.setattr(Calls, "_way", hasty)
     said = next(s for s in ANSWERS if s.format == "hermes text" and s.calls)
     with pytest.raises(AssertionError):
         test_an_answer_has_the_calls_that_it_says(said)

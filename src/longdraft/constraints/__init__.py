@@ -6,7 +6,7 @@ from longdraft.constraints.closed import closed
 from longdraft.constraints.constraints import Constraints, json_rule, literal, object_rule, read_schema
 from longdraft.constraints.grammar import Grammar
 from longdraft.constraints.one_of import as_any_of
-from longdraft.constraints.types import ANY, Schemas, type_of
+from longdraft.constraints.types import ANY, Schemas, type_of, ways_of
 
 __all__ = [
     "ANY",
@@ -20,4 +20,5 @@ __all__ = [
     "object_rule",
     "read_schema",
     "type_of",
+    "ways_of",
 ]

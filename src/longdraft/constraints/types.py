@@ -43,9 +43,9 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def ways_of(part: dict[str, Any]) -> Iterator[list[Any]]:
-    """The lists of schemas of which a value must follow one."""
-    yield from (ways for key in ("anyOf", "oneOf") if (ways := listed(part.get(key))))
+def ways_of(part: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The lists of schemas of which a value must follow one, and their keywords."""
+    yield from ((key, ways) for key in ("anyOf", "oneOf") if (ways := listed(part.get(key))))
 
 
 class Schemas:
@@ -78,7 +78,7 @@ class Schemas:
         found, implied = ANY, set[str]()
         for part in self.parts(schema):
             found &= _own_types(part)
-            for ways in ways_of(part):
+            for _, ways in ways_of(part):
                 found &= frozenset[str]().union(*map(self.types, ways)) or ANY
             implied |= {name for name, keys in IMPLIED.items() if any(key in part for key in keys)}
         if found == ANY and implied:
@@ -99,7 +99,7 @@ class Schemas:
         found = list[Any]()
         for part in self.parts(schema):
             found += _own(part, name)
-            for ways in ways_of(part):
+            for _, ways in ways_of(part):
                 if several := [about for way in ways if (about := self.property(way, name)) != {}]:
                     found.append({"anyOf": several} if len(several) > 1 else several[0])
         made = {} if not found else found[0] if len(found) == 1 else {"allOf": found}
@@ -116,7 +116,7 @@ class Schemas:
                     seen.add(id(part))
                     properties = part.get("properties")
                     found |= dict.fromkeys(properties if isinstance(properties, dict) else ())
-                    todo += [way for ways in ways_of(part) for way in ways]
+                    todo += [way for _, ways in ways_of(part) for way in ways]
         return list(found)
 
     def required(self, schema: Any) -> list[str]:

@@ -103,9 +103,11 @@ class ChatReply(Reply):
         return [Part("content", text)] if text else []
 
     def _probabilities(self, delta: Delta, every: bool) -> None:
-        """Add those of the tokens whose text is given out. every: also of one whose text has no end yet."""
-        end = self.reader.place(self.end) if self.held else self.came
-        every = every or (not self.held and self.finish != "stop")
+        """Add those of the tokens whose text cannot be a part of a stop string any more. every: all."""
+        pending = bool(self.held or (self.stops and self.reader.rest))
+        end = self.reader.place(self.end) if self.held else self.reader.taken if pending else self.came
+        end = min(end, self.came)
+        every = every or (not pending and self.finish != "stop")
         while self.entries and (self.entries[0][0] < end or every):
             delta.logprobs.append(self.entries.popleft()[1])
 

@@ -10,7 +10,7 @@ from longdraft.server.calls.format import Format
 from longdraft.server.calls.grammar import Asked, Rules, schema_of
 from longdraft.server.calls.hermes import CLOSE, OPEN, tagged
 from longdraft.server.calls.tags import FUNCTION_END, VALUE_END
-from longdraft.server.calls.texts import choices_of, text_rule
+from longdraft.server.calls.texts import Texts, any_of
 from longdraft.server.calls.ways import Way, read_marked
 from longdraft.server.tools import Function
 
@@ -38,6 +38,7 @@ class Coder(Format):
 
     def _function(self, rules: Rules, function: Function) -> str:
         schemas = Schemas(as_any_of(schema_of(function)))
+        texts = Texts(schemas, lenient=not function.strict)
         root, about = schemas.root, f"tools: function {function.name!r}"
         described = schemas.parts(root)
         left_out = next((key for part in described for key in part if key in LEFT_OUT), None)
@@ -48,26 +49,26 @@ class Coder(Format):
             if set(key) & set("<>\"'\n") or key != key.strip():
                 raise InputError(f"{about}: this model's format of calls cannot have a parameter {key[:80]!r}")
             try:
-                value = self._value(rules, function, schemas, schemas.property(root, key))
+                value = self._value(rules, texts, schemas.property(root, key))
             except InputError as error:
                 raise InputError(f"{about}: parameter {key[:80]!r}: {error}") from None
             part = literal(f"<parameter={key}>\n") + f" {value}"
             parts.append(part if key in needed else f"({part})?")
         if len(parts) == 1 and any(part.get("additionalProperties") not in (None, False) for part in described):
-            value = self._value(rules, function, schemas, schemas.property(root, ""))
+            value = self._value(rules, texts, schemas.property(root, ""))
             parts.append(f"({literal('<parameter=')} {OTHER} {literal(f'>{chr(10)}')} {value})*")
         return " ".join([*parts, literal(FUNCTION_END)])
 
-    def _value(self, rules: Rules, function: Function, schemas: Schemas, about: Any) -> str:
+    def _value(self, rules: Rules, texts: Texts, about: Any) -> str:
         """A value and its end."""
+        schemas = texts.schemas
         if schemas.types(about) != {"string"}:
             about = about if isinstance(about, dict) else {}
             shared = {k: schemas.root[k] for k in ("$defs", "definitions") if k in schemas.root}
-            return f"{json_rule(about | shared, lenient=not function.strict)} {END}"
-        text = text_rule(schemas, about, not function.strict)
+            return f"{json_rule(about | shared, lenient=texts.lenient)} {END}"
+        text = texts.rule(about)
         if text is None:
             return f"value {LINE}"
-        if choices := choices_of(schemas, about):
-            if text == f"({' | '.join(map(literal, choices))})":
-                return f"{text} {END}"
+        if (choices := texts.choices(about)) and text == any_of(choices):
+            return f"{text} {END}"
         return rules.add(f"text_{len(rules.lines)}[lazy]", f"({text} & {NO_END}) {END}")
