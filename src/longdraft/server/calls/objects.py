@@ -19,6 +19,7 @@ OTHER = rf'"(?!(?:{"|".join(sorted(KEYS))})")[^"]*"'  # a key that no call has
 DATA = re.compile(rf'{OPEN}(?:{OTHER}|{NAME}\s*,\s*{OTHER}|"type"\s*:\s*(?:[^"\s]|"(?!function")[^"]*"))')
 BEGUN = re.compile(rf'\s*(?:$|\{{{{1,2}}\s*(?:$|"[^{FIRST}-{LAST}]*$))')
 FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
+LONGEST = 1024  # characters in which an object shows what it is
 OF_SCHEMAS = {"type", "properties", "required", "$schema", "$defs", "description", "title"}
 
 
@@ -31,7 +32,7 @@ def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
     """
     value, said, seen = Value(), "", begin
     while True:
-        text = reader.rest[begin:]
+        text = reader.rest[begin : begin + LONGEST]
         if head := HEAD.match(text):
             if head[2] not in reader.schemas:
                 return False
