@@ -30,7 +30,7 @@ class ChatReply(Reply):
         self._note(event)
         delta = Delta()
         for i, token in enumerate(event.tokens):
-            begin, text = self.came + len(self.text.open), ""
+            begin, text = self.came + len(self.text.open), None
             if event.ended != "eos" or i < len(event.tokens) - 1:  # an end token has no text
                 text = self.text.push([token])
                 begin = self.came + self.text.before
@@ -38,7 +38,8 @@ class ChatReply(Reply):
             if event.logprobs is not None:
                 self.entries.append((begin, event.logprobs[i]))
             self.tokens += 1
-            self._read(text, delta)
+            if text is not None:
+                self._read(text, delta)
             if self.tokens <= self.least:
                 self.free = self.came + len(self.text.open)
             if self.finish is not None:
