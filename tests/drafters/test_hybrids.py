@@ -138,7 +138,7 @@ def test_pauses(method):
 
 
 @pytest.mark.parametrize("method", [*HOLD[:1], *(pytest.param(name, marks=full) for name in HOLD[1:])])
-@pytest.mark.parametrize("price", [0.5, pytest.param(0.2, marks=full), pytest.param(1.0, marks=full)])
+@pytest.mark.parametrize("price", [0.5, pytest.param(0.2, marks=full)])
 def test_pauses_of_adaptive_drafting(method, price):
     """Where prices are such that drafting is tried now and then."""
     adaptive = AdaptiveDraft(drafter(method), Stated(price))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
 from random import Random
 from typing import Any
@@ -11,6 +13,7 @@ from support.formats_of_calls import BERN, FILE, FORMATS, LB, OB, SCHEMAS, B, F,
 from test_calls import dialect_of, found, reply_of, told
 
 from longdraft.constraints import literal
+from longdraft.errors import InputError
 from longdraft.server.calls.grammar import schema_of
 from longdraft.server.tools import Function
 
@@ -179,3 +182,91 @@ def takes(made: Any, name: str, text: str) -> bool:
     made.reset()
     tokens = tokens_of(name, text)
     return made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting()
+
+
+def tagged(given: dict[str, str]) -> str:
+    """A call by tags with these parameters."""
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+    return TAG.format(f"<function=weather>\n{body}</function>")
+
+
+def a(**about: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": {"type": "string", **about}}, "required": ["a"]}
+
+
+Q = {"$defs": {"q": {"enum": ["x", "y"]}, "p": a(), "r": a(enum=["x"])}}
+ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [  # a schema, what it allows, and what it does not
+    (a(pattern="^[a-z]{2}\\d$"), ["ab1"], ["ab", "ab1x", "xab1", "ab1\n"]),
+    (a(pattern="b+/"), ["xb/", "b/x\ny"], ["xb"]),
+    (a(const="x"), ["x"], ["y", ""]),
+    (a(minLength=2, maxLength=3), ["ab", "abc", "a\nb"], ["a", "abcd"]),
+    (a(format="date"), ["2026-11-27"], ["2026-13-27", "x"]),
+    (a(format="email", minLength=9), ["me@some.org"], ["m@e.org", "no address"]),
+    (a() | {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/q"}, {"enum": ["z"]}]}}} | Q, ["x", "z"], ["w"]),
+    (a(anyOf=[{"enum": ["x"]}, {"pattern": "^q+$"}]), ["x", "qq"], ["w", ""]),
+    (a(oneOf=[{"const": "x"}, {"const": "y"}]), ["x", "y"], ["w"]),
+    (a(allOf=[{"pattern": "x"}, {"pattern": "y"}]), ["xy", "y x"], ["x", "y"]),
+    ({"$ref": "#/$defs/p"} | Q, ["any", ""], [None]),
+    ({"$ref": "#/$defs/r"} | Q, ["x"], ["y", None]),
+    ({"allOf": [{"$ref": "#/$defs/p"}, a(maxLength=1)]} | Q, ["x"], ["xy", None]),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, ["7", None], ["x"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), ENFORCED, ids=str)
+def test_all_that_a_strict_schema_says_of_texts_is_enforced(schema, right, wrong):
+    """What is allowed is read as it was written. None: a call without the parameter."""
+    functions = [Function(name="weather", parameters=schema, strict=True)]
+    for text in [*right, *wrong]:
+        call = tagged({} if text is None else {"a": text})
+        assert allows("coder", call, functions=functions) == (text in right), text
+        if text in right and text != "7":
+            reader = dialect_of("coder").reader({"weather": schema}, False, None, True)
+            parts = reader.push(call) + reader.end()
+            given = "".join(part.text for part in parts if part.kind == "arguments")
+            assert json.loads(given) == ({} if text is None else {"a": text})
+
+
+def test_a_bound_value_ends_where_the_grammar_says():
+    """Marks inside a value are its text, so nothing that the grammar has not seen becomes a parameter."""
+    functions = [
+        Function(name="weather", parameters=a() | {"properties": {"a": {"type": "string"}, "b": {"const": "x"}}})
+    ]
+    inner = "1\n<parameter=b>\ny"
+    assert allows("coder", tagged({"a": inner}), functions=functions)
+    for bound, given in ((True, {"a": inner}), (False, {"a": "1", "b": "y"})):
+        reader = dialect_of("coder").reader({"weather": functions[0].parameters}, False, None, bound)
+        parts = reader.push(tagged({"a": inner})) + reader.end()
+        assert json.loads("".join(part.text for part in parts if part.kind == "arguments")) == given
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (a(format="uri"), "'a': its format 'uri' cannot"),
+        (a(pattern="^a|b$"), "its pattern '^a|b$' cannot"),
+        (a(pattern="(?=x)"), "its pattern '(?=x)' cannot"),
+        (a(**{"not": {"const": "x"}}), "its keyword 'not' cannot"),
+        (a(oneOf=[{"pattern": "x"}, {"pattern": "y"}]), "its keyword 'oneOf' cannot"),
+        (a(enum=["x"], const="y"), "no text is allowed"),
+        ({"anyOf": [a(), {"properties": {"b": {}}}]}, "'anyOf' of its parameters cannot"),
+        ({"type": "object", "properties": {"a>": {}}}, "cannot have a parameter 'a>'"),
+    ],
+    ids=str,
+)
+def test_what_tags_cannot_enforce_is_refused_for_strict_functions_alone(schema, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        matcher("coder", 1, True, [Function(name="weather", parameters=schema, strict=True)])
+    if "format" in words or "pattern" in words or "keyword" in words or "anyOf" in words:
+        assert allows("coder", tagged({"a": "x"}), functions=[Function(name="weather", parameters=schema)])
+
+
+def test_alternatives_that_grow_without_an_end_are_refused_soon():
+    parts = {
+        f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"pattern": f"{i}", "type": "string"}] * 2}
+        for i in range(30)
+    }
+    parts |= {"a30": {"anyOf": [{"$ref": f"#/$defs/a{i}"} for i in range(30)]}}
+    schema = a() | {"properties": {"a": {"$ref": "#/$defs/a0", "type": "string"}}, "$defs": parts}
+    lark = dialect_of("coder").grammar([Function(name="weather", parameters=schema)], 1, True, False)
+    assert len(lark) < 1 << 20

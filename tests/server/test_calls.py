@@ -14,9 +14,11 @@ from longdraft.engine.session import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import text_of
 from longdraft.server.calls.dialect import Dialect, format_of
-from longdraft.server.calls.reader import Part, Reader
+from longdraft.server.calls.reader import Part
+from longdraft.server.calls.ways import Calls
+from longdraft.server.chat_reply import ChatReply
 from longdraft.server.messages import message_of
-from longdraft.server.reply import Delta, Reply
+from longdraft.server.reply import Delta
 
 KINDS = {
     "coder": "Coder",
@@ -32,13 +34,13 @@ def dialect_of(name: str) -> Dialect:
     return Dialect(tokenizer_of(name), FORMATS[name][0])
 
 
-def reply_of(name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, most: int | None = None) -> Reply:
+def reply_of(name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, most: int | None = None) -> ChatReply:
     dialect = dialect_of(name)
     reader = dialect.reader(schemas, name == "r1", most)
-    return Reply(tokenizer_of(name), list(stops), reader, dialect.marks.shown)
+    return ChatReply(tokenizer_of(name), list(stops), reader, dialect.marks.shown)
 
 
-def told(reply: Reply, tokens: list[int], cuts: list[int], ended: str = "eos") -> list[Delta]:
+def told(reply: ChatReply, tokens: list[int], cuts: list[int], ended: str = "eos") -> list[Delta]:
     """What a reply says of tokens that come in events cut at these places, and an end token."""
     tokens, low, deltas = tokens + [0] * (ended == "eos"), 0, []
     for high in sorted({min(c, len(tokens)) for c in cuts if c > 0} | {len(tokens)}):
@@ -121,7 +123,7 @@ BARE: dict[str, tuple[str, int]] = {  # an answer without tags: its content, and
     '[{"name": "now", "arguments": {}}, {"name": "now"}]': ("", 2),
     '{"name": "now", "arguments": {}} and <tool_call>{"name": "now", "arguments": {}}</tool_call>': ("and", 2),
     '{"name": "other", "arguments": {}}': ('{"name": "other", "arguments": {}}', 0),
-    'So: {"name": "now", "arguments": {}}': ('So: {"name": "now", "arguments": {}}', 0),
+    'So {"name": "now", "arguments": {}}': ('So {"name": "now", "arguments": {}}', 0),
     '{"now": 1}': ('{"now": 1}', 0),
 }
 
@@ -131,7 +133,7 @@ BARE: dict[str, tuple[str, int]] = {  # an answer without tags: its content, and
 def test_an_answer_that_begins_with_a_call_needs_no_tags(text, bare):
     """Unless a grammar leaves that text free, where it could break a strict function's schema."""
     for size in (1, 7, len(text)):
-        reader = dialect_of("hermes text").reader(SCHEMAS, False, None, bare)
+        reader = dialect_of("hermes text").reader(SCHEMAS, False, None, bound=not bare)
         parts = [part for i in range(0, len(text), size) for part in reader.push(text[i : i + size])] + reader.end()
         content = "".join(part.text for part in parts if part.kind == "content")
         if bare:
@@ -162,31 +164,20 @@ def test_a_cut_call_is_not_finished():
     assert deltas[-1].finish == "length" and deltas[-1].parts == [Part("call", "weather"), Part("arguments", '{"ci')]
 
 
-def test_stop_strings_end_calls_and_reasoning_too():
-    text = "<think>\nab stop cd\n</think>"
-    deltas = told(reply_of("think", ("stop",)), tokens_of("think", text), [])
-    assert found(deltas) == ("", (), "ab") and deltas[-1].finish == "stop"
-
-
 def test_other_special_tokens_are_no_text():
     text = "a<|im_start|>b"
     assert text_of(tokenizer_of("hermes"), tokens_of("hermes", text)) == "ab"
     assert found(told(reply_of("hermes"), tokens_of("hermes", text), [])) == ("ab", (), "")
 
 
-def give_all(self: Reader, marks: tuple[str, ...], kind: str, strip: bool = True) -> Any:
-    """Holds nothing back."""
-    while not (hits := [(i, len(m)) for m in marks if (i := self.rest.find(m)) >= 0]):
-        self.give(kind, len(self.rest))
-        if not (yield from self.more()):
-            return None
-    begin, length = min(hits)
-    self.give(kind, begin)
-    return length
+def hasty(self: Calls, at: int) -> Any:
+    """Waits for no more of a mark."""
+    yield from ()
+    return next((way for way in self.ways if self.rest.startswith(way.opens, at)), None)
 
 
 def test_a_reader_that_holds_nothing_back_is_noticed(monkeypatch):
-    monkeypatch.setattr(Reader, "until", give_all)
+    monkeypatch.setattr(Calls, "_way", hasty)
     said = next(s for s in ANSWERS if s.format == "hermes text" and s.calls)
     with pytest.raises(AssertionError):
         test_an_answer_has_the_calls_that_it_says(said)

@@ -13,8 +13,9 @@ from support.templates_published import AT, PUBLISHED, QWEN, QWEN_UNMARKED, THIN
 
 from longdraft.engine.session import Event
 from longdraft.server.calls.dialect import Dialect
+from longdraft.server.chat_reply import ChatReply
 from longdraft.server.messages import message_of
-from longdraft.server.reply import Delta, Reply
+from longdraft.server.reply import Delta
 
 pytestmark = pytest.mark.full
 UNMARKED = (*QWEN_UNMARKED, "<tool_response>", "</tool_response>", *THINK)
@@ -74,7 +75,7 @@ def test_what_a_template_writes_is_read(model, said):
     assert opened == (model in ("Qwen 3.5", "Qwen 3.6", "Nemotron 3"))
     if opened:
         text = text.removeprefix("<think>")
-    reply = Reply(tokenizer, [], dialect.reader({"weather": CITY}, opened, None), dialect.marks.shown)
+    reply = ChatReply(tokenizer, [], dialect.reader({"weather": CITY}, opened, None), dialect.marks.shown)
     deltas = [reply.take(Event(1, [token], None)) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
     message = message_of(sum([*deltas, reply.take(Event(1, [0], "eos"))], Delta()).parts, dialect.call_id)
     found = [

@@ -225,6 +225,24 @@ def test_what_cannot_be_done_is_refused_in_one_line(http, says, change, status, 
     assert refused.status_code == status and words in message and "\n" not in message
 
 
+def test_tags_refuse_what_they_cannot_enforce_in_one_line(http, says):
+    says(formats_of_calls.CODER, TWO)
+    function = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "string", "format": "uri"}}}}
+    refused = http.post("/v1/chat/completions", json=BODY | {"tools": [{"type": "function", "function": function}]})
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "parameter 'a': its format 'uri' cannot be enforced" in message
+
+
+@pytest.mark.parametrize("stop", ["Bern", '"', "\n", "so"])
+def test_stop_strings_cut_neither_reasoning_nor_arguments(http, says, stop):
+    says(QWEN3, f"<think>\nso Bern\n</think>\n\n<tool_call>\n{B}\n</tool_call>", at_once=5)
+    body = BODY | {"stop": [stop]}
+    choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["reasoning_content"] == "so Bern"
+    assert [c["function"]["arguments"] for c in choice["message"]["tool_calls"]] == ['{"city": "Bern"}']
+    assert [call[2] for call in put_together(streamed(http, body))["calls"]] == ['{"city": "Bern"}']
+
+
 def test_a_template_without_tools_says_so_first(http, says):
     says(CHAT)
     body = BODY | {"tool_choice": "required", "messages": [USER | {"content": "x " * 5000}], "max_tokens": 257}

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from longdraft.constraints.closed import nodes
+from longdraft.constraints.types import referred
 
 MOST = 100  # schemas of a oneOf that are compared with each other
 DEEPEST = 8  # references that lead to further ones
@@ -35,10 +36,7 @@ def _read(part: Any, root: dict[str, Any]) -> dict[str, Any]:
     for _ in range(DEEPEST):
         if not isinstance(part, dict) or "$ref" not in part:
             break
-        place, found = str(part["$ref"]), root
-        for step in place.split("/")[1:]:
-            found = found.get(step) if isinstance(found, dict) else None
-        part = found if place.startswith("#/") else None
+        part = referred(part["$ref"], root)
     return part if isinstance(part, dict) and "$ref" not in part else {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import Detokenizer
 from longdraft.server.calls.marks import MarkedText
-from longdraft.server.calls.reader import Part, Reader, joined
+from longdraft.server.calls.reader import Part, joined
 
 
 @dataclass
@@ -57,20 +56,13 @@ class Reply:
     """Its deltas together are the text before the first stop string, the same however tokens came in events.
 
     tokens: how many of the new tokens count: up to the one that completes a stop string, end token included. least: a
-    stop string that ends within this many tokens is text. reader: splits the text into parts; it sees the special
-    tokens that are in `shown`, as these characters.
+    stop string that ends within this many tokens is text.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        stops: list[str],
-        reader: Reader | None = None,
-        shown: dict[int, str] | None = None,
-        least: int = 0,
-    ):
-        self.text = MarkedText(tokenizer, shown) if shown else Detokenizer(tokenizer)
-        self.reader, self.starts = reader, list[int]()  # where each token's text begins, for the reader's thoughts
+    reasoning_tokens = 0
+
+    def __init__(self, tokenizer: Any, stops: list[str], least: int = 0):
+        self.text: Detokenizer | MarkedText = Detokenizer(tokenizer)
         self.stops, self.held = stops, ""  # text that may begin a stop string
         self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
@@ -84,9 +76,7 @@ class Reply:
         """What this event adds to the text. After a delta with `finish`, further events have no effect."""
         if self.finish is not None:
             return Delta()
-        self.drafts.add(event.drafted, event.accepted)
-        if event.prompt is not None:
-            self.known = event.prompt.known
+        self._note(event)
         delta = Delta()
         for i, token in enumerate(event.tokens):
             self.tokens += 1
@@ -97,24 +87,24 @@ class Reply:
                 begin = settled + self.text.before
             if event.logprobs is not None:
                 self.entries.append((begin, event.logprobs[i]))
-            if self.reader is not None:
-                self.starts.append(begin)
             self.open = self.text.open if self.stops else ""
             if self.tokens <= self.least:
                 self.free = self.end + len(self.held) + len(self.open)
             if (cut := self._stop_in(self.open)) is not None:
                 self.held += self.open
                 return delta + self._out(cut, "stop")
-            if self.reader is not None and self.reader.most is not None:  # the token that ends the last call is the end
-                delta += self._out(len(self.held) - self._possible())
-                if self.finish is not None:
-                    return delta
         if event.ended is None:
             return delta + self._out(len(self.held) - self._possible())
         self.held += self.text.flush()
         cut = self._stop_in()
         finish = "stop" if cut is not None or event.ended == "eos" else "length"
         return delta + self._out(len(self.held) if cut is None else cut, finish)
+
+    def _note(self, event: Event) -> None:
+        """Count what an event says beside its tokens."""
+        self.drafts.add(event.drafted, event.accepted)
+        if event.prompt is not None:
+            self.known = event.prompt.known
 
     def _stop_in(self, more: str = "") -> int | None:
         """Where in the held text, with more text after it, the first stop string begins."""
@@ -138,30 +128,11 @@ class Reply:
         """Release this many characters of the held text."""
         delta = Delta(self.held[:count], [], finish)
         self.held, self.end, self.finish = self.held[count:], self.end + count, finish
-        if self.reader is not None:
-            self._split(self.reader, delta)
         while self.entries and (self.entries[0][0] < self.end or (not self.held and finish != "stop")):
             begin, entry = self.entries.popleft()
             delta.offsets.append(begin)
             delta.logprobs.append(entry)
         return delta
-
-    def _split(self, reader: Reader, delta: Delta) -> None:
-        """Put what the reader makes of a delta's text in its place. The choice ends with the last call it may have."""
-        delta.parts = reader.push(delta.text)
-        if reader.done and self.finish is None:
-            delta.finish = self.finish = "stop"
-        if self.finish is not None:
-            delta.parts += reader.end()
-        delta.text = "".join(part.text for part in delta.parts if part.kind == "content")
-        if self.finish == "stop" and reader.calls:
-            delta.finish = "tool_calls"
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """How many of the tokens were reasoning, with the marks around it."""
-        thoughts = [] if self.reader is None else self.reader.thoughts
-        return sum(bisect_left(self.starts, end) - bisect_left(self.starts, begin) for begin, end in thoughts)
 
 
 class Silent(Reply):

@@ -20,6 +20,7 @@ from longdraft.models.text import offsets_of, text_of, token_bytes, token_ids
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.answer import Answer
+from longdraft.server.chat_reply import ChatReply
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.entry import current
 from longdraft.server.formats import Echo
@@ -164,7 +165,7 @@ class Service:
         if work.talk is None:
             return (Silent if work.silent else Reply)(self.tokenizer, work.stops, least=work.least)
         shown = work.talk.dialect.marks.shown
-        return Reply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
+        return ChatReply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves no room."""

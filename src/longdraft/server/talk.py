@@ -73,7 +73,7 @@ class Talk:
         """Reads one choice's answer."""
         schemas = {function.name: function.parameters for function in self.offer.open}
         most = None if self.offer.many else 1
-        return self.dialect.reader(schemas, self.opened, most, bare=not self.offer.needs_grammar)
+        return self.dialect.reader(schemas, self.opened, most, bound=self.offer.needs_grammar)
 
     def grammar(self, structure: Structure | None = None) -> str | None:
         """Lark (llguidance's) for the whole answer, or None if nothing but `structure` binds it, or nothing at all.

@@ -16,6 +16,7 @@ from longdraft.server.calls.llama import TAG, Llama
 from longdraft.server.calls.marks import Marks
 from longdraft.server.calls.mistral import Mistral
 from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.ways import Calls
 from longdraft.server.tools import Function
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -61,8 +62,9 @@ class Dialect:
         tail = self.tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
         return tail.rstrip().endswith(self.thoughts[0])
 
-    def reader(self, schemas: dict[str, Any], opened: bool, most: int | None, bare: bool = False) -> Reader:
-        return Answer(self, schemas, opened, most, bare)
+    def reader(self, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool = False) -> Reader:
+        """Reads an answer. bound: a grammar binds it, so its calls are as the template writes them."""
+        return Answer(self, schemas, opened, most, bound)
 
     def grammar(
         self, functions: Sequence[Function], least: int, many: bool, opened: bool, content: str | None = None
@@ -100,22 +102,29 @@ class Dialect:
         return body if opened else f"({self.marks.lark(first)} {body})?"
 
 
-class Answer(Reader):
-    """Reasoning, if there is any, and then what the format reads. Without functions nothing is a call."""
+class Answer(Calls):
+    """Reasoning, if there is any, and then content and calls. Without functions nothing is a call."""
 
-    def __init__(self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None, bare: bool):
+    def __init__(self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool):
         self.dialect, self.opened = dialect, opened
-        super().__init__(schemas, most, bare)
+        ways, begins = ((), False) if dialect.format is None else (dialect.format.ways, dialect.format.begins)
+        super().__init__(schemas, ways, most, bound, begins)
 
     def steps(self) -> Steps[None]:
         dialect = self.dialect
         if dialect.thoughts is not None:
             first, last = dialect.thoughts
-            yield from self.think((dialect.marks[first], dialect.marks[last]), self.opened)
-        if dialect.format is None or not (self.schemas or isinstance(dialect.format, Harmony)):
+            yield from self.think((dialect.marks[first], dialect.marks[last]), self.opened, self._watch())
+        if isinstance(dialect.format, Harmony):
+            yield from dialect.format.read(self, self._watch)
+        elif self.schemas and not self.full:
             yield from super().steps()
-            return
-        yield from dialect.format.read(self)
         self.done = self.full
         if not self.done:
-            yield from super().steps()
+            yield from Reader.steps(self)
+
+    def _watch(self) -> Reader | None:
+        """Reads the calls in reasoning, unless a grammar makes the model close it."""
+        if self.bound or not self.schemas:
+            return None
+        return Calls(self.schemas, () if self.dialect.format is None else self.dialect.format.ways)

@@ -7,17 +7,19 @@ from typing import ClassVar
 
 from longdraft.server.calls.grammar import Asked, Rules
 from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.ways import Way
 
 
 class Format:
     """A text that its grammar allows is one that it reads as calls of the functions asked for.
 
-    names: its marks. ends: tokens that end an answer even where the model's configuration does not say so.
+    names: its marks. ends: tokens that end an answer even where the model's configuration does not say so. begins: its
+    calls need no mark at the beginning of an answer.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     ends: ClassVar[tuple[str, ...]] = ()
+    begins: ClassVar[bool] = False
 
     def __init__(self, marks: Marks, template: str):
         self.marks = marks
@@ -27,9 +29,10 @@ class Format:
         """A new call's id."""
         return f"call_{token_hex(12)}"
 
-    def read(self, reader: Reader) -> Steps[None]:
-        """Read an answer after its reasoning."""
-        raise NotImplementedError
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How its calls begin."""
+        return ()
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
         """The rule for an answer after its reasoning."""

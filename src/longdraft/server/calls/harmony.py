@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from longdraft.constraints import literal
 from longdraft.server.calls.format import Format
@@ -27,10 +28,12 @@ class Harmony(Format):
 
     def __init__(self, marks: Marks, template: str):
         super().__init__(marks, template)
-        self._ends = tuple(marks[name] for name in (END, CALL, RETURN, START))
+        self._begins = marks[CHANNEL], marks[START]  # of the next message, whether or not the last one has its end
+        self._ends = (*(marks[name] for name in (END, CALL, RETURN)), *self._begins)
         self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
 
-    def read(self, reader: Reader) -> Steps[None]:
+    def read(self, reader: Reader, watch: Callable[[], Reader | None]) -> Steps[None]:
+        """Read an answer. watch: makes a reader for calls in reasoning (see Reader.reason)."""
         while not reader.full:
             begin = reader.taken
             header = yield from self._header(reader)
@@ -39,7 +42,7 @@ class Harmony(Format):
             if (to := TO.search(header)) and to[1] in reader.schemas:
                 yield from self._call(reader, to[1])
             elif self._analysis.search(header):
-                yield from self._body(reader, "reasoning")
+                yield from self._body(reader, "reasoning", watch())
                 reader.thoughts.append((begin, reader.taken))
             else:
                 yield from self._body(reader, "content")
@@ -56,19 +59,25 @@ class Harmony(Format):
                 return reader.drop(at + end + len(message))
             expected = (channel, start, "to=", *self._ends)
             if len(text) > LONGEST or not any(text.startswith(x) or x.startswith(text) for x in expected):
+                begun = next((mark for mark in self._begins if text.startswith(mark)), "")
+                reader.drop(at + len(begun) if begun else 0)
                 return ""
             if not (yield from reader.more()):
                 if text[0] in self.marks.signs.values():  # a header that was cut off
                     reader.drop(len(reader.rest))
                 return reader.finish()
 
-    def _body(self, reader: Reader, kind: str) -> Steps[None]:
+    def _body(self, reader: Reader, kind: str, watch: Reader | None = None) -> Steps[None]:
         reader.separate(kind)
-        length = yield from reader.until(self._ends, kind)
+        if kind == "reasoning":
+            length = yield from reader.reason(self._ends, watch)
+        else:
+            length = yield from reader.until(self._ends, kind)
         if length is None:
             reader.give(kind, len(reader.rest))
         else:
-            reader.drop(length)
+            kept = next((mark for mark in self._begins if reader.rest[:length].endswith(mark)), "")
+            reader.drop(length - len(kept))
 
     def _call(self, reader: Reader, name: str) -> Steps[None]:
         at = yield from reader.space()
@@ -79,7 +88,7 @@ class Harmony(Format):
         reader.call(name)
         if begins == "{":
             yield from reader.arguments()
-        elif begins:
+        elif begins or not reader.cut:
             reader.add("arguments", "{}")
         if not reader.full:
             yield from self._body(reader, "content")

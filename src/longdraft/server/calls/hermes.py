@@ -8,17 +8,13 @@ from longdraft.constraints import literal
 from longdraft.server.calls.format import Format
 from longdraft.server.calls.grammar import Asked, Rules, object_rule
 from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.objects import read_objects
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.ways import Way, read_marked
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes(Format):
-    """Reads both ways of writing calls; `listed` is that of the template, which grammars follow.
-
-    Small models, such as Qwen2.5-Coder's, leave the tags out: an answer that begins with a call is read as calls too.
-    """
+    """listed: the template has all calls in a list between one pair of tags, and so have grammars."""
 
     names = (OPEN, CLOSE)
 
@@ -26,17 +22,9 @@ class Hermes(Format):
         super().__init__(marks, template)
         self.listed = "<tool_call>[" in template
 
-    def read(self, reader: Reader) -> Steps[None]:
-        if reader.bare:
-            yield from read_objects(reader, 0, "")
-        while not reader.full:
-            begin = yield from reader.until((self.marks[OPEN],), "content")
-            if begin is None:
-                return reader.finish()
-            if not (yield from read_objects(reader, begin)):
-                reader.give("content", begin)
-            elif not reader.full:
-                yield from reader.skip(self.marks[CLOSE])
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return (Way(self.marks[OPEN], self.marks[CLOSE], read_marked),)
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
         one = rules.choice("function", [object_rule(f) for f in asked.functions])

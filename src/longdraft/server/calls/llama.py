@@ -5,8 +5,7 @@ from __future__ import annotations
 from longdraft.constraints import literal
 from longdraft.server.calls.format import Format
 from longdraft.server.calls.grammar import Asked, Rules, object_rule
-from longdraft.server.calls.objects import read_objects
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.ways import Way, read_marked
 
 TAG = "<|python_tag|>"
 
@@ -16,17 +15,11 @@ class Llama(Format):
 
     names = (TAG,)
     ends = ("<|eom_id|>",)
+    begins = True
 
-    def read(self, reader: Reader) -> Steps[None]:
-        begin: int | None = 0
-        while begin is not None:
-            called = yield from read_objects(reader, begin, ";")
-            if reader.full:
-                return
-            if not called:
-                reader.give("content", begin)
-            begin = yield from reader.until((self.marks[TAG],), "content")
-        reader.finish()
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return (Way(self.marks[TAG], "", read_marked),)
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
         one = rules.choice("function", [object_rule(f, "parameters") for f in asked.functions])

@@ -9,8 +9,8 @@ from longdraft.constraints import literal
 from longdraft.server.calls.format import Format
 from longdraft.server.calls.grammar import Asked, Rules, arguments_rule, object_rule
 from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.objects import read_objects
 from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.ways import Way, read_marked
 
 CALLS, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -32,15 +32,14 @@ class Mistral(Format):
         """Templates refuse ids of any other form."""
         return token_hex(5)[:9]
 
-    def read(self, reader: Reader) -> Steps[None]:
-        while not reader.full:
-            begin = yield from reader.until((self.marks[CALLS],), "content")
-            if begin is None:
-                return reader.finish()
-            at = yield from reader.space(begin)
-            listed = at is not None and reader.rest[at] in "[{"
-            if not (yield from (read_objects(reader, begin) if listed else self._named(reader, begin))):
-                reader.give("content", begin)
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return (Way(self.marks[CALLS], "", self._read),)
+
+    def _read(self, reader: Reader, begin: int) -> Steps[bool]:
+        at = yield from reader.space(begin)
+        written = at is not None and reader.rest[at] in "[{<`"
+        return (yield from (read_marked(reader, begin) if written else self._named(reader, begin)))
 
     def _named(self, reader: Reader, begin: int) -> Steps[bool]:
         while not (head := self._head.match(reader.rest, begin)):

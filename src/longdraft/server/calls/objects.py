@@ -6,80 +6,123 @@ import re
 from json import dumps, loads
 from typing import Any
 
+from longdraft.constraints import Schemas
 from longdraft.server.calls.marks import FIRST, LAST
 from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.value import Value
 
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{\s*["}])')
-NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
-KEYED = re.compile(r'\s*\{\s*"(?!(?:name|arguments|parameters|type|id|function)")[^"]*"')
-BEGUN = re.compile(rf'\s*(?:$|\{{\s*(?:$|"[^{FIRST}-{LAST}]*$))')
+OPEN, NAME = r"\s*(\{{1,2})\s*", r'"name"\s*:\s*"([^"\\]*)"'
+HEAD = re.compile(rf"""{OPEN}{NAME}\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{{?)(?=\{{\s*["'}}])""")
+NAMED = re.compile(OPEN + NAME)
+KEYS = {"name", "arguments", "parameters", "type", "id", "function"}
+OTHER = rf'"(?!(?:{"|".join(sorted(KEYS))})")[^"]*"'  # a key that no call has
+DATA = re.compile(rf'{OPEN}(?:{OTHER}|{NAME}\s*,\s*{OTHER}|"type"\s*:\s*(?:[^"\s]|"(?!function")[^"]*"))')
+BEGUN = re.compile(rf'\s*(?:$|\{{{{1,2}}\s*(?:$|"[^{FIRST}-{LAST}]*$))')
+FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
+LONGEST = 1024  # characters in which an object shows what it is
+OF_SCHEMAS = {"type", "properties", "required", "$schema", "$defs", "description", "title"}
 
 
-def read_object(reader: Reader, begin: int) -> Steps[bool]:
+def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
     """Read an object that begins in the reader's text, where it calls a function. False: it does not; nothing is taken.
 
-    What precedes it is dropped with it. Arguments are given out as they come where the name comes first, as models
-    write it, and once the object is complete where it does not.
+    What precedes it is dropped with it. marked: a mark says that it is a call; otherwise it must have arguments, and
+    nothing that calls do not have. A function's definition is no call. Arguments are given out as they come where the
+    name comes first, as models write it, and once the object is complete where it does not.
     """
-    value, seen = Value(), begin
+    value, said, seen = Value(), "", begin
     while True:
-        text = reader.rest[begin:]
+        text = reader.rest[begin : begin + LONGEST]
         if head := HEAD.match(text):
-            if head[1] not in reader.schemas:
+            if head[2] not in reader.schemas:
+                return False
+            defines = _defines(reader, head[2], text[head.end() :])
+            if defines is None and (yield from reader.more()):
+                continue
+            if defines:
                 return False
             reader.drop(begin + head.end())
-            reader.call(head[1])
+            reader.call(head[2])
             yield from reader.arguments()
-            yield from _close(reader)
+            yield from _close(reader, len(head[1]) + len(head[3]))
             return True
-        seen += value.feed(reader.rest[seen:])[1]
-        if value.done:
-            return _whole(reader, begin, seen)
         named = NAMED.match(text)
-        if (named and named[1] not in reader.schemas) or KEYED.match(text) or not BEGUN.match(text):
+        if (named and named[2] not in reader.schemas) or (not marked and DATA.match(text)) or not BEGUN.match(text):
             return False
-        if not (yield from reader.more()):
+        if seen == begin and (opened := re.match(OPEN, text)) and len(opened[1]) == 2:
+            seen += opened.end() - 1  # of doubled braces, only one is read
+        more, used = value.feed(reader.rest[seen:])
+        said, seen = said + more, seen + used
+        if not value.done and (yield from reader.more()):
+            continue
+        if reader.cut and not value.done:
             return False
+        ended = not value.done
+        if not _whole(reader, said + value.close(), seen, marked and not ended):
+            return False
+        yield from reader.skip_all(("}",))
+        return True
 
 
-def _whole(reader: Reader, begin: int, end: int) -> bool:
+def _defines(reader: Reader, name: str, arguments: str) -> bool | None:
+    """Whether what seem to be arguments is the function's schema. None: that is not known yet."""
+    key = FIRST_KEY.match(arguments)
+    if key is None:
+        return False
+    schema = reader.schemas[name]
+    words = OF_SCHEMAS - set(Schemas(schema).names(schema))
+    if key[2]:
+        return key[1] in words
+    return None if any(word.startswith(key[1]) for word in words) else False
+
+
+def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
+    """Read a whole object as a call. marked: it may leave out the arguments."""
     try:
-        found: Any = loads(reader.rest[begin:end], strict=False)
-        name = found["name"]
-        given = found.get("arguments", found.get("parameters")) or {}
-        given = loads(given) if isinstance(given, str) else given
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found: Any = loads(text)
+        extra = found.keys() - KEYS
+        found = found["function"] if isinstance(found.get("function"), dict) else found
+        name, given = found["name"], found.get("arguments", found.get("parameters", {} if marked else None))
+        given = loads(given, strict=False) if isinstance(given, str) else {} if marked and given is None else given
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     if not isinstance(name, str) or name not in reader.schemas or not isinstance(given, dict):
         return False
+    arguments = dumps(given, ensure_ascii=False)
+    if _defines(reader, name, arguments) or (not marked and (extra or found.keys() - KEYS)):
+        return False
     reader.drop(end)
     reader.call(name)
-    reader.add("arguments", dumps(given, ensure_ascii=False))
+    reader.add("arguments", arguments)
     return True
 
 
-def _close(reader: Reader) -> Steps[None]:
-    """Drop the rest of an object whose arguments were read: its end, and other fields before that."""
+def _close(reader: Reader, depth: int) -> Steps[None]:
+    """Drop the rest of an object whose arguments were read: other fields, and as many braces as were opened."""
     begin = yield from reader.space()
-    if begin is not None and reader.rest[begin] in ",}":
-        value = Value(depth=1)
+    if begin is not None and reader.rest[begin] == ",":
+        reader.drop(begin + 1)
+        value = Value()
+        value.feed("{")
         while not value.done:
             reader.drop(value.feed(reader.rest)[1])
             if not value.done and not (yield from reader.more()):
                 return
+        depth -= 1
+    while depth and (yield from reader.skip("}")):
+        depth -= 1
 
 
-def read_objects(reader: Reader, begin: int, separator: str = ",") -> Steps[bool]:
-    """Read one object, or several in a list or with separators between them. False: there is none; nothing is taken."""
+def read_objects(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
+    """Read one object, or several in a list or after each other. False: there is none; nothing is taken."""
     at = yield from reader.space(begin)
     listed = at is not None and reader.rest[at] == "["
-    if at is None or not (yield from read_object(reader, at + listed)):
+    if at is None or not (yield from read_object(reader, at + listed, marked)):
         return False
-    separator = "," if listed else separator
-    while not reader.full and (yield from reader.skip(separator)):
-        if not (yield from read_object(reader, 0)):
-            reader.add("content", separator)
+    while not reader.full and (at := (yield from reader.space())) is not None:
+        at += reader.rest[at] in ",;"
+        reader.opening = reader.taken
+        if not (yield from read_object(reader, at, marked or listed)):
             break
     if listed and not reader.full:
         yield from reader.skip("]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Generator, Mapping
 from json import dumps
 from typing import Any, NamedTuple, TypeVar
@@ -37,17 +38,23 @@ class Reader:
     """Its parts are final, and together are the text without the format's marks, however the text comes in pieces.
 
     schemas: the parameters of each function that may be called; a call of any other is content. most: after this many
-    calls the answer has ended (`done`). bare: an object at the beginning may be a call without the format's marks.
-    taken: how many characters have been given out or dropped.
+    calls the answer has ended (`done`). bound: a grammar binds the answer, so that only the template's own way of
+    writing calls is read as one. taken: how many characters have been given out or dropped.
     """
 
-    def __init__(self, schemas: Mapping[str, Any] | None = None, most: int | None = None, bare: bool = False):
-        self.schemas, self.most, self.bare = schemas or {}, most, bare
+    def __init__(self, schemas: Mapping[str, Any] | None = None, most: int | None = None, bound: bool = False):
+        self.schemas, self.most, self.bound = schemas or {}, most, bound
         self.rest = ""  # came, but neither given out nor dropped
-        self.calls = self.taken = 0
+        self.calls = self.taken = self.said = 0  # said: characters of content
+        self.opening = 0  # where what may be a call begins, of the characters taken
+        self.run: int | None = None  # where the calls begin that nothing has followed yet
+        self.last = ""  # the last character of the content since the last call
+        self.openers = self.closers = tuple[str, ...]()  # tags that calls may stand between
         self.thoughts: list[tuple[int, int]] = []  # where the text was reasoning, in characters
         self.ended = self.done = False
+        self.cut = False  # the text ended because it may not be longer
         self.aside = ""  # text that is kept back as a whole
+        self._places = list[tuple[int, int]]()  # of characters of content, in the content and in the text
         self._parts: list[Part] = []
         self._said, self._apart = set[str](), set[str]()
         self._steps: Steps[None] = self.steps()
@@ -67,10 +74,16 @@ class Reader:
         parts, self._parts = joined(self._parts), []
         return parts
 
-    def end(self) -> list[Part]:
-        """What is left when no more text comes."""
-        self.ended = True
+    def end(self, cut: bool = False) -> list[Part]:
+        """What is left when no more text comes. cut: because of a limit; then a call that is not complete stays so."""
+        self.ended, self.cut = True, cut
         return self.push("")
+
+    def place(self, offset: int) -> int:
+        """Where in the text a character of the content is."""
+        at = bisect_right(self._places, offset, key=lambda pair: pair[0])
+        said, taken = self._places[at - 1] if at else (0, 0)
+        return taken + offset - said
 
     # For formats --------------------------------------------------------------------------------------------------
 
@@ -93,7 +106,10 @@ class Reader:
 
     def give(self, kind: str, count: int) -> None:
         """Give out this many characters."""
+        taken, said = self.taken, self.said
         self.add(kind, self.drop(count))
+        if self.said > said:
+            self._places.append((self.said - count, taken))
 
     def add(self, kind: str, text: str) -> None:
         """Give out a text, without marks. kind: also "quoted", arguments inside a JSON string, or "aside"."""
@@ -109,6 +125,11 @@ class Reader:
             self._apart.remove(kind)
             text = APART + text
         self._said.add(kind)
+        if kind == "content":
+            self.said += len(text)
+            self.last = text[-1]
+            if not text.isspace():
+                self.run = None
         index = self.calls - 1 if kind == "arguments" else 0
         self._parts.append(Part(kind, text, index))
 
@@ -119,6 +140,9 @@ class Reader:
 
     def call(self, name: str) -> None:
         """A call begins."""
+        self.last = ""
+        if self.run is None:
+            self.run = self.opening
         self._parts.append(Part("call", name, self.calls))
         self.calls += 1
 
@@ -144,6 +168,15 @@ class Reader:
         if self.rest or (yield from self.more()):
             self.drop(self.rest.startswith("\n"))
 
+    def skip_all(self, marks: tuple[str, ...]) -> Steps[None]:
+        """Take all of these marks that come next."""
+        while True:
+            text = self.rest.lstrip()
+            if mark := next((mark for mark in marks if text.startswith(mark)), None):
+                self.drop(len(self.rest) - len(text) + len(mark))
+            elif not any(mark.startswith(text) for mark in marks) or not (yield from self.more()):
+                return
+
     def until(self, marks: tuple[str, ...], kind: str, strip: bool = True) -> Steps[int | None]:
         """Give out what precedes the first of these marks. The length of that mark, or None if the text ended first.
 
@@ -151,17 +184,23 @@ class Reader:
         has come.
         """
         while True:
-            found = [(i, -len(mark)) for mark in marks if (i := self.rest.find(mark)) >= 0]
-            if found:
-                begin, length = min(found)
-                before = self.rest[:begin].rstrip() if strip else self.rest[:begin]
-                self.give(kind, len(before))
-                return begin - len(before) - length
-            keep = max((n for m in marks for n in range(1, len(m)) if self.rest.endswith(m[:n])), default=0)
-            free = self.rest[: len(self.rest) - keep]
-            self.give(kind, len(free.rstrip() if strip else free))
+            found = self._first(marks)
+            end = len(self.rest) - self._begun(marks) if found is None else found[0]
+            free = len(self.rest[:end].rstrip()) if strip else end
+            self.give(kind, free)
+            if found is not None:
+                return found[0] - free + found[1]
             if not (yield from self.more()):
                 return None
+
+    def _first(self, marks: tuple[str, ...]) -> tuple[int, int] | None:
+        """Where the first of these marks begins, and its length."""
+        found = [(i, -len(mark)) for mark in marks if (i := self.rest.find(mark)) >= 0]
+        return (min(found)[0], -min(found)[1]) if found else None
+
+    def _begun(self, marks: tuple[str, ...]) -> int:
+        """How many of the last characters may be a part of a mark."""
+        return max((n for m in marks for n in range(1, len(m)) if self.rest.endswith(m[:n])), default=0)
 
     def arguments(self) -> Steps[None]:
         """Give out a JSON object that comes next as the arguments of the last call."""
@@ -171,6 +210,8 @@ class Reader:
             self.drop(used)
             self.add("arguments", text)
             if not value.done and not (yield from self.more()):
+                if not self.cut:
+                    self.add("arguments", value.close())
                 return
 
     def finish(self) -> None:
@@ -179,20 +220,54 @@ class Reader:
             self.drop(len(self.rest))
         self.give("content", len(self.rest))
 
-    def think(self, marks: tuple[str, str], opened: bool) -> Steps[None]:
+    def think(self, marks: tuple[str, str], opened: bool, watch: Reader | None) -> Steps[None]:
         """Give out reasoning at the beginning of an answer. opened: the prompt has its first mark already.
 
-        Some models write that mark once more.
+        Some models write that mark once more. watch: see `reason`.
         """
         begin, (first, last) = self.taken, marks
         if not (yield from self.skip(first)) and not opened:
             return
         self.drop((yield from self.space()) or 0)
-        length = yield from self.until((last,), "reasoning")
+        length = yield from self.reason((last,), watch)
         if length is None:
-            self.give("reasoning", len(self.rest.rstrip()))
             self.drop(len(self.rest))
         else:
             self.drop(length)
         self.thoughts.append((begin, self.taken))
         self.drop((yield from self.space()) or 0)
+
+    def reason(self, marks: tuple[str, ...], watch: Reader | None) -> Steps[int | None]:
+        """As `until`, for reasoning. If it ends without a mark, although no limit cut it, the calls in it are made.
+
+        watch: reads the reasoning as if it were the answer. Calls that end it are not given out as reasoning.
+        """
+        begin, seen, called = self.taken, 0, list[Part]()
+        while True:
+            found = self._first(marks)
+            end = len(self.rest) - self._begun(marks) if found is None else found[0]
+            safe = end
+            if watch is not None and found is None:
+                called += watch.push(self.rest[seen - (self.taken - begin) : end])
+                seen = self.taken - begin + end
+                safe = min(end, (watch.taken if watch.run is None else watch.run) - (self.taken - begin))
+            before = len(self.rest[:safe].rstrip())
+            self.give("reasoning", before)
+            if found is not None:
+                return found[0] - before + found[1]
+            if not (yield from self.more()):
+                break
+        if watch is not None and not self.cut:
+            called += watch.push(self.rest[seen - (self.taken - begin) :]) + watch.end()
+            if watch.calls:
+                self.give("reasoning", len(self.rest) if watch.run is None else watch.run - (self.taken - begin))
+                self._call_again(called)
+        self.give("reasoning", len(self.rest.rstrip()))
+        return None
+
+    def _call_again(self, parts: list[Part]) -> None:
+        """Make the calls that another reader has read, as many as there may be."""
+        self.drop(len(self.rest))
+        made = [p for p in parts if p.kind in ("call", "arguments") and (self.most is None or p.index < self.most)]
+        self._parts += made
+        self.calls = sum(part.kind == "call" for part in made)

@@ -1,0 +1,159 @@
+"""Every way in which a model may write calls, whatever its chat template shows, and the reader of them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from longdraft.server.calls.marks import FIRST, LAST
+from longdraft.server.calls.objects import read_objects
+from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.tags import FUNCTION, read_function
+
+DEEPEST = 4  # marks that follow each other before a call
+FENCE, LANGUAGES = "```", {"", "json", "jsonc", "tool_call", "tool_calls", "xml"}
+FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*(?=[^\w+ \t-])")
+FENCING = re.compile(r"`{0,3}|```[ \t]*[\w+-]*[ \t]*")  # a part of its first line
+LONGEST = 64  # characters of a mark
+BEGINS = re.compile(f"[<`{{\\[{FIRST}-{LAST}]")  # what the beginning of a call may begin with
+LINE = re.compile(r"(?:^|\n)[ \t]*\Z")
+SENTENCE = ".:!?"  # ends of what may precede an object on its line
+
+
+class Way(NamedTuple):
+    """opens: what begins calls. closes: what may end them. read: reads calls at a place in a reader's text, or takes
+    nothing and says False. keeps: that place is before the mark, not after it.
+    """
+
+    opens: str
+    closes: str
+    read: Callable[[Reader, int], Steps[bool]]
+    keeps: bool = False
+
+
+class Calls(Reader):
+    """Content, and calls of the functions that are offered, in any way of writing them.
+
+    own: the ways of the template, which are all where a grammar binds the answer. begins: there, an object at the
+    beginning of the answer is a call too. Elsewhere it is where nothing, a line's or a sentence's end precedes it,
+    outside of other code.
+    """
+
+    def __init__(
+        self,
+        schemas: Mapping[str, Any],
+        own: Sequence[Way],
+        most: int | None = None,
+        bound: bool = False,
+        begins: bool = False,
+    ):
+        super().__init__(schemas, most, bound)
+        self.own, self.begins, self.fenced = {way.opens for way in own}, begins, False
+        self.ways = (*own, *(way for way in WAYS if not bound and way.opens not in self.own))
+        self.openers = tuple(way.opens for way in self.ways if not way.keeps)
+        self.closers = tuple({way.closes for way in self.ways if way.closes})
+
+    def steps(self) -> Steps[None]:
+        at = 0  # what precedes is content, or white space that precedes a call
+        while not self.full:
+            found = BEGINS.search(self.rest, at)
+            at = len(self.rest) if found is None else found.start()
+            before = len(self.rest[:at].rstrip())
+            self.give("content", before)
+            at -= before
+            if found is None:
+                if not (yield from self.more()):
+                    return self.finish()
+                continue
+            self.opening = self.taken
+            at += yield from self._call(at)
+
+    def _call(self, at: int) -> Steps[int]:
+        """Read a call that may begin at a place. How many characters after it are content because none does; a call
+        is taken with what precedes it, and the place is the beginning then.
+        """
+        way = yield from self._way(at)
+        if way is None:
+            return 1
+        if way is FENCED_WAY and self.fenced:
+            self.fenced = False
+            return len(FENCE)
+        if (yield from way.read(self, at if way.keeps else at + len(way.opens))):
+            if not self.full:
+                yield from self._close(way)
+            return -at
+        self.fenced = self.fenced or way is FENCED_WAY
+        return len(way.opens)
+
+    def _way(self, at: int) -> Steps[Way | None]:
+        """The way of writing calls that begins at a place."""
+        while True:
+            text, before = self.rest[at : at + LONGEST], self.last + self.rest[:at]
+            ways = [way for way in self.ways if way.opens in self.own or not before.endswith("`")]
+            ways += [FENCED_WAY] if not self.bound and LINE.search(before) else []
+            if way := next((way for way in ways if text.startswith(way.opens)), None):
+                return way
+            if not any(way.opens.startswith(text) for way in ways) or not (yield from self.more()):
+                return OBJECTS if text[0] in "{[" and self._may_begin(before) else None
+
+    def _may_begin(self, before: str) -> bool:
+        """Whether an object without a mark may be a call after this text."""
+        text = before.rstrip()
+        if self.bound:
+            return self.begins and not text and not self.said
+        space = before[len(text) :]
+        return not self.fenced and (not text or "\n" in space or (bool(space) and text[-1] in SENTENCE))
+
+    def _close(self, way: Way) -> Steps[None]:
+        """Take the marks that end calls."""
+        yield from self.skip_all(self.closers)
+        if way is FENCED_WAY or self.fenced:
+            self.fenced = not (yield from self.skip(FENCE))
+
+
+def read_marked(reader: Reader, begin: int) -> Steps[bool]:
+    """Read calls after a mark. False: there is none; nothing is taken."""
+    return (yield from _read(reader, begin, True, 0))
+
+
+def read_unmarked(reader: Reader, begin: int) -> Steps[bool]:
+    """Read calls that begin here."""
+    return (yield from _read(reader, begin, False, DEEPEST))
+
+
+def read_fenced(reader: Reader, begin: int, marked: bool = False, deep: int = 0) -> Steps[bool]:
+    """Read calls in a fence of code."""
+    while not (fence := FENCED.match(reader.rest, begin)):
+        if not FENCING.fullmatch(reader.rest, begin) or not (yield from reader.more()):
+            return False
+    return fence[1] in LANGUAGES and (yield from _read(reader, fence.end(), marked, deep + 1))
+
+
+def _read(reader: Reader, begin: int, marked: bool, deep: int) -> Steps[bool]:
+    """marked: a mark that begins calls precedes. deep: how many do."""
+    if (at := (yield from reader.space(begin))) is None:
+        return False
+    marks = reader.openers if reader.bound else (*reader.openers, FENCE)
+    while deep < DEEPEST:
+        text = reader.rest[at : at + LONGEST]
+        if mark := next((mark for mark in marks if text.startswith(mark)), None):
+            if mark == FENCE:
+                return (yield from read_fenced(reader, at, marked, deep))
+            return (yield from _read(reader, at + len(mark), True, deep + 1))
+        if not any(mark.startswith(text) for mark in marks) or not (yield from reader.more()):
+            break
+    if reader.rest[at] in "{[":
+        return (yield from read_objects(reader, at, marked))
+    return reader.rest[at] == "<" and (yield from read_function(reader, at, marked))
+
+
+WAYS = (  # beside that of the template
+    Way("<tool_call>", "</tool_call>", read_marked),
+    Way("<tools>", "</tools>", read_marked),
+    Way("<|python_tag|>", "", read_marked),
+    Way("[TOOL_CALLS]", "", read_marked),
+    Way(FUNCTION, "</tool_call>", read_unmarked, keeps=True),
+)
+FENCED_WAY = Way(FENCE, FENCE, read_fenced, keeps=True)
+OBJECTS = Way("{", "", read_unmarked, keeps=True)
