@@ -61,6 +61,7 @@ class Parameter(Generic[N]):
 
 
 TEMPERATURE = Parameter("temperature", float, 0, 10_000, 0.0, "Sampling temperature; 0 is greedy decoding.")
+COLD = 1e-30  # a temperature below this is greedy: noise is lost in the logits that it divides
 TOP_K = Parameter("top_k", int, -1, 1 << 31, 0, "Sample from the k most likely tokens; 0 or -1 is off.")
 TOP_P = Parameter("top_p", float, 0, 1, 1.0, "Nucleus sampling: cumulative probability; 1 is off.", above=True)
 MIN_P = Parameter("min_p", float, 0, 1, 0.0, "Drop tokens below this share of the highest probability; 0 is off.")

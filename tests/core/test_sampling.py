@@ -17,12 +17,15 @@ from support.structure import ancestors, branching
 from test_tree_cache import trees
 from transformers import GenerationConfig
 from transformers.generation import utils
+from transformers.generation.logits_process import TopPLogitsWarper
 
 from longdraft import InputError, Sampler
 from longdraft.core import processors, rules
 from longdraft.core.cache import KVCache
+from longdraft.core.nucleus import nucleus
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
+from longdraft.ops import Warpers, draw, native
 
 
 def sequences(prompts: list[list[int]], sampler: Sampler) -> Sequences:
@@ -194,3 +197,66 @@ def test_values_out_of_range_are_refused_in_one_line(name):
         with pytest.raises(InputError, match=rf"{name.replace('_', '-')} (of token \d+ )?(is|has) .*: give ") as error:
             Sampler(**{name: value})
         assert "\n" not in str(error.value)
+
+
+# Ties and extremes ----------------------------------------------------------------------------------------------------
+
+
+def kept_by_draws(logits: torch.Tensor, top_p: float) -> set[int]:
+    """The tokens of 4,000 draws from logits [V]."""
+    many = logits.expand(1, 4000, -1).contiguous()
+    drawn = draw(many, Warpers(1.0, 0, top_p, 0.0), torch.tensor([3]), torch.arange(4000)[None])
+    assert drawn is not None
+    return set(drawn.view(-1).tolist())
+
+
+@pytest.mark.parametrize("vocab", [8, 70])
+@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9])
+def test_top_p_keeps_the_lowest_ids_of_equal_logits(vocab, top_p):
+    """As many tokens as Transformers keeps, of which `torch.sort` chooses the ones with equal logits."""
+    for seed in range(5):
+        logits = torch.randint(0, 4, (vocab,), generator=torch.Generator().manual_seed(seed)).float()
+        found = nucleus(logits[None], top_p)[0].isfinite().nonzero()[:, 0].tolist()
+        stock = TopPLogitsWarper(top_p)(torch.zeros(1, 1, dtype=torch.long), logits[None].clone())[0].isfinite()
+        order = sorted(range(vocab), key=lambda token, x=logits: (-float(x[token]), token))
+        assert found == sorted(order[: int(stock.sum())])
+        if native.library() is not None:
+            assert kept_by_draws(logits, top_p) <= set(found)
+
+
+def test_the_order_of_topk_would_be_noticed(monkeypatch):
+    def highest_ids(logits, kept):
+        return len(logits) - 1 - logits.flip(0).sort(descending=True, stable=True).indices[: len(kept)]
+
+    monkeypatch.setattr("longdraft.core.nucleus._first", highest_ids)
+    with pytest.raises(AssertionError):
+        test_top_p_keeps_the_lowest_ids_of_equal_logits(70, 0.6)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300, 1e-40, 9e-31])
+def test_a_temperature_near_0_is_greedy(temperature):
+    """The division would overflow."""
+    assert Sampler(temperature, top_k=40) == Sampler(0.0, top_k=40) and Sampler(1e-30).temperature > 0
+    seqs = sequences([[5, 7]], Sampler(1e-30, top_k=40))
+    logits = torch.linspace(1, 21, 64)[None, None].contiguous()
+    assert seqs.sampler.draw(logits, Tree.root(seqs.last), seqs).tolist() == [[63]]
+
+
+@given(trees(rows=2), st.lists(st.integers(0, 95), min_size=1, max_size=9), st.data())
+def test_frequency_and_presence_count_each_nodes_own_generated_tokens(tree, text, data):
+    """Against the definition: the text after the prompt, and the node's path below the root."""
+    sampler = Sampler(frequency=0.4, presence=0.3)
+    seqs = sequences([[1, 2, 3, *text, int(tree.tokens[b, 0])] for b in range(2)], sampler)
+    seqs.prompt[:] = torch.tensor([3, data.draw(st.integers(1, len(text) + 4))])
+    logits = torch.randn(2, tree.size, 96, generator=torch.Generator().manual_seed(0))
+    before, start = logits.clone(), data.draw(st.integers(0, tree.size - 1))
+    found = sampler.processed(logits[:, start:], tree, seqs, start)
+    for b in range(2):
+        generated = seqs.tokens[b, int(seqs.prompt[b]) : int(seqs.length[b])].tolist()
+        parent = tree.parent[b].tolist()
+        for node in (n for n in range(start, tree.size) if parent[n] != PAD):
+            below = tree.tokens[b, ancestors(parent, node)[1:]].tolist()
+            counts = torch.tensor([float((generated + below).count(v)) for v in range(96)])
+            want = logits[b, node] - (0.4 * counts + 0.3 * (counts > 0))
+            torch.testing.assert_close(found[b, node - start], want, rtol=0, atol=1e-6)
+    assert torch.equal(logits, before)

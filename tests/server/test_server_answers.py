@@ -10,7 +10,7 @@ import pytest
 from support.listed import read_in_any_parts
 from support.served import NEW, TEXT, asked, chunks, client, loaded, quiet, said, tokens_of
 
-from longdraft import Sampler
+from longdraft import Rules, Sampler
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
@@ -266,3 +266,58 @@ def test_the_other_paths(http):
     metrics = http.get("/metrics").text
     for name in ("num_requests_running", "generation_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"):
         assert f"vllm:{name}" in metrics
+
+
+PENALIZED = {
+    "/v1/completions": lambda p: asked(temperature=0) | ({} if p is None else {"repetition_penalty": p}),
+    "/v1/chat/completions": lambda p: {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": TEXT}],
+        "max_tokens": NEW,
+        "temperature": 0,
+        "ignore_eos": True,
+        **({} if p is None else {"repetition_penalty": p}),
+    },
+    "/api/generate": lambda p: {
+        "model": "tiny",
+        "prompt": TEXT,
+        "raw": True,
+        "stream": False,
+        "options": {"temperature": 0, "num_predict": NEW, **({} if p is None else {"repeat_penalty": p})},
+    },
+}
+
+
+def said_in(answer: dict) -> str:
+    """The text of an answer of any of these interfaces."""
+    if "response" in answer:
+        return answer["response"]
+    [choice] = answer["choices"]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+@pytest.mark.parametrize("path", PENALIZED)
+def test_a_penalty_that_is_sent_replaces_the_models(http, path, monkeypatch):
+    """And 1 turns it off; one that is not sent leaves the model's, 1.3."""
+    lm, tokenizer = loaded()
+    monkeypatch.setattr(lm.hf.generation_config, "repetition_penalty", 1.3)
+    messages = [{"role": "user", "content": TEXT}]
+    prompt = chat_tokens(tokenizer, messages) if "chat" in path else tokens_of(TEXT)
+    said_with = {
+        p: said(
+            prompt,
+            Sampler(rules=Rules((("repetition_penalty", p),) if p != 1 else ())),
+            eos=None if "api" in path else (),
+        )
+        for p in (1.0, 1.1, 1.3, 1.69)
+    }
+    assert len(set(said_with.values())) > 2
+    for sent, applied in ((None, 1.3), (1.0, 1.0), (1.1, 1.1), (1.3, 1.3)):
+        answer = http.post(path, json=PENALIZED[path](sent)).json()
+        assert said_in(answer) == said_with[applied], sent
+
+
+@pytest.mark.parametrize("keys", [["7", "07"], ["007"], ["-1"], ["7.0"]])
+def test_biases_name_each_token_once(http, keys):
+    found = http.post("/v1/completions", json=asked(logit_bias=dict.fromkeys(keys, 5)))
+    assert found.status_code == 400 and "logit_bias" in found.json()["error"]["message"]

@@ -70,7 +70,7 @@ def bench(
     accept: common.Accept = None,
     temperature: Temperature = TEMPERATURE.default,
     top_p: TopP = TOP_P.default,
-    penalty: Penalty | None = None,
+    penalty: Penalty = None,
     recommended: Annotated[
         bool, typer.Option("--recommended", help="Sample as the model's makers recommend, instead of greedily.")
     ] = False,

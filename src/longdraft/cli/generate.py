@@ -33,7 +33,7 @@ def generate(
     top_p: TopP = TOP_P.default,
     min_p: MinP = MIN_P.default,
     eta: Eta = ETA.default,
-    penalty: Penalty | None = None,
+    penalty: Penalty = None,
     penalty_window: Window = WINDOW.default,
     seed: Annotated[int, sampling_option(SEED, "Seed of random numbers; row b uses row_seed(seed, b).")] = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),

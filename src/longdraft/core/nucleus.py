@@ -11,22 +11,32 @@ FIRST, MORE = 64, 8  # how many of the most likely tokens are looked at first, a
 def nucleus(logits: Tensor, top_p: float) -> Tensor:
     """logits [N,V] -> the same, with -inf for all but the fewest most likely tokens whose probabilities reach top_p.
 
-    As Transformers' TopPLogitsWarper, up to rounding: that one sums the probabilities of the unlikely tokens. A row's
-    result does not depend on the other rows.
+    As Transformers' TopPLogitsWarper, up to rounding: that one sums the probabilities of the unlikely tokens. Of tokens
+    with equal logits at the limit, those with the lowest ids are kept, as `ops.draw` does; Transformers leaves that to
+    `torch.sort`. A row's result does not depend on the other rows.
     """
     filtered = torch.full_like(logits, float("-inf"))
     for row, kept in zip(logits, filtered, strict=True):
-        tokens = _most_likely(row.softmax(-1), top_p)
+        tokens = _most_likely(row, top_p)
         kept[tokens] = row[tokens]
     return filtered
 
 
-def _most_likely(probs: Tensor, top_p: float) -> Tensor:
+def _most_likely(logits: Tensor, top_p: float) -> Tensor:
     """The tokens before each of which the probabilities of likelier ones sum to less than top_p."""
-    count = min(FIRST, len(probs))
+    probs, count = logits.softmax(-1), min(FIRST, len(logits))
     while True:
-        best = probs.topk(count)
-        above = best.values.cumsum(0) - best.values
-        if count == len(probs) or above[-1] >= top_p:
-            return best.indices[above < top_p]
-        count = min(MORE * count, len(probs))
+        best = logits.topk(count)
+        above = probs[best.indices].cumsum(0) - probs[best.indices]
+        if count == len(logits) or above[-1] >= top_p:
+            return _first(logits, best.values[above < top_p])
+        count = min(MORE * count, len(logits))
+
+
+def _first(logits: Tensor, kept: Tensor) -> Tensor:
+    """The tokens of these largest logits, sorted; of the tokens with the last one, those with the lowest ids."""
+    if not len(kept):  # no number is the largest: there are NaNs
+        return torch.empty(0, dtype=torch.long, device=logits.device)
+    likelier = (logits > kept[-1]).nonzero()[:, 0]
+    equal = (logits == kept[-1]).nonzero()[:, 0]
+    return torch.cat([likelier, equal[: len(kept) - len(likelier)]])

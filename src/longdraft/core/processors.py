@@ -165,8 +165,8 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
 
 
 def repeated(logits: Tensor, tree: Tree, rows: Rows, start: int, frequency: float, presence: float) -> Tensor:
-    """A copy of logits [B,W,V] in float32, lower by `frequency` for every time that a token was generated before a node's
-    draw, on the node's own path, and by `presence` if it was at all.
+    """A copy of logits [B,W,V] in float32, lower by `frequency` for every time that a token was generated before a
+    node's draw, on the node's own path, and by `presence` if it was at all.
 
     Only the logits of such tokens are computed, and by NumPy: torch's threads wait for each other in every operation,
     which takes several passes' time where other processes compute too.

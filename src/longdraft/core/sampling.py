@@ -23,14 +23,14 @@ from longdraft.ops import Warpers, draw, gumbel
 class Sampler:
     """A node's token depends only on its own path, seed and position, not on how it was drafted or on other rows.
 
-    temperature 0 is greedy; a top_k of -1 becomes 0. These change the logits, in this order: bias is added to those of
-    its tokens; penalty divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted
-    once for every time that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
-    prompt does not count); the constraint excludes tokens. All go by each node's own path. Then follow Transformers'
-    processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. What the constraint
-    excludes stays excluded, and the rules are void after a node where they leave none of what it allows. rules None:
-    those of the model that is sampled; Rules(): no rules. A penalty replaces the rules' repetition_penalty, also one of
-    1, which is off; None leaves it. Raises InputError for a value out of its range
+    temperature 0 is greedy, and one below 1e-30 becomes 0; a top_k of -1 becomes 0. These change the logits, in this
+    order: bias is added to those of its tokens; penalty divides those of tokens among the last `window` ones
+    (TokenSwift eq. 3); frequency is subtracted once for every time that a token has been generated, and presence once
+    if it was at all (OpenAI's penalties; the prompt does not count); the constraint excludes tokens. All go by each
+    node's own path. Then follow Transformers' processors in Transformers' order: the model's rules, temperature, top_k,
+    top_p, min_p, eta. What the constraint excludes stays excluded, and the rules are void after a node where they leave
+    none of what it allows. rules None: those of the model that is sampled; Rules(): no rules. A penalty replaces the
+    rules' repetition_penalty, also one of 1, which is off; None leaves it. Raises InputError for a value out of range
     (`longdraft.sampling_parameters`).
     """
 
@@ -55,6 +55,8 @@ class Sampler:
             parameters.BIAS.check(number, f"bias of token {token}")
             if token < 0:
                 raise InputError(f"bias has token {token}: give token ids of 0 or more")
+        if self.temperature < parameters.COLD:
+            object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:  # so that equal samplers compare equal
             object.__setattr__(self, "top_k", 0)
         if self.penalty is not None and self.rules is not None:
@@ -107,8 +109,10 @@ class Sampler:
     @property
     def described(self) -> dict[str, Any]:
         """Its fields as records have them; of the constraint, what it is."""
-        return asdict(replace(self, constraint=None)) | {"penalty": self.divisor} | (
-            {} if self.constraint is None else {"constraint": self.constraint.about}
+        return (
+            asdict(replace(self, constraint=None))
+            | {"penalty": self.divisor}
+            | ({} if self.constraint is None else {"constraint": self.constraint.about})
         )
 
     @property

@@ -52,7 +52,7 @@ CONTINUED = Rule(
 )
 A_TOOLS = "a message of a tool has a tool_call_id, and no other has one"
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias],
+    dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")], Bias],
     FEW,
     Field(json_schema_extra={"maxProperties": MOST_ENTRIES, "additionalProperties": False}),
 ]
