@@ -40,8 +40,9 @@ class Reading:
 class RowPool:
     """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is the one being read.
 
-    A row holds no keys of another owner than its request's (remains.py). Pools may share `prefixes` if they are of one
-    target. A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of LM.prompt_block, and only
+    A row holds no keys of another owner than its request's (remains.py). Pools of one target may share `prefixes`.
+
+    A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of LM.prompt_block, and only
     keys of whole blocks are kept for later prompts. reads: what is known of the prompts that were read, by request,
     until someone takes it.
     """
