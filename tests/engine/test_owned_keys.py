@@ -10,6 +10,7 @@ from random import Random
 import pytest
 import torch
 from support import tiny
+from support.broken import counted_only, shapes_of_the_latest_row
 from support.checks import SAMPLERS
 from support.listed import BUILD, full
 from test_trace import Words
@@ -17,12 +18,11 @@ from test_trace import Words
 from longdraft import InputError, PrefixCache, PromptFolder, Session, generate, serve, stream
 from longdraft.core import KVCache, PromptSpec
 from longdraft.drafters import Drafter
-from longdraft.engine import prefix_cache
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.prompt_file import PromptFile, PromptFiles
 from longdraft.engine.race import Race
 from longdraft.engine.requests import make_request
-from longdraft.engine.row_pool import SPARE, RowPool
+from longdraft.engine.row_pool import RowPool
 from longdraft.engine.trace import Lane, new_trace
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
@@ -101,23 +101,6 @@ def traced(run: Race) -> list[list[int]]:
     return [[t for r in lane.rounds for t in r.tokens] for lane in run.trace.lanes]
 
 
-def shapes_of_the_latest_row(mp) -> None:
-    """The fault that this file is about: what `load` copies is decided by the row that was stored last."""
-    store, good, shapes = PrefixCache._store, prefix_cache.copied, [{}]
-
-    def remember(self, tokens, row, owner):
-        store(self, tokens, row, owner)
-        shapes[0] = row.shapes
-
-    mp.setattr(PrefixCache, "_store", remember)
-    mp.setattr(prefix_cache, "copied", lambda *given: good(*given) if shapes[0] else True)
-
-
-def counted_only(mp) -> None:
-    """Prompts count as known, and nothing is copied."""
-    mp.setattr(prefix_cache, "copied", lambda blocks, known, row: True)
-
-
 # After a prompt of one token -----------------------------------------------------------------------------------------
 
 
@@ -185,31 +168,33 @@ def left_in(pool: RowPool, b: int) -> int:
 
 @torch.inference_mode()
 def test_rows_are_wiped_between_owners_alone():
-    """As far as they were written, however their request ended; a row that moved is another's too."""
+    """As far as the prompt will fill them, however the request before ended; a row that moved is another's too."""
     lm, prompts = tiny.target("llama"), tiny.prompts(90, 70, 50)
     pool = RowPool(lm, 3, SLOTS)
 
-    def enter(prompt: list[int], owner: str, most: int = 1000) -> None:
+    def enter(prompt: list[int], owner: str, most: int = 1000) -> tuple[int, int]:
+        """From which slot on its row had numbers when it was about to be read, and where they ended."""
         request = make_request(lm, SLOTS, prompt, NEW, 0, (), SAMPLER, None, False)
         pool.begin(replace(request, id=1, owner=owner))
+        k = pool._next_row().stored(0, 0)[0] if pool.whole.cache.layers else torch.zeros(1, 1, 1)
+        written = (k != 0).any(0).any(-1).nonzero()[:, 0].tolist()
         pool.read(most, PromptSpec())
+        return (written[0], written[-1] + 1) if written else (0, 0)
 
-    for prompt, owner in zip(prompts, "abc", strict=True):
-        enter(prompt, owner)
-    assert [left_in(pool, b) for b in range(3)] == [89, 69, 49]
+    assert [enter(p, owner) for p, owner in zip(prompts, "abc", strict=True)] == [(0, 0)] * 3
     pool.leave(0)  # c moves to row 0, and stays in row 2 too
-    assert [left_in(pool, b) for b in range(3)] == [89, 69, 49] and pool.remains.owners == [{"a", "c"}, {"b"}, {"c"}]
-    enter([5], "c")
-    assert left_in(pool, 2) == 49
+    assert pool.remains.owners == [{"a", "c"}, {"b"}, {"c"}]
+    assert enter(prompts[2], "c") == (0, 49)  # of one owner: nothing is wiped
     pool.leave(2)
-    enter([5, 6], "a")
-    assert left_in(pool, 2) == 1
+    assert enter(prompts[1][:30], "a") == (29, 49)
     pool.leave(2)
-    enter(prompts[0], "a", most=32)
+    assert enter(prompts[1][:40], "a") == (39, 49)  # the rest is still c's
+    pool.leave(2)
+    assert enter(tiny.prompts(300)[0], "b", most=64) == (0, 0) and pool.remains.owners[2] == {"b"}
     pool.drop()
-    assert left_in(pool, 2) == 32
-    enter([5], "b")
-    assert left_in(pool, 2) == 0 and pool.remains.ends[2] < SPARE
+    assert enter(prompts[0], "b") == (0, 64)
+    pool.leave(2)
+    assert enter(tiny.prompts(300)[0], "a") == (0, 0)
 
 
 def test_a_prefix_cache_is_of_one_model():

@@ -40,7 +40,7 @@ class Reading:
 class RowPool:
     """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is the one being read.
 
-    A row holds no keys of another owner than its request's (remains.py). Pools of one target may share `prefixes`.
+    A prompt's slots hold no other owner's keys (remains.py). Pools of one target may share `prefixes`.
 
     A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of LM.prompt_block, and only
     keys of whole blocks are kept for later prompts. reads: what is known of the prompts that were read, by request,
@@ -80,7 +80,7 @@ class RowPool:
         """Begin to read a prompt into the next free row, after what is known of it."""
         row, b = self._next_row(), len(self.requests)
         row.clear()
-        self.remains.enter(b, request.owner)
+        self.remains.enter(b, request.owner, len(request.prompt) - 1)
         row.keep_checkpoints(self.target.checkpoints if self.prefixes is not None else 0)
         row.planned.fill_(planned(len(request.prompt), request.max_new_tokens))
         known = 0
