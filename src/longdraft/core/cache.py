@@ -205,6 +205,13 @@ class KVCache(Rewinding):
             self.states(b).compact(start, path[b, :n])
         self.length += count
 
+    def wipe(self, begin: int, end: int) -> None:
+        """Write zeros to slots [begin, end) of the rows, so that nothing of an earlier text is left there."""
+        rows = slice(self._first, self._first + len(self.length))
+        for buffers in self._store.layers.values():
+            for x in buffers:
+                x[rows, :, begin:end] = 0
+
     def move(self, source: int, to: int) -> None:
         """Copy row `source` over row `to`."""
         self.length[to], self.planned[to] = self.length[source], self.planned[source]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -13,14 +15,17 @@ from torch import Tensor
 from longdraft.core import KVCache
 from longdraft.core.states import ByScan
 from longdraft.errors import InputError
+from longdraft.models.lm import LM
 
+Tell = Callable[[str], object]
+Shapes = dict[int, tuple[int, int, int, torch.dtype]]  # as KVCache.shapes
 Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the owner of a first one; the tokens
 
 
 class Prefixes(Protocol):
     """Where a session keeps keys and values of prompts. asked, hits: tokens of all prompts, and those that were known.
 
-    used: the share of its room that is in use. load, store: see PrefixCache.
+    used: the share of its room that is in use. attach, load, store: see PrefixCache.
     """
 
     asked: int
@@ -29,6 +34,8 @@ class Prefixes(Protocol):
     @property
     def used(self) -> float: ...
 
+    def attach(self, target: LM) -> None: ...
+
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int: ...
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None: ...
@@ -36,16 +43,19 @@ class Prefixes(Protocol):
 
 @dataclass
 class Block:
-    """The keys and values of `block` tokens that follow the block before. number: its own, never used again.
+    """The keys and values of `block` tokens that follow the block before, in every layer of the row they were read in.
 
-    states: what all tokens up to its end have left in recurrent layers; None: that is not kept. room: how many blocks
-    without states have as many bytes.
+    number: its own, never used again. shapes: of that row. states: what all tokens up to its end have left in recurrent
+    layers; None: that is not kept. room: how many blocks without states have as many bytes. told: whether it was said
+    that what follows it is not kept.
     """
 
     number: int
+    shapes: Shapes
     layers: dict[int, tuple[Tensor, Tensor]]  # k [K,block,D], v [K,block,Dv], as they are stored
     states: ByScan | None
     room: int
+    told: bool = False
 
 
 class PrefixCache:
@@ -53,33 +63,39 @@ class PrefixCache:
 
     Owners share the room, but none finds what another one stored. What `load` writes are the bits that were stored,
     which reading the tokens again would compute (see LM.prompt_block): outputs are the same with and without it. Tokens
-    are compared themselves, not their hashes. One session, and one thread at a time.
+    are compared themselves, not their hashes. One target, and one thread at a time. tell: is called once for each
+    prompt of which only a beginning can be kept.
     """
 
-    def __init__(self, tokens: int, block: int = 64):
+    def __init__(self, tokens: int, block: int = 64, tell: Tell | None = None):
         if block < 1 or tokens < block:
             raise InputError(f"a prefix cache of {tokens} tokens has no room for a block of {block}: give it more")
         self.most, self.block = tokens // block, block
         self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
         self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
         self._taken = 0  # the room of all of them
-        self._shapes: dict[int, tuple[int, int, int, torch.dtype]] = {}  # those of a cache
         self._count = 0
+        self._tell, self._told = tell, False  # whether it was said of a prompt of which nothing was kept
+        self._target: ref[LM] | None = None
 
     @property
     def used(self) -> float:
         """The share of its room that is in use."""
         return self._taken / self.most
 
+    def attach(self, target: LM) -> None:
+        """From now on keys are this target's. Raises InputError if they were another's, whatever its shapes."""
+        if self._target is None:
+            self._target = ref(target)
+        if self._target() is not target:
+            raise InputError("this prefix cache was made for another model: give each model its own")
+
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """Write what is known of these tokens to an empty cache of one row -> how many tokens that is, a multiple."""
         blocks = self._known(tokens, owner)
         known, states = self._usable(blocks, multiple)
-        row.allocate(self._shapes if known else {})
-        for layer in self._shapes if known else ():
-            for i, to in enumerate(row.stored(layer, 0)):
-                # One copy, because a copy of each block costs more.
-                to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)[:, :known]
+        if known and not copied(blocks[: ceil(known / self.block)], known, row):
+            known, states = 0, {}
         row.resume(known, states)
         self.asked, self.hits = self.asked + len(tokens), self.hits + known
         return known
@@ -104,23 +120,46 @@ class PrefixCache:
             self._taken = 0
 
     def _store(self, tokens: list[int], row: KVCache, owner: str) -> None:
-        known = self._known(tokens, owner)
-        before = known[-1].number if known else owner
-        self._shapes = row.shapes
-        for index in range(len(known), min(len(tokens) // self.block, self.most)):
-            span = slice(index * self.block, (index + 1) * self.block)
-            states = row.states_at(span.stop)
-            stored = {layer: row.stored(layer, 0) for layer in row.layers}
-            layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
-            room = 1 + ceil(_nbytes(states or {}) / max(sum(k.nbytes + v.nbytes for k, v in layers.values()), 1))
-            if room > self.most:
-                states, room = None, 1
-            self._make_room(room)
-            self._count += 1
-            self._blocks[before, tuple(tokens[span])] = Block(self._count, layers, states, room)
-            self._taken += room
-            before = self._count
+        kept, shapes = self._known(tokens, owner), row.shapes
+        count, taken = len(tokens) // self.block, sum(block.room for block in kept)
+        while len(kept) < count and taken < self.most:
+            block = self._block(len(kept), row, shapes)
+            taken += block.room
+            if taken > self.most:  # also with all others forgotten
+                break
+            self._make_room(block.room)
+            begin = len(kept) * self.block
+            before = kept[-1].number if kept else owner
+            self._blocks[before, tuple(tokens[begin : begin + self.block])] = block
+            self._taken += block.room
+            kept.append(block)
         self._known(tokens, owner)  # a block is used no less recently than those after it
+        if len(kept) < count:
+            self._say(len(tokens), kept)
+
+    def _block(self, index: int, row: KVCache, shapes: Shapes) -> Block:
+        """A copy of the row's block with this index."""
+        span = slice(index * self.block, (index + 1) * self.block)
+        stored = {layer: row.stored(layer, 0) for layer in shapes}
+        layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
+        states = row.states_at(span.stop)
+        room = 1 + ceil(_nbytes(states or {}) / max(sum(k.nbytes + v.nbytes for k, v in layers.values()), 1))
+        self._count += 1
+        return Block(self._count, shapes, layers, states, room)
+
+    def _say(self, count: int, kept: list[Block]) -> None:
+        """Say once of a prompt that no more of it can be kept than these blocks."""
+        told = kept[-1].told if kept else self._told
+        if self._tell is None or told:
+            return
+        if kept:
+            kept[-1].told = True
+        else:
+            self._told = True
+        self._tell(
+            f"a prompt of {count} tokens is longer than the prefix cache can keep: its tokens from"
+            f" {len(kept) * self.block} on are prefilled again whenever it comes back (give a larger --prefix-tokens)"
+        )
 
     def _make_room(self, room: int) -> None:
         """Forget what was used longest ago: before something is added, so that there is no moment with too much."""
@@ -141,6 +180,20 @@ class PrefixCache:
         for key, _ in reversed(prefix):
             self._blocks.move_to_end(key)
         return [block for _, block in prefix]
+
+
+def copied(blocks: list[Block], known: int, row: KVCache) -> bool:
+    """Write the first `known` slots of an empty row -> whether that is all it has: the blocks have its layers, with its
+    shapes. Nothing is written otherwise."""
+    shapes = blocks[0].shapes
+    if not shapes or any(block.shapes != shapes for block in blocks) or row.shapes not in ({}, shapes):
+        return False
+    row.allocate(shapes)
+    for layer in shapes:
+        for i, to in enumerate(row.stored(layer, 0)):
+            # One copy, because a copy of each block costs more.
+            to[:, :known] = torch.cat([block.layers[layer][i] for block in blocks], 1)[:, :known]
+    return True
 
 
 def _nbytes(states: ByScan) -> int:

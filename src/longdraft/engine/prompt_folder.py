@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import time_ns
+from weakref import ref
 
 import numpy as np
 
@@ -59,8 +60,11 @@ class PromptFolder:
         self, folder: str | Path, target: LM, limit: int, memory: PrefixCache | None = None, tell: Tell = print
     ):
         self.folder = private(Path(folder))
+        self._target = ref(target)
         self.limit = limit
         self.memory = memory
+        if memory is not None:
+            memory.attach(target)
         self.note = ""
         self.tell = tell
         self.origin = origin_of(target)
@@ -80,6 +84,11 @@ class PromptFolder:
         """The share of its room that is in use: the memory's if it has one, else the folder's."""
         return self.memory.used if self.memory is not None else sum(size for *_, size in self._files()) / self.limit
 
+    def attach(self, target: LM) -> None:
+        """As PrefixCache.attach."""
+        if self._target() is not target:
+            raise InputError("this folder of prompts was opened for another model: open it again with this one")
+
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """As PrefixCache.load."""
         row.clear()
@@ -89,7 +98,8 @@ class PromptFolder:
         if there * self.part > known:
             for part in parts[known // self.part : there]:
                 states = self._read(part, row)
-                if states is None:  # its slots hold nothing that is known
+                if states is None:
+                    row.wipe(part.begin, part.begin + self.part)
                     known = part.begin if not self.origin.states or row.length[0] == part.begin else 0
                     row.resume(known, row.states_at(known) or {})
                     break

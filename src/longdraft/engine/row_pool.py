@@ -11,6 +11,7 @@ from torch import Tensor
 from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
 from longdraft.engine.generate import planned
 from longdraft.engine.prefix_cache import Prefixes
+from longdraft.engine.remains import Remains
 from longdraft.engine.requests import PromptRead, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.models.lm import LM
@@ -39,6 +40,8 @@ class Reading:
 class RowPool:
     """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is the one being read.
 
+    A prompt's slots hold no other owner's keys (remains.py). Pools of one target may share `prefixes`.
+
     A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of LM.prompt_block, and only
     keys of whole blocks are kept for later prompts. reads: what is known of the prompts that were read, by request,
     until someone takes it.
@@ -46,8 +49,11 @@ class RowPool:
 
     def __init__(self, target: LM, batch: int, slots: int, prefixes: Prefixes | None = None):
         self.target, self.prefixes = target, prefixes
+        if prefixes is not None:
+            prefixes.attach(target)
         samplers = RowSamplers([Sampler()] * batch)
         self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), samplers)
+        self.remains = Remains(self.whole.cache, SPARE)
         self.samplers = samplers.samplers
         self.requests: list[Request] = []
         self.seqs = self.whole.first(0)
@@ -72,13 +78,19 @@ class RowPool:
 
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after what is known of it."""
-        row = self._next_row()
+        row, b = self._next_row(), len(self.requests)
         row.clear()
+        self.remains.enter(b, request.owner, len(request.prompt) - 1)
         row.keep_checkpoints(self.target.checkpoints if self.prefixes is not None else 0)
         row.planned.fill_(planned(len(request.prompt), request.max_new_tokens))
         known = 0
         if self.prefixes is not None and not request.prompt_logprobs:
-            known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block, self._owner(request))
+            try:
+                known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block, self._owner(request))
+            except BaseException:
+                self.remains.written(b, len(request.prompt))
+                raise
+        self.remains.written(b, known)
         self.reading = Reading(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
@@ -92,6 +104,7 @@ class RowPool:
         block = self.target.prompt_block
         end = min(len(prompt) - 1, -(-(reading.position + most) // block) * block)
         count = end - reading.position
+        self.remains.written(len(self.requests), end)
         if reading.request.prompt_logprobs:
             reading.logprobs += self._scored(prompt, reading.position, end, row, reading.request.logprobs or 0)
         else:
@@ -108,15 +121,16 @@ class RowPool:
     def leave(self, b: int) -> Request:
         """Free row b -> its request. What it said is kept for later prompts."""
         s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
+        self.remains.leave(b)
         if self.target.prompt_block == 1:  # elsewhere keys that were decoded are not those of a prompt
             self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b, self._owner(request))
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
             s.eos[b], self.samplers[b] = s.eos[last], self.samplers[last]
-            s.cache.move(last, b)
+            self.remains.move(last, b)
         if self.reading is not None:
-            s.cache.move(last + 1, last)
+            self.remains.move(last + 1, last)
         self.requests = without(self.requests, b)
         self.seqs = s.first(last)
         return request
