@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 import test_prefix_owners
@@ -280,6 +281,48 @@ def test_several_servers_share_a_folder_and_its_bound(tmp_path):
     for f in folders:
         f.close()
     assert len(sizes) == 9 and max(sizes) <= limit and total(tmp_path) <= limit
+
+
+class WrittenAtOnce:
+    """A queue whose parts are written before `store` goes on."""
+
+    def __init__(self, folder: PromptFolder):
+        self.folder, self.queue = folder, folder._queue
+        self.get = self.queue.get
+
+    def put(self, item) -> None:
+        self.queue.put(item)
+        while item is not None and item[0].name in self.folder._waiting:
+            sleep(0.001)
+
+
+def test_a_part_that_is_written_at_once_does_not_make_room_for_the_next_one(tmp_path):
+    """It counted as used at no time until all parts were stored."""
+    lm, texts = tiny.target("llama"), tiny.prompts(4 * PART, 4 * PART)
+    folder = opened(tmp_path, limit=4 * opened(tmp_path)._size(PART))
+    folder._queue = WrittenAtOnce(folder)  # type: ignore[assignment]
+    with torch.inference_mode():
+        for text in texts:
+            row = lm.new_cache(1, 200)
+            lm.prefill(text, row)
+            folder.store(text, row)
+            assert folder.load(text, lm.new_cache(1, 200)) == 4 * PART
+    folder.close()
+
+
+def test_of_a_prompt_beyond_the_limit_the_beginning_stays_and_one_line_says_so(tmp_path):
+    lm, [text, other], told = tiny.target("llama"), tiny.prompts(6 * PART, 5 * PART), list[str]()
+    limit = 3 * opened(tmp_path)._size(PART)
+    folder = PromptFolder(tmp_path / "kept", lm, limit, PrefixCache(1024, 16), told.append)
+    assert folder.memory is not None
+    with torch.inference_mode():
+        for prompt in (text[: 5 * PART], text, text, other, other):
+            row = lm.new_cache(1, 400)
+            lm.prefill(prompt, row)
+            folder.store(prompt, row)
+    folder.close()
+    assert opened(tmp_path, limit=limit).load(other, lm.new_cache(1, 400)) == 3 * PART
+    assert len(told) == 2 and "only the first 96 of a prompt's 160 tokens" in told[0] and "--cache-dir-mb" in told[0]
 
 
 # A server ------------------------------------------------------------------------------------------------------------

@@ -51,8 +51,13 @@ def serve(
         int | None, typer.Option(min=16, help="Tokens that all running requests may need (default: batch x context).")
     ] = None,
     prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of earlier requests whose keys and values are kept; 0 keeps none.")
-    ] = 1 << 15,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens of earlier requests whose keys and values are kept; 0 keeps none (default: the context or"
+            " 32,768, whichever is more, within a quarter of the free memory).",
+        ),
+    ] = None,
     share_prefixes: Annotated[
         bool,
         typer.Option("--share-prefixes", help="Reuse them across API keys: a key can then learn what others sent."),
@@ -120,6 +125,7 @@ def serve(
             f"the server needs {error.name}, which is not installed: pip install 'longdraft[serve]'"
         ) from None
     from longdraft.engine.prefix_cache import PrefixCache
+    from longdraft.engine.prefix_room import prefix_room
     from longdraft.engine.prompt_folder import PromptFolder, private
     from longdraft.engine.session import Session
     from longdraft.models.chat import has_template
@@ -139,7 +145,8 @@ def serve(
         target, tokenizer = common.load_target(given, target_options, threads)
         spec.check(target, None)
         slots = min(context or target.positions, target.positions)
-        prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
+        kept = prefix_room(target, slots, batch * slots, len(names)) if prefix_tokens is None else prefix_tokens
+        prefixes = PrefixCache(kept, tell=note if cache_dir is None else None) if kept else None
         if cache_dir is not None:
             prefixes = PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, note)
             folders.append(prefixes)

@@ -156,10 +156,7 @@ class PrefixCache:
             kept[-1].told = True
         else:
             self._told = True
-        self._tell(
-            f"a prompt of {count} tokens is longer than the prefix cache can keep: its tokens from"
-            f" {len(kept) * self.block} on are prefilled again whenever it comes back (give a larger --prefix-tokens)"
-        )
+        self._tell(too_long(count, self._usable(kept, 1)[0], "--prefix-tokens"))
 
     def _make_room(self, room: int) -> None:
         """Forget what was used longest ago: before something is added, so that there is no moment with too much."""
@@ -180,6 +177,12 @@ class PrefixCache:
         for key, _ in reversed(prefix):
             self._blocks.move_to_end(key)
         return [block for _, block in prefix]
+
+
+def too_long(count: int, kept: int, option: str) -> str:
+    """What is said of a prompt of which only the first tokens can be kept."""
+    part = f"only the first {kept} of a prompt's {count} tokens" if kept else f"none of a prompt's {count} tokens"
+    return f"{part} can be kept, so its next turn prefills the rest again: give a larger {option}"
 
 
 def copied(blocks: list[Block], known: int, row: KVCache) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,7 +19,7 @@ import numpy as np
 
 from longdraft.core import KVCache
 from longdraft.core.states import ByScan
-from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.prefix_cache import PrefixCache, Tell, too_long
 from longdraft.engine.prompt_file import NAMES, stored
 from longdraft.engine.prompt_layout import About, Layers, size_of
 from longdraft.engine.prompt_origin import origin_of
@@ -29,10 +29,10 @@ from longdraft.models.lm import LM
 
 PART = 256  # tokens of a file, where prompts can be read in any parts
 MOST_WAITING = 1 << 30  # bytes of copies that wait to be written; what comes beyond is not kept
+MOST_TOLD = 1000  # prompts of which it is remembered that they are too long
+EARLIER_NS = 1000  # by which a part counts as used before the one in front of it
 HEADER = 1 << 14  # bytes, more than a file has for its header
 LOCK = ".lock"
-
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PromptFolder:
     Owners share the room, but none finds what another one stored. A part is loaded only if this target would have
     computed its bits (prompt_origin.py); a damaged one is removed and counts as unknown. Several processes may use one
     folder. Parts are written by a thread, so that nobody waits for the disk. note: the first failure to write, in
-    words; nothing is written after it. tell: is called with it.
+    words; nothing is written after it. tell: is called with it, and once for each prompt longer than the limit.
 
     Raises InputError for a folder that others can read, and for a limit with no room for a part.
     """
@@ -74,6 +74,7 @@ class PromptFolder:
             raise InputError(f"{needs}: give a larger --cache-dir-mb")
         remove_drafts(self.folder)
         self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
+        self._told = set[str]()  # the last parts that are kept of prompts that are too long
         self._waiting, self._lock = dict[str, int](), Lock()  # when parts that are to be written were used, by name
         self._queue = SimpleQueue[tuple[Part, Layers, ByScan] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
@@ -115,13 +116,18 @@ class PromptFolder:
             self.memory.store(tokens, row, owner)
         size, parts = self._size(self.part), list(self._parts(tokens, owner))
         layers = stored(row, len(tokens)) if parts else {}
-        for part in parts:
+        whole = self.limit // size
+        if len(parts) > whole:
+            self._say(len(tokens), parts[:whole])
+        parts = parts[:whole]  # more of them would push out the first ones
+        now = time_ns()
+        for i, part in enumerate(parts):
             with self._lock:
                 if part.name in self._waiting or self._is_there(part):
                     continue
                 if (len(self._waiting) + 1) * size > MOST_WAITING or self.note:
                     break  # what follows could not be found without it
-                self._waiting[part.name] = 0
+                self._waiting[part.name] = now - i * EARLIER_NS  # it may be written before `_touch`
             span = slice(part.begin, part.begin + self.part)
             if (states := row.states_at(span.stop)) is None:
                 with self._lock:
@@ -135,6 +141,15 @@ class PromptFolder:
                 break
             self._queue.put((part, copies, states))
         self._touch(parts)
+
+    def _say(self, count: int, kept: list[Part]) -> None:
+        """Say once of a prompt that only these parts of it can be kept."""
+        if kept[-1].name in self._told:
+            return
+        if len(self._told) == MOST_TOLD:
+            self._told.clear()
+        self._told.add(kept[-1].name)
+        self.tell(too_long(count, len(kept) * self.part, "--cache-dir-mb"))
 
     def close(self) -> None:
         """Wait until all that was stored is written."""
@@ -177,9 +192,9 @@ class PromptFolder:
         for i, part in enumerate(parts):
             with self._lock:
                 if part.name in self._waiting:
-                    self._waiting[part.name] = now - i * 1000
+                    self._waiting[part.name] = now - i * EARLIER_NS
                     continue
-            self._used(part, now - i * 1000)
+            self._used(part, now - i * EARLIER_NS)
 
     def _used(self, part: Part, when: int) -> None:
         with suppress(OSError):
