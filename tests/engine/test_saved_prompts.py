@@ -205,7 +205,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, monkeypatch):
     text = first + [t for s in talk.answer(first, NEW) for t in s.tokens[0]] + more
     talk.save(tmp_path / "talk")
     other.load(tmp_path / "talk")
-    assert other.known(text) == talk.known(text) > 80
+    assert other.known(text) == talk.known(text) >= (81 if lm.prompt_block == 1 else 64)
     found = [t for s in other.answer(text, NEW) for t in s.tokens[0]]
     assert found == generate(lm, [text], max_new_tokens=NEW, sampler=Sampler(1.0), seed=5)[0]
     with pytest.raises(InputError, match=r"nothing was said|no block of 32"):
