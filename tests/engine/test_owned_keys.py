@@ -239,12 +239,13 @@ def by_session(lm: LM, prompt: list[int], place, model: str) -> list[int]:
 
 def by_prefixes(lm: LM, prompt: list[int], place, model: str) -> list[int]:
     """The second time after a longer text that begins with it, which is known."""
-    with session(model, PrefixCache(2048, BLOCK), 2, BUILD["lookup"](lm)) as s:
+    prefixes = PrefixCache(2048, BLOCK)
+    with session(model, prefixes, 2, BUILD["lookup"](lm)) as s:
         first = ask(s, prompt)
         longer = prompt + tiny.prompts(80)[0]
         assert [ask(s, longer), ask(s, longer)] == [alone(model, tuple(longer))] * 2
         assert ask(s, prompt) == first
-        assert s.prefixes.hits >= 64
+        assert prefixes.hits >= 64
         return first
 
 

@@ -32,6 +32,15 @@ def machine(monkeypatch):
     return has
 
 
+@torch.inference_mode()
+def state_slots() -> float:
+    """How many slots of the tiny hybrid have as many bytes as its states."""
+    lm = tiny.target("qwen3.5")
+    scratch = lm.new_cache(1, 1)
+    lm.prefill([0], scratch)
+    return sum(x.nbytes for x in (scratch.states_at(1) or {}).values()) / scratch.slot_bytes(3)
+
+
 @pytest.mark.parametrize(
     ("context", "available", "limit", "models", "tokens"),
     [
@@ -53,10 +62,7 @@ def test_the_default_is_the_context_within_the_memory(machine, context, availabl
 
 def test_the_default_has_room_for_states_and_counts_codes(machine):
     machine(1 << 40)
-    lm = tiny.target("qwen3.5")
-    with torch.inference_mode():
-        lm.prefill([0], scratch := lm.new_cache(1, 1))
-    states = sum(x.nbytes for x in scratch.states_at(1).values()) / scratch.slot_bytes(3)
+    lm, states = tiny.target("qwen3.5"), state_slots()
     assert 100_000 * (1 + states / 32) <= prefix_room(lm, 100_000, 0) <= 100_000 * (1 + (states + 1) / 32)
     machine(4 * 10_000 * SLOT)
     assert 10_000 < prefix_room(tiny.target("llama-torch-kv8"), 400_000, 0) < 40_000
@@ -89,10 +95,7 @@ def test_a_conversation_beyond_the_room_is_told_of_once(model):
 
 def test_a_hybrid_beyond_the_room_keeps_its_beginning():
     """Blocks and states of one prompt pushed out its own first blocks, so that all of it was read in every turn."""
-    lm, told = tiny.target("qwen3.5"), list[str]()
-    with torch.inference_mode():
-        lm.prefill([0], scratch := lm.new_cache(1, 1))
-    state = sum(x.nbytes for x in scratch.states_at(1).values()) // scratch.slot_bytes(3)
+    told, state = list[str](), int(state_slots())
     prefixes = PrefixCache(3 * (state + 32 + BLOCK), BLOCK, told.append)
     known = turns("qwen3.5", prefixes, (300, 350, 400))
     assert known[1] == known[2] >= 64 and len(told) == 1 and f"first {known[1]} " in told[0]
