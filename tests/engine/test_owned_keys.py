@@ -10,9 +10,9 @@ from random import Random
 import pytest
 import torch
 from support import tiny
-from support.broken import counted_only, shapes_of_the_latest_row
 from support.checks import SAMPLERS
 from support.listed import BUILD, full
+from support.uncopied import counted_only, shapes_of_the_latest_row
 from test_trace import Words
 
 from longdraft import InputError, PrefixCache, PromptFolder, Session, generate, serve, stream

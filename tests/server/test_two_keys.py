@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support import broken
+from support import uncopied
 from support.listed import full
 from support.served import TEXT, chunks, client, loaded, quiet, said, serving, tokens_of
 
@@ -151,7 +151,7 @@ def test_a_prompt_of_one_token_says_the_same_by_every_path():
 
 
 def test_keys_that_were_not_copied_are_caught(monkeypatch):
-    broken.shapes_of_the_latest_row(monkeypatch)
+    uncopied.shapes_of_the_latest_row(monkeypatch)
     with pytest.raises(AssertionError):
         test_a_prompt_of_one_token_says_the_same_by_every_path()
 
@@ -220,7 +220,7 @@ def test_every_answer_beside_others_is_what_generate_says(acts):
     assert did["known"] and did["ask one"] and did["trace"] and did["leave"], did
 
 
-@pytest.mark.parametrize("fault", [broken.shapes_of_the_latest_row, broken.counted_only])
+@pytest.mark.parametrize("fault", [uncopied.shapes_of_the_latest_row, uncopied.counted_only])
 def test_the_fuzz_catches_keys_that_were_not_copied(fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError):

@@ -19,8 +19,6 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import DFlash, Hierarchical, Mtp, SelfDrafter
-from longdraft.engine import prefix_cache
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
@@ -475,23 +473,3 @@ def late_states(mp: MonkeyPatch) -> None:
         return {layer: x.roll(1, 1) for layer, x in good(self, *args, **given).items()}
 
     mp.setattr(LM, "prefill", prefill)
-
-
-# Prefixes ------------------------------------------------------------------------------------------------------------
-
-
-def shapes_of_the_latest_row(mp: MonkeyPatch) -> None:
-    """What is copied is decided by the row that was stored last, which has no layers after a prompt of one token."""
-    store, good, shapes = PrefixCache._store, prefix_cache.copied, [{}]
-
-    def remember(self, tokens, row, owner):
-        store(self, tokens, row, owner)
-        shapes[0] = row.shapes
-
-    mp.setattr(PrefixCache, "_store", remember)
-    mp.setattr(prefix_cache, "copied", lambda *given: good(*given) if shapes[0] else True)
-
-
-def counted_only(mp: MonkeyPatch) -> None:
-    """Prompts count as known, and nothing is copied."""
-    mp.setattr(prefix_cache, "copied", lambda blocks, known, row: True)

@@ -1,0 +1,58 @@
+"""What `longdraft serve` makes of its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longdraft import PrefixCache, PromptFolder
+from longdraft.cli import main
+from longdraft.engine import prefix_room
+
+pytest.importorskip("uvicorn")
+
+
+@pytest.fixture
+def kept(place: Path, monkeypatch: pytest.MonkeyPatch):
+    """kept(options) -> where the server that these options make keeps prompts, for each model."""
+    from longdraft.server import run
+
+    found: list[Any] = []
+
+    def ready(self: run.Server, sockets: Any = None) -> int:
+        found.extend(service.engine.session.prefixes for service in self.models)
+        return 0 if [s.close() for s in sockets] else 1
+
+    monkeypatch.setattr(run.Server, "run", ready)
+    threads = torch.get_num_threads()
+
+    def call(*options: str) -> list[Any]:
+        found.clear()
+        assert main(("serve", "-m", "tiny", "--port", "0", "--method", "plain", *options)) == 0
+        torch.set_num_threads(threads)
+        return list(found)
+
+    return call
+
+
+def test_the_prefix_cache_has_room_for_the_context_by_default(kept, monkeypatch):
+    monkeypatch.setattr(prefix_room, "LEAST", 128)
+    [prefixes] = kept("--context", "256")
+    assert isinstance(prefixes, PrefixCache) and prefixes.most * prefixes.block == 256
+    [prefixes] = kept("--context", "256", "--prefix-tokens", "640")
+    assert prefixes.most * prefixes.block == 640
+    assert kept("--prefix-tokens", "0") == [None]
+
+
+def test_models_share_the_memory_and_a_folder_speaks_for_its_memory(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(prefix_room, "free_memory", lambda *_: 1 << 20)
+    monkeypatch.setattr(prefix_room, "FLOOR", 64)
+    [one] = kept()
+    first, second = kept("-m", "tiny", "--name", "a", "--name", "b")
+    assert abs(first.most - one.most / 2) < 1 and first.most == second.most < 512
+    [folder] = kept("--cache-dir", str(tmp_path / "kept"))
+    assert isinstance(folder, PromptFolder) and folder.memory is not None
+    assert folder.memory._tell is None and one._tell is not None and folder.memory.most == one.most
