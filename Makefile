@@ -80,8 +80,10 @@ test-full: $(READY)
 	@$(PYTEST) -m "full and not weekly"
 
 test-native: $(READY)
-	@set -e; for part in $$($(BIN)/python tests/changed.py); do \
-	  [ $$part = oldest ] || $(BIN)/python tests/harder.py $$part; done
+	@set -e; for part in $$($(BIN)/python tests/changed.py); do case $$part in \
+	  oldest) ;; \
+	  products) $(PYTEST) -m full tests/ops/test_products.py ;; \
+	  *) $(BIN)/python tests/harder.py $$part ;; esac; done
 
 test-versions: $(READY)
 	@case "$$($(BIN)/python tests/changed.py)" in *oldest*) of= ;; *) of="tests/core tests/hf tests/models" ;; esac; \

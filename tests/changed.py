@@ -18,6 +18,7 @@ NATIVE = ("src/longdraft/ops/native/", "src/longdraft/backends/native/", "setup.
 PARTS = {
     "haswell": NATIVE,
     "asan": NATIVE,
+    "products": ("src/longdraft/ops/native/", "setup.py"),
     "oldest": ("pyproject.toml", "constraints.txt", "src/longdraft/backends/", "tests/oldest.py"),
 }
 

@@ -266,6 +266,7 @@ PAIRED = "pair"  # in a fault's file or name: it is planted in a build with the 
 
 
 @pytest.mark.full
+@pytest.mark.weekly  # and when the kernels change: each is compiled, which takes 14 minutes of a core together
 @pytest.mark.parametrize("fault", PLANTED)
 def test_it_finds_planted_faults(fault, tmp_path):
     name, right, wrong, found = PLANTED[fault]

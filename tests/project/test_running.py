@@ -60,10 +60,11 @@ def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
     ("files", "parts"),
     [
         (["README.md", "src/longdraft/core/tree.py"], []),
-        (["src/longdraft/ops/native/draw.h"], ["haswell", "asan"]),
+        (["src/longdraft/ops/native/draw.h"], ["haswell", "asan", "products"]),
+        (["src/longdraft/backends/native/step.py"], ["haswell", "asan", "oldest"]),
         (["src/longdraft/backends/latent.py"], ["oldest"]),
-        (["pyproject.toml", "setup.py"], ["haswell", "asan", "oldest"]),
-        (None, ["haswell", "asan", "oldest"]),
+        (["pyproject.toml", "setup.py"], ["haswell", "asan", "products", "oldest"]),
+        (None, ["haswell", "asan", "products", "oldest"]),
     ],
 )
 def test_slow_parts_follow_what_changed(files, parts):
