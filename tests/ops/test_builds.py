@@ -61,8 +61,9 @@ def test_any_processor_can_run_the_probe():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(("saved", "lacks"), [("0x2", 2), ("~0", 0)])
-def test_the_probe_says_whether_the_system_is_to_blame(saved, lacks, tmp_path):
+def test_the_probe_says_whether_the_system_is_to_blame(saved, lacks, tmp_path, monkeypatch):
     """Here the system saves SSE's registers alone, or all: what the processor offers is lacking or not."""
+    monkeypatch.delenv("LONGDRAFT_CPU", raising=False)  # the probe knows nothing of that mask
     code = (
         (SOURCES / "probe.cpp").read_text().replace("static_cast<uint64_t>(high) << 32 | low;", f"uint64_t({saved});")
     )
