@@ -1,4 +1,6 @@
-"""Builds the native kernels where there is a C++ compiler; without one the package installs and runs on torch alone."""
+"""Builds the native kernels where there is a C++ compiler; without one the package installs and
+runs on torch alone.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,24 @@ X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
 }
 # Python's own variable for cross-compiling ("linux-aarch64") names another machine than this one.
 MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rsplit("-", 1)[-1].lower()
-BUILDS = X86 if MACHINE in ("x86_64", "amd64") else {"_neon": []} if MACHINE in ("aarch64", "arm64") else {}
+BUILDS = (
+    X86
+    if MACHINE in ("x86_64", "amd64")
+    else {"_neon": []}
+    if MACHINE in ("aarch64", "arm64")
+    else {}
+)
 HEADERS = sorted(glob(HERE + "*.h"))
-SOURCES = ("layout.cpp", "step.cpp", "select.cpp", "noise.cpp", "recurrence.cpp", "read.cpp", "pin.cpp", "memory.cpp")
+SOURCES = (
+    "layout.cpp",
+    "step.cpp",
+    "select.cpp",
+    "noise.cpp",
+    "recurrence.cpp",
+    "read.cpp",
+    "pin.cpp",
+    "memory.cpp",
+)
 
 
 def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extension:
@@ -49,7 +66,9 @@ def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extens
 
 
 class SeparateObjects(build_ext):
-    """Each build has its own folder of objects: builds run at the same time, and their sources have the same names."""
+    """Each build has its own folder of objects: builds run at the same time, and their sources have
+    the same names.
+    """
 
     def build_extension(self, ext: Extension) -> None:
         separate = copy(self)
@@ -67,8 +86,10 @@ class AnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-# The probe is compiled without these flags, so that any processor can run it; it tells which of the others can run.
-# No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is one pool of threads.
+# The probe is compiled without these flags, so that any processor can run it; it tells which of the
+# others can run.
+# No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is
+# one pool of threads.
 setup(
     cmdclass={"build_ext": SeparateObjects, "bdist_wheel": AnyPython},
     options={"build_ext": {"parallel": True}},  # each build takes a minute

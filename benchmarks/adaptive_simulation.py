@@ -1,14 +1,16 @@
-"""How much AdaptiveDraft loses against the best fixed depth and against an oracle, on drafters of known cost.
+"""How much AdaptiveDraft loses against the best fixed depth and against an oracle, on drafters of
+known cost.
 
     python benchmarks/adaptive_simulation.py
     python benchmarks/adaptive_simulation.py --trace runs/vegas.json --trace runs/suffix.json
 
-Only the controller is real; no model runs, so the figures say how good its decisions are and nothing about a machine.
-Costs are in plain decoding steps. Of each text it is drawn before which tokens a drafter gets right, so all policies
-decode the same text: the controller, each fixed depth, plain decoding, and an oracle that knows what will be accepted
-and takes the shortest way through the text. Regret is the time beyond another policy's, in percent. --trace replays a
-recording instead (`longdraft generate --trace FILE -o pace=off`): what was accepted there is what can be accepted here;
-its costs are those of the case "usual". Prints Markdown tables.
+Only the controller is real; no model runs, so the figures say how good its decisions are and
+nothing about a machine. Costs are in plain decoding steps. Of each text it is drawn before which
+tokens a drafter gets right, so all policies decode the same text: the controller, each fixed depth,
+plain decoding, and an oracle that knows what will be accepted and takes the shortest way through
+the text. Regret is the time beyond another policy's, in percent. --trace replays a recording
+instead (`longdraft generate --trace FILE -o pace=off`): what was accepted there is what can be
+accepted here; its costs are those of the case "usual". Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ LOOKING = CaptureSpec(rows="mean")
 
 @dataclass(frozen=True)
 class Case:
-    """accept: probability that a token is drafted right, given the number of tokens so far. found: share of tokens
-    before which there is anything to draft. capture, fixed, level, node: cost of captures, of a draft, of each level,
-    and of verifying each node. usual: what the drafter says of its acceptance. wrong: draft costs are predicted to be
-    so many times what they are."""
+    """accept: probability that a token is drafted right, given the number of tokens so far. found:
+    share of tokens before which there is anything to draft. capture, fixed, level, node: cost of
+    captures, of a draft, of each level, and of verifying each node. usual: what the drafter says of
+    its acceptance. wrong: draft costs are predicted to be so many times what they are.
+    """
 
     accept: Callable[[int], float]
     gamma: int = 7
@@ -88,10 +91,13 @@ CASES = {
 
 
 class Text:
-    """right[t]: how many of the tokens from t on a draft gets right; found[t]: whether there is anything to draft."""
+    """right[t]: how many of the tokens from t on a draft gets right; found[t]: whether there is
+    anything to draft.
+    """
 
     def __init__(self, right: list[int], found: list[bool]):
-        self.right, self.found = right, found
+        self.right = right
+        self.found = found
 
     def __len__(self) -> int:
         return len(self.right)
@@ -102,7 +108,8 @@ class Text:
     @staticmethod
     def drawn(case: Case, tokens: int, seed: int) -> Text:
         rng = random.Random(seed)
-        right, run = [0] * tokens, 0
+        right = [0] * tokens
+        run = 0
         for t in reversed(range(tokens)):
             right[t] = run = run + 1 if rng.random() < case.accept(t) else 0
         return Text(right, [rng.random() < case.found for _ in range(tokens)])
@@ -111,15 +118,20 @@ class Text:
     def recorded(path: Path) -> Text:
         """Raises InputError or OSError for a file that is no trace."""
         lane = Trace.model_validate_json(path.read_text(encoding="utf-8")).lanes[-1]
-        predicted, found = list[bool](), list[bool]()  # of each token: whether it was or would have been drafted right
+        # of each token: whether it was or would have been drafted right
+        predicted = list[bool]()
+        found = list[bool]()
         for r in lane.rounds:
             depths = [0]
             for node in r.nodes:
                 depths.append(depths[node.parent + 1] + 1)
-            whole = bool(r.nodes) and r.accepted == max(depths)  # nothing was refused: the next token counts as right
+            whole = bool(r.nodes) and r.accepted == max(
+                depths
+            )  # nothing was refused: the next token counts as right
             predicted += [i < r.accepted or whole for i in range(len(r.tokens))]
             found += [bool(r.nodes)] * len(r.tokens)
-        right, run = [0] * len(predicted), 0
+        right = [0] * len(predicted)
+        run = 0
         for t in reversed(range(len(predicted))):
             right[t] = run = run + 1 if predicted[t] else 0
         return Text(right, found)
@@ -129,8 +141,12 @@ class Simulated(Drafter):
     is_chain = True
 
     def __init__(self, case: Case, text: Text):
-        self.case, self.text, self.at = case, text, 0
-        self.max_depth, self.usual, self.finds = case.gamma, (case.usual, case.usual), 1.0 if case.found == 1 else 0.5
+        self.case = case
+        self.text = text
+        self.at = 0
+        self.max_depth = case.gamma
+        self.usual = (case.usual, case.usual)
+        self.finds = 1.0 if case.found == 1 else 0.5
 
     def captures(self) -> CaptureSpec:
         return LOOKING if self.case.capture else CaptureSpec()
@@ -182,7 +198,9 @@ def adaptive(case: Case, text: Text) -> float:
         sampler=SimpleNamespace(greedy=True),
     )
     drafter.start(seqs)
-    tokens, cost, root = 0, 0.0, Tree.root(torch.zeros(1, dtype=torch.long))
+    tokens = 0
+    cost = 0.0
+    root = Tree.root(torch.zeros(1, dtype=torch.long))
     while tokens < len(text):
         inner.at = tokens
         tree = drafter.grow(root, seqs, DraftLimits(len(text) - tokens - 1)) if tokens else root
@@ -200,7 +218,8 @@ def adaptive(case: Case, text: Text) -> float:
 
 def fixed(case: Case, text: Text, depth: int) -> float:
     """Plain steps that drafts of one depth take; 0: plain decoding."""
-    t, cost = 1, 1.0 + (case.capture if depth else 0.0)
+    t = 1
+    cost = 1.0 + (case.capture if depth else 0.0)
     while t < len(text):
         d = min(depth, len(text) - t - 1) if text.found[t] else 0
         cost += case.step(d) if depth else 1.0
@@ -213,7 +232,11 @@ def oracle(case: Case, text: Text) -> float:
     left = [0.0] * (len(text) + 1)
     for t in reversed(range(1, len(text))):
         ways = [1 + left[t + 1]]
-        ways += [case.step(d) + left[t + d + 1] for d in range(1, text.gained(t, case.gamma) + 1) if t + d < len(text)]
+        ways += [
+            case.step(d) + left[t + d + 1]
+            for d in range(1, text.gained(t, case.gamma) + 1)
+            if t + d < len(text)
+        ]
         left[t] = min(ways)
     return 1 + left[1]
 
@@ -229,10 +252,15 @@ def row(name: str, case: Case, texts: list[Text]) -> str:
     plain = [float(len(text)) for text in texts]
     each = {d: [fixed(case, text, d) for text in texts] for d in range(case.gamma + 1)}
     depth = min(each, key=lambda d: sum(each[d]))
-    best, ideal = sum(each[depth]), sum(oracle(case, text) for text in texts)
+    best = sum(each[depth])
+    ideal = sum(oracle(case, text) for text in texts)
     gains = sorted(p / c for p, c in zip(plain, took, strict=True))
     total = sum(took)
-    cells = [f"{sum(plain) / best:.2f} ({depth or 'off'})", f"{statistics.mean(gains):.2f}", f"{gains[0]:.2f}"]
+    cells = [
+        f"{sum(plain) / best:.2f} ({depth or 'off'})",
+        f"{statistics.mean(gains):.2f}",
+        f"{gains[0]:.2f}",
+    ]
     cells += [f"{total / best - 1:.1%}", f"{total / ideal - 1:.1%}", f"{best / ideal - 1:.1%}"]
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -240,7 +268,10 @@ def row(name: str, case: Case, texts: list[Text]) -> str:
 def table(title: str, rows: list[str]) -> None:
     print(f"\n{title}\n")
     columns = ["drafter", "best fixed depth", "adaptive, mean", "worst"]
-    columns += [f"regret: {pair}" for pair in ("adaptive, best fixed", "adaptive, oracle", "best fixed, oracle")]
+    columns += [
+        f"regret: {pair}"
+        for pair in ("adaptive, best fixed", "adaptive, oracle", "best fixed, oracle")
+    ]
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     print("\n".join(rows))
 
@@ -248,8 +279,15 @@ def table(title: str, rows: list[str]) -> None:
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.change("repeat", 40, "a run takes milliseconds")
-    parser.add_argument("--trace", type=Path, action="append", default=[], help="replay this recording; repeatable")
-    parser.add_argument("--level", type=at_least(0.0), default=0.2, help="plain steps per drafted level of a recording")
+    parser.add_argument(
+        "--trace", type=Path, action="append", default=[], help="replay this recording; repeatable"
+    )
+    parser.add_argument(
+        "--level",
+        type=at_least(0.0),
+        default=0.2,
+        help="plain steps per drafted level of a recording",
+    )
     return parser
 
 
@@ -263,7 +301,9 @@ def main(words: list[str] | None = None) -> None:
     for tokens in LENGTHS:
         rows = []
         for name, case in CASES.items():
-            rows.append(row(name, case, [Text.drawn(case, tokens, seed) for seed in range(given.repeat)]))
+            rows.append(
+                row(name, case, [Text.drawn(case, tokens, seed) for seed in range(given.repeat)])
+            )
         table(f"{tokens} tokens, {given.repeat} texts", rows)
 
 

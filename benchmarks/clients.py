@@ -1,4 +1,5 @@
-"""Clients of a server on this machine, over plain sockets: hostile ones, slow ones, many at once. Each ends by itself.
+"""Clients of a server on this machine, over plain sockets: hostile ones, slow ones, many at once.
+Each ends by itself.
 
 benchmarks/hostile.py runs them with full counts, the tests with small ones.
 """
@@ -50,10 +51,14 @@ def fire(address: Address, shot: Shot) -> Answer:
     """Send it -> what came back."""
     answer = Answer(shot)
     with socket.create_connection(address, HANG_S) as s:
-        with suppress(OSError):  # where it is refused before its end, the answer may be there all the same
+        with suppress(
+            OSError
+        ):  # where it is refused before its end, the answer may be there all the same
             s.sendall(shot.data)
         if shot.after == "leave":
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # without a farewell
+            s.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # without a farewell
             return answer
         try:
             if shot.after == "end":
@@ -61,7 +66,10 @@ def fire(address: Address, shot: Shot) -> Answer:
                 s.shutdown(socket.SHUT_WR)
             found = HTTPResponse(s, method=shot.data[:4].decode("latin-1").strip())
             found.begin()
-            answer.status, answer.headers = found.status, {k.lower(): v for k, v in found.getheaders()}
+            answer.status, answer.headers = (
+                found.status,
+                {k.lower(): v for k, v in found.getheaders()},
+            )
             answer.body = found.read()
         except TimeoutError:
             answer.hung = True
@@ -76,7 +84,9 @@ def fire_all(address: Address, count: int, seed: int, at_once: int = 6) -> Itera
 
 
 def drip(address: Address, how: str, most_s: float) -> float | None:
-    """A client that is slow in one way -> after how many seconds the server closed it; None: it did not in time."""
+    """A client that is slow in one way -> after how many seconds the server closed it; None: it did
+    not in time.
+    """
     begin = time.monotonic()
     whole = request("/v1/completions", as_json({"model": "tiny", "prompt": "a " * 99}))
     with socket.create_connection(address, 1) as s:
@@ -112,12 +122,22 @@ def post(
 def crowd(
     address: Address, clients: int, requests: int, new: int, deadline_s: float = 300
 ) -> tuple[float, Counter[str]]:
-    """So many clients send so many requests in all, and come back when a 429 says -> seconds, and what was answered."""
-    numbers, found, until = iter(range(requests)), Counter[str](), time.monotonic() + deadline_s
+    """So many clients send so many requests in all, and come back when a 429 says -> seconds, and
+    what was answered.
+    """
+    numbers = iter(range(requests))
+    found = Counter[str]()
+    until = time.monotonic() + deadline_s
 
     def one() -> None:
         for i in numbers:
-            body = {"model": "tiny", "prompt": f"def f{i}(x):\n", "max_tokens": new, "ignore_eos": True, "seed": i}
+            body = {
+                "model": "tiny",
+                "prompt": f"def f{i}(x):\n",
+                "max_tokens": new,
+                "ignore_eos": True,
+                "seed": i,
+            }
             while time.monotonic() < until:
                 try:
                     status, headers, _ = post(address, "/v1/completions", body)
@@ -138,7 +158,9 @@ def crowd(
 
 
 def leave_in_mid_stream(address: Address, number: int, new: int) -> int:
-    """Ask for a stream, read its beginning, leave, every other number without a farewell -> the status."""
+    """Ask for a stream, read its beginning, leave, every other number without a farewell -> the
+    status.
+    """
     body = {
         "model": "tiny",
         "prompt": f"# {number}\n" + "class A:\n" * 40,
@@ -171,10 +193,19 @@ class End:
 
 def stream(address: Address, new: int) -> End:
     """One stream, read to its end."""
-    body = {"model": "tiny", "prompt": "class A:\n", "max_tokens": new, "ignore_eos": True, "stream": True}
-    connection, lines = HTTPConnection(*address, timeout=HANG_S), list[bytes]()
+    body = {
+        "model": "tiny",
+        "prompt": "class A:\n",
+        "max_tokens": new,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    connection = HTTPConnection(*address, timeout=HANG_S)
+    lines = list[bytes]()
     try:
-        connection.request("POST", "/v1/completions", as_json(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/completions", as_json(body), {"Content-Type": "application/json"}
+        )
         found = connection.getresponse()
         if found.status != 200:
             return End(True, None, f"status {found.status}")
@@ -191,14 +222,18 @@ def stream(address: Address, new: int) -> End:
 
 
 INSIDE = re.compile(
-    r"Traceback|0x[0-9a-f]{6,}|/(?:root|home|usr|work|tmp|site-packages)/|\.py\b|<class|<function|object at"
+    r"Traceback|0x[0-9a-f]{6,}|/(?:root|home|usr|work|tmp|site-packages)/|\.py\b|<class|<function|object at"  # noqa: E501
     r"|\b(?:torch|pydantic|starlette|uvicorn|fastapi|h11|jinja2|transformers)\b|\b[A-Z][A-Za-z]+(?:Error|Exception)\b",
 )
 
 
 def revealed(answer: Answer) -> list[str]:
-    """What an error's answer says about the inside of the server: paths, classes, libraries, addresses."""
+    """What an error's answer says about the inside of the server: paths, classes, libraries,
+    addresses.
+    """
     if answer.status is None or answer.status < 400:
         return []
     sent = answer.shot.data.decode("latin-1")
-    return [word for word in INSIDE.findall(answer.body.decode("utf-8", "replace")) if word not in sent]
+    return [
+        word for word in INSIDE.findall(answer.body.decode("utf-8", "replace")) if word not in sent
+    ]

@@ -1,11 +1,13 @@
-"""How well costs that are measured on some passes predict others, with the present build of the kernels.
+"""How well costs that are measured on some passes predict others, with the present build of the
+kernels.
 
     python benchmarks/cost_errors.py -m smollm2 --contexts 1024,4096,16384,32000
 
-Costs are measured twice: as at load (0.6 s), and as by `longdraft tune` on passes of other contexts, rows and nodes.
-Then each held-out pass is a record, with what it took (of several turns the shortest) and what each of the two
-predicts. All passes take turns, because a machine is faster and slower. On a machine that is not idle the figures mean
-little: `calm` says whether a pass had its processors. LONGDRAFT_NATIVE chooses a build.
+Costs are measured twice: as at load (0.6 s), and as by `longdraft tune` on passes of other
+contexts, rows and nodes. Then each held-out pass is a record, with what it took (of several turns
+the shortest) and what each of the two predicts. All passes take turns, because a machine is faster
+and slower. On a machine that is not idle the figures mean little: `calm` says whether a pass had
+its processors. LONGDRAFT_NATIVE chooses a build.
 """
 
 from __future__ import annotations
@@ -54,9 +56,17 @@ def measure(target: Any, given: Any) -> tuple[list[dict[str, Any]], dict[str, li
     records = []
     for i, t in enumerate(rest):
         s = t.shape
-        record = {"kind": s.name, "rows": s.rows, "context": s.context, "nodes": s.nodes, "share": s.share}
+        record = {
+            "kind": s.name,
+            "rows": s.rows,
+            "context": s.context,
+            "nodes": s.nodes,
+            "share": s.share,
+        }
         record |= {"scored": s.scored, "seconds": t.seconds, "calm": t.calm}
-        records.append(record | {"predicted": {kind: own[i].predicted for kind, own in held.items()}})
+        records.append(
+            record | {"predicted": {kind: own[i].predicted for kind, own in held.items()}}
+        )
     return records, held
 
 
@@ -78,10 +88,22 @@ def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("model", "rope", "weights", "dtype", "threads", "out")
     parser.change("contexts", [1024, 4096, 16384, 32000], "they are what methods are measured at")
-    parser.change("repeat", 10, "the shortest of a few turns is still too long beside other processes")
-    parser.add_argument("--most-rows", type=at_least(1), default=8, metavar="N", help="rows of the largest batch")
-    parser.add_argument("--room", type=at_least(0.0), default=3.0, metavar="GB", help="memory of keys, for each cache")
-    parser.add_argument("--budget", type=at_least(1.0), default=120.0, help="seconds of all passes, about")
+    parser.change(
+        "repeat", 10, "the shortest of a few turns is still too long beside other processes"
+    )
+    parser.add_argument(
+        "--most-rows", type=at_least(1), default=8, metavar="N", help="rows of the largest batch"
+    )
+    parser.add_argument(
+        "--room",
+        type=at_least(0.0),
+        default=3.0,
+        metavar="GB",
+        help="memory of keys, for each cache",
+    )
+    parser.add_argument(
+        "--budget", type=at_least(1.0), default=120.0, help="seconds of all passes, about"
+    )
     return parser
 
 
@@ -92,13 +114,22 @@ def main(words: list[str] | None = None) -> int:
     target, _ = load(given.model, given.dtype, rope=given.rope, weights=given.weights)
     log = RecordFile(given.out)
     with torch.inference_mode(), pinned():
-        shared = provenance(target, 0) | {"task": "costs", "command": given.command, "load_before": before}
+        shared = provenance(target, 0) | {
+            "task": "costs",
+            "command": given.command,
+            "load_before": before,
+        }
         records, held = measure(target, given)
     for record in records:
         log.append(shared | record)
     calm = sum(r["calm"] for r in records) / len(records)
-    about = f"{target.name}, {given.dtype}, {target.backend.kernels}, {shared['device']}, {calm:.0%} calm"
-    Console(width=None if sys.stdout.isatty() else 140).print(table(held, f"Errors of predicted passes, {about}"))
+    about = (
+        f"{target.name}, {given.dtype}, {target.backend.kernels}, {shared['device']}, "
+        f"{calm:.0%} calm"
+    )
+    Console(width=None if sys.stdout.isatty() else 140).print(
+        table(held, f"Errors of predicted passes, {about}")
+    )
     return 0
 
 

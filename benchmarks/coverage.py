@@ -1,13 +1,15 @@
-"""Which of Transformers' causal and multimodal language models longdraft runs, and which methods on them.
+"""Which of Transformers' causal and multimodal language models longdraft runs, and which methods on
+them.
 
     python benchmarks/coverage.py
     python benchmarks/coverage.py --kind gpt2 --kind falcon
 
-A tiny random model of every model_type is decoded in its own process: greedily beside Transformers' own `generate`,
-and by every method of METHODS beside plain decoding, greedy and at T=1, two prompts of unequal lengths. Classes:
-"exact", where a node's numbers are the same bits whatever is computed beside it; "equal" in float32; "refused" with
-the line that a user sees; "failed"; "unbuilt", where the tiny configuration does not make a model. A multimodal model
-is written to a folder and loaded from it, and its text compared with what the whole model says.
+A tiny random model of every model_type is decoded in its own process: greedily beside Transformers'
+own `generate`, and by every method of METHODS beside plain decoding, greedy and at T=1, two prompts
+of unequal lengths. Classes: "exact", where a node's numbers are the same bits whatever is computed
+beside it; "equal" in float32; "refused" with the line that a user sees; "failed"; "unbuilt", where
+the tiny configuration does not make a model. A multimodal model is written to a folder and loaded
+from it, and its text compared with what the whole model says.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from longdraft.models.loading import load_lm, quiet
 from longdraft.models.multimodal import placeholders_of
 from longdraft.models.support import probe, refuse
 
-NEW, LENGTHS = 12, (40, 17)
+NEW = 12
+LENGTHS = (40, 17)
 REFUSED = "refused: "  # by a method, which is no failure
 VIEW = {"gamma": 3, "min_budget": 12}
 METHODS: dict[str, dict[str, Any]] = {  # options that suit prompts of 40 tokens
@@ -69,10 +72,14 @@ def examined(kind: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What became of one kind: its class, and why."""
     record: dict[str, Any] = named(kind) | {"layers": []}
     try:
-        config, unbuilt = tiny_models.config(kind), ""
-        record["layers"] = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"]))
+        config = tiny_models.config(kind)
+        unbuilt = ""
+        record["layers"] = sorted(
+            set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
+        )
     except Exception as error:
-        config, unbuilt = tiny_models.default(kind), line(error)
+        config = tiny_models.default(kind)
+        unbuilt = line(error)
     try:
         refuse(config)
         if unbuilt:
@@ -97,21 +104,38 @@ def named(kind: str) -> dict[str, str]:
 def decoded(hf: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Plain decoding beside Transformers' own, and every method beside plain decoding."""
     images = placeholders_of(hf.config)
-    prompts = [[3 if token in images else token for token in tiny_models.prompt(n)] for n in LENGTHS]
+    prompts = [
+        [3 if token in images else token for token in tiny_models.prompt(n)] for n in LENGTHS
+    ]
     hf.generation_config.eos_token_id = None
     text = stored_and_loaded(hf) if is_multimodal(hf.config) else None
     hf.set_attn_implementation("eager")
     expected = [by_transformers(hf, prompt) for prompt in prompts]
     lm = text or LM(hf, "tiny")
     samplers = {"greedy": Sampler(), "T=1": Sampler(temperature=1.0)}
-    plain = {name: generate(lm, prompts, max_new_tokens=NEW, sampler=s, eos=()) for name, s in samplers.items()}
+    plain = {
+        name: generate(lm, prompts, max_new_tokens=NEW, sampler=s, eos=())
+        for name, s in samplers.items()
+    }
     if plain["greedy"] != expected:
         return {"class": "failed", "why": "greedy output differs from Transformers' generate"}
     if not reads_states(lm, prompts[0]):
-        return {"class": "failed", "why": "its head does not follow from the state after the last layer"}
-    faults = {name: fault(lm, name, options, prompts, samplers, plain) for name, options in methods.items()}
-    record = {"class": "exact" if lm.exact else "equal", "backend": lm.backend.name, "methods": faults}
-    listed = "; ".join(f"{name}: {why}" for name, why in faults.items() if why and not why.startswith(REFUSED))
+        return {
+            "class": "failed",
+            "why": "its head does not follow from the state after the last layer",
+        }
+    faults = {
+        name: fault(lm, name, options, prompts, samplers, plain)
+        for name, options in methods.items()
+    }
+    record = {
+        "class": "exact" if lm.exact else "equal",
+        "backend": lm.backend.name,
+        "methods": faults,
+    }
+    listed = "; ".join(
+        f"{name}: {why}" for name, why in faults.items() if why and not why.startswith(REFUSED)
+    )
     return record | ({"class": "failed", "why": listed[:300]} if listed else {})
 
 
@@ -128,7 +152,11 @@ def stored_and_loaded(hf: Any) -> LM:
 def by_transformers(hf: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     out = hf.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
 
@@ -140,13 +168,20 @@ def reads_states(lm: LM, prompt: list[int]) -> bool:
     return torch.allclose(lm.head(captured.states[last]), logits, rtol=1e-3, atol=1e-3)
 
 
-def fault(lm: LM, name: str, options: dict[str, Any], prompts: list, samplers: dict, plain: dict) -> str:
-    """Why the method's output is not plain decoding's; empty: it is. Methods that need weights get random ones."""
+def fault(
+    lm: LM, name: str, options: dict[str, Any], prompts: list, samplers: dict, plain: dict
+) -> str:
+    """Why the method's output is not plain decoding's; empty: it is. Methods that need weights get
+    random ones.
+    """
     try:
         needs = find(name).needs
         drafter = build(name, lm, KINDS[needs].random(lm, 1) if needs in KINDS else None, **options)
         for label, sampler in samplers.items():
-            if generate(lm, prompts, drafter, max_new_tokens=NEW, sampler=sampler, eos=()) != plain[label]:
+            if (
+                generate(lm, prompts, drafter, max_new_tokens=NEW, sampler=sampler, eos=())
+                != plain[label]
+            ):
                 return f"another output ({label})"
     except InputError as error:
         return f"{REFUSED}{line(error)}"
@@ -163,21 +198,33 @@ def in_own_process(kind: str, seconds: float) -> dict[str, Any]:
     """One kind's record, from a process that may fail or hang."""
     try:
         done = subprocess.run(
-            [sys.executable, __file__, "--child", kind], capture_output=True, text=True, timeout=seconds
+            [sys.executable, __file__, "--child", kind],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
         )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return named(kind) | {"class": "failed", "why": f"no answer within {seconds:.0f} s"}
     except (IndexError, json.JSONDecodeError):
-        return named(kind) | {"class": "failed", "why": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+        return named(kind) | {
+            "class": "failed",
+            "why": (done.stderr.strip().splitlines() or ["no output"])[-1][:300],
+        }
 
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     known = tiny_models.KINDS
-    parser.add_argument("--kind", action="append", choices=known, metavar="KIND", help="only this model_type")
-    parser.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="kinds that run at a time")
-    parser.add_argument("--timeout", type=at_least(1), default=300, metavar="N", help="seconds for one kind")
+    parser.add_argument(
+        "--kind", action="append", choices=known, metavar="KIND", help="only this model_type"
+    )
+    parser.add_argument(
+        "--processes", type=at_least(1), default=2, metavar="N", help="kinds that run at a time"
+    )
+    parser.add_argument(
+        "--timeout", type=at_least(1), default=300, metavar="N", help="seconds for one kind"
+    )
     parser.add_argument("--child", choices=known, help=argparse.SUPPRESS)
     parser.share("out")
     return parser
@@ -190,13 +237,24 @@ def main(words: list[str] | None = None) -> None:
         quiet(1)
         print(json.dumps(examined(given.child, METHODS)))
         return
-    log, counts = RecordFile(given.out), Counter[str]()
-    shared = {"task": "coverage", "versions": versions(), "time": now(), "command": given.command} | checkout()
+    log = RecordFile(given.out)
+    counts = Counter[str]()
+    shared = {
+        "task": "coverage",
+        "versions": versions(),
+        "time": now(),
+        "command": given.command,
+    } | checkout()
     with ThreadPoolExecutor(given.processes) as pool:
-        for record in pool.map(lambda kind: in_own_process(kind, given.timeout), given.kind or tiny_models.KINDS):
+        for record in pool.map(
+            lambda kind: in_own_process(kind, given.timeout), given.kind or tiny_models.KINDS
+        ):
             counts[record["class"]] += 1
             log.append(shared | record)
-            print(f"{record['kind']:24} {record['class']:8} {record.get('why', '')}"[:200].rstrip(), flush=True)
+            print(
+                f"{record['kind']:24} {record['class']:8} {record.get('why', '')}"[:200].rstrip(),
+                flush=True,
+            )
     print(", ".join(f"{name} {count}" for name, count in counts.most_common()))
 
 

@@ -1,10 +1,11 @@
-"""Tables of default settings beside the best fixed ones and plain decoding, from records of default.sh.
+"""Tables of default settings beside the best fixed ones and plain decoding, from records of
+default.sh.
 
     python benchmarks/default_table.py runs/default/default.jsonl
 
-A cell is a model, a build, a text, a context, a number of rows and of new tokens, and a temperature. Of each method and
-cell: its default's speed over that of its best fixed setting, and over plain decoding; for auto, over the best setting
-of any method. Speeds are medians over repeats.
+A cell is a model, a build, a text, a context, a number of rows and of new tokens, and a
+temperature. Of each method and cell: its default's speed over that of its best fixed setting, and
+over plain decoding; for auto, over the best setting of any method. Speeds are medians over repeats.
 """
 
 from __future__ import annotations
@@ -28,21 +29,35 @@ def speeds(files: list[Path]) -> dict[Cell, dict[str, float]]:
     """{cell: {label: tokens per second}}."""
     found: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in (r for file in files for _, r in read_records(file) if r.get("task") == "speed"):
-        cell = tuple(max(x) if isinstance(x := row[k], list) else x for k in KEYS)  # of each row of a batch
+        cell = tuple(
+            max(x) if isinstance(x := row[k], list) else x for k in KEYS
+        )  # of each row of a batch
         found[cell][row["label"]].append(row["tokens_per_s"])
-    return {cell: {label: median(each) for label, each in labels.items()} for cell, labels in found.items()}
+    return {
+        cell: {label: median(each) for label, each in labels.items()}
+        for cell, labels in found.items()
+    }
 
 
 def compared(cells: dict[Cell, dict[str, float]]) -> dict[str, dict[Cell, tuple[float, float]]]:
-    """{method: {cell: (over its best fixed setting, over plain)}}; auto's rival is the best of all other settings."""
+    """{method: {cell: (over its best fixed setting, over plain)}}; auto's rival is the best of all
+    other settings.
+    """
     rows: dict[str, dict[Cell, tuple[float, float]]] = defaultdict(dict)
     for cell, by_label in cells.items():
         if "plain" not in by_label:
             continue
         for label in (name for name in by_label if "@" not in name and name != "plain"):
-            rivals = [v for k, v in by_label.items() if k.startswith(f"{label}@") or (label == "auto" and k != "auto")]
+            rivals = [
+                v
+                for k, v in by_label.items()
+                if k.startswith(f"{label}@") or (label == "auto" and k != "auto")
+            ]
             if rivals:
-                rows[label][cell] = by_label[label] / max(rivals), by_label[label] / by_label["plain"]
+                rows[label][cell] = (
+                    by_label[label] / max(rivals),
+                    by_label[label] / by_label["plain"],
+                )
     return dict(rows)
 
 
@@ -52,7 +67,10 @@ def tenth(values: list[float]) -> float:
 
 
 def table(title: str, groups: dict[str, list[tuple[float, float]]]) -> list[str]:
-    lines = [f"| {title} | cells | of fixed: median | nine in ten | worst | of plain: median | nine in ten | worst |"]
+    lines = [
+        f"| {title} | cells | of fixed: median | nine in ten | worst | of plain: median | "
+        "nine in ten | worst |"
+    ]
     lines.append("| --- |" + " ---: |" * 7)
     for name, pairs in groups.items():
         figures = [f(list(x)) for x in zip(*pairs, strict=True) for f in (median, tenth, min)]
@@ -63,14 +81,22 @@ def table(title: str, groups: dict[str, list[tuple[float, float]]]) -> list[str]
 def report(files: list[Path]) -> str:
     rows = compared(speeds(files))
     if not rows:
-        raise InputError(f"no records of default settings in {', '.join(map(str, files))}: run benchmarks/default.sh")
+        raise InputError(
+            f"no records of default settings in {', '.join(map(str, files))}: run "
+            "benchmarks/default.sh"
+        )
     whole = {name: list(cells.values()) for name, cells in rows.items()}
     parts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for name, cells in rows.items():
         for cell, pair in cells.items():
             model, build, _, _, batch, tokens, _ = cell
-            parts[f"{name}, {model}, {build}, {tokens} tokens" + (f", {batch} rows" if batch > 1 else "")].append(pair)
-    worst = sorted((pair[1], name, cell) for name, cells in rows.items() for cell, pair in cells.items())[:8]
+            parts[
+                f"{name}, {model}, {build}, {tokens} tokens"
+                + (f", {batch} rows" if batch > 1 else "")
+            ].append(pair)
+    worst = sorted(
+        (pair[1], name, cell) for name, cells in rows.items() for cell, pair in cells.items()
+    )[:8]
     lines = [
         *table("default", whole),
         "",

@@ -1,9 +1,10 @@
-"""Acceptance of drafts whose keys each process selects by its own heads, or all by the mean over all heads.
+"""Acceptance of drafts whose keys each process selects by its own heads, or all by the mean over
+all heads.
 
     torchrun --nproc-per-node 2 benchmarks/divided_scores.py --contexts 4096 --texts 6
 
-Prints one JSON line per passage and budget, and one with the means of each text and budget. vegas, chains of 7,
-float32, T=1; the target is the bundled model.
+Prints one JSON line per passage and budget, and one with the means of each text and budget. vegas,
+chains of 7, float32, T=1; the target is the bundled model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ class AllHeads(Divided):
     """Scores are means over the heads of all processes."""
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> torch.Tensor:
         found = super().forward(tree, cache, start, view, captured, logits)
         for scores in captured.scores.values():
@@ -43,7 +50,9 @@ def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("model", "contexts", "max-new-tokens")
     parser.change("texts", 6, "the two ways differ by less than passages do")
-    parser.add_argument("--budgets", type=several(at_least(1)), default="64,256", help="keys that a draft reads")
+    parser.add_argument(
+        "--budgets", type=several(at_least(1)), default="64,256", help="keys that a draft reads"
+    )
     return parser
 
 
@@ -56,10 +65,17 @@ def main(words: list[str] | None = None) -> None:
     for text in inputs.texts(["code", "book"], [], tokenizer):
         for context in given.contexts:
             for passage, prompt in enumerate(text.prompts(context, given.texts)):
-                session = DecodeSession(lm, [prompt], given.max_new_tokens, Sampler(1.0), passage, ())
+                session = DecodeSession(
+                    lm, [prompt], given.max_new_tokens, Sampler(1.0), passage, ()
+                )
                 plain = session.rows()
                 for budget in given.budgets:
-                    found = {"text": text.name, "context": context, "passage": passage, "budget": budget}
+                    found = {
+                        "text": text.name,
+                        "context": context,
+                        "passage": passage,
+                        "budget": budget,
+                    }
                     for mode, backend in backends.items():
                         lm.eager = lm.backend = backend
                         stats = Stats()
@@ -70,9 +86,15 @@ def main(words: list[str] | None = None) -> None:
                     if team.first:
                         print(json.dumps(found), flush=True)
     for (name, budget), modes in totals.items():
-        means = {mode: round(1 + sum(found[::2]) / sum(found[1::2]), 3) for mode, found in modes.items()}
+        means = {
+            mode: round(1 + sum(found[::2]) / sum(found[1::2]), 3) for mode, found in modes.items()
+        }
         if team.first:
-            print(json.dumps({"text": name, "budget": budget, "steps": sum(modes["own heads"][1::2])} | means))
+            print(
+                json.dumps(
+                    {"text": name, "budget": budget, "steps": sum(modes["own heads"][1::2])} | means
+                )
+            )
 
 
 if __name__ == "__main__":

@@ -14,13 +14,17 @@ from longdraft.errors import InputError
 
 
 class Engine(Protocol):
-    """`compiled` compiles anew each time, and raises InputError for a schema that the engine refuses."""
+    """`compiled` compiles anew each time, and raises InputError for a schema that the engine
+    refuses.
+    """
 
     name: str
     version: str
 
     def compiled(self, schema: Any) -> Callable[[], Any]:
-        """Makes matchers that have consumed nothing, as `Progress` needs them, and know nothing from one another."""
+        """Makes matchers that have consumed nothing, as `Progress` needs them, and know nothing
+        from one another.
+        """
         ...
 
 
@@ -35,7 +39,8 @@ class LLGuidance:
 
     def compiled(self, schema: Any) -> Callable[[], Any]:
         def new() -> Any:
-            self._constraints.forget()  # a matcher's lexer keeps what it has computed, and copies share it
+            # a matcher's lexer keeps what it has computed, and copies share it
+            self._constraints.forget()
             return self._constraints.json_schema(schema).matcher()
 
         new()
@@ -51,9 +56,15 @@ class XGrammar:
         try:
             import xgrammar  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise InputError("--engines has xgrammar, which is not installed: pip install xgrammar") from None
-        self.version, self._library, self._vocab = version("xgrammar"), xgrammar, vocab
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab, stop_token_ids=list(ends))
+            raise InputError(
+                "--engines has xgrammar, which is not installed: pip install xgrammar"
+            ) from None
+        self.version = version("xgrammar")
+        self._library = xgrammar
+        self._vocab = vocab
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab, stop_token_ids=list(ends)
+        )
         self._compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
 
     def compiled(self, schema: Any) -> Callable[[], Any]:
@@ -77,7 +88,10 @@ class XMatcher:
         return (self._bits if needed else self._every).tobytes()
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        return next((i for i, token in enumerate(tokens) if not self._matcher.accept_token(token)), len(tokens))
+        return next(
+            (i for i, token in enumerate(tokens) if not self._matcher.accept_token(token)),
+            len(tokens),
+        )
 
     def rollback(self, count: int) -> bool:
         self._matcher.rollback(count)
@@ -90,4 +104,7 @@ class XMatcher:
         return ""
 
 
-ENGINES: dict[str, Callable[[Any, int, tuple[int, ...]], Engine]] = {"llguidance": LLGuidance, "xgrammar": XGrammar}
+ENGINES: dict[str, Callable[[Any, int, tuple[int, ...]], Engine]] = {
+    "llguidance": LLGuidance,
+    "xgrammar": XGrammar,
+}

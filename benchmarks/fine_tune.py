@@ -2,10 +2,10 @@
 
     python benchmarks/fine_tune.py FOLDER TEXT...
 
-FOLDER gets the model, as longdraft loads it; TEXT is a file, or a folder of *.txt and *.py, and there may be several.
-SmolLM2 from its Q4_1 file lies on a 4-bit grid, so a 4-bit copy of it is nearly itself and its acceptance says nothing.
-After this its weights lie anywhere. Prints the held-out loss and how far a 4-bit copy is from the weights, before and
-after.
+FOLDER gets the model, as longdraft loads it; TEXT is a file, or a folder of *.txt and *.py, and
+there may be several. SmolLM2 from its Q4_1 file lies on a 4-bit grid, so a 4-bit copy of it is
+nearly itself and its acceptance says nothing. After this its weights lie anywhere. Prints the
+held-out loss and how far a 4-bit copy is from the weights, before and after.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from longdraft.models.loading import load, quiet
 from longdraft.ops.packed import quantized
 
-LENGTH, HELD_OUT = 512, 8  # tokens of a row; rows whose loss is reported
+# tokens of a row; rows whose loss is reported
+LENGTH = 512
+HELD_OUT = 8
 
 
 def rows(paths: list[str], tokenizer: object, count: int, seed: int) -> torch.Tensor:
-    """[count,LENGTH] tokens from random places of the files, half of them from *.py where there are any."""
+    """[count,LENGTH] tokens from random places of the files, half of them from *.py where there are
+    any.
+    """
     files = [f for p in map(Path, paths) for f in (sorted(p.rglob("*.*")) if p.is_dir() else [p])]
     kinds = [[f for f in files if f.suffix == kind] for kind in (".txt", ".py")]
     kinds = [k for k in kinds if k]
@@ -43,9 +47,15 @@ def rows(paths: list[str], tokenizer: object, count: int, seed: int) -> torch.Te
 
 
 def distance(hf: torch.nn.Module) -> float:
-    """Mean relative error of the 4-bit copy of each matrix: about 0.08 for weights that lie on no grid."""
-    layers = [m for n, m in hf.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in n]
-    errors = [(quantized(m.weight, 4).dequantized() - m.weight).norm() / m.weight.norm() for m in layers]
+    """Mean relative error of the 4-bit copy of each matrix: about 0.08 for weights that lie on no
+    grid.
+    """
+    layers = [
+        m for n, m in hf.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in n
+    ]
+    errors = [
+        (quantized(m.weight, 4).dequantized() - m.weight).norm() / m.weight.norm() for m in layers
+    ]
     return float(torch.stack(errors).mean().detach())
 
 
@@ -62,7 +72,9 @@ def options() -> Arguments:
     parser.change("model", "smollm2", "its weights lie on a 4-bit grid")
     parser.share("seed", "threads")
     parser.add_argument("--steps", type=at_least(0), default=300, help="optimizer steps")
-    parser.add_argument("--rows", type=at_least(1), default=2, help=f"rows of {LENGTH} tokens a step")
+    parser.add_argument(
+        "--rows", type=at_least(1), default=2, help=f"rows of {LENGTH} tokens a step"
+    )
     parser.add_argument("--rate", type=at_least(0.0), default=6e-4, help="learning rate")
     return parser
 
@@ -81,14 +93,19 @@ def main(words: list[str] | None = None) -> None:
             p.copy_(getattr(names[module], leaf))
     hf.generation_config = lm.hf.generation_config
     del lm, names
-    held_out, seen = rows(args.text, tokenizer, HELD_OUT, args.seed + 1), args.steps * args.rows
+    held_out = rows(args.text, tokenizer, HELD_OUT, args.seed + 1)
+    seen = args.steps * args.rows
     data = rows(args.text, tokenizer, seen, args.seed).view(args.steps, args.rows, LENGTH)
     report = {"steps": args.steps, "rows": args.rows, "rate": args.rate, "seed": args.seed}
     report["before"] = {"loss": loss_of(hf, held_out), "int4_error": distance(hf)}
-    optimizer = torch.optim.AdamW(hf.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        hf.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     began = time.time()
     for step, ids in enumerate(data):
-        share = min(1.0, (step + 1) / 20, (args.steps - step) / (0.6 * args.steps))  # warm-up, then linear decay
+        share = min(
+            1.0, (step + 1) / 20, (args.steps - step) / (0.6 * args.steps)
+        )  # warm-up, then linear decay
         optimizer.param_groups[0]["lr"] = args.rate * share
         with torch.autocast("cpu", torch.bfloat16):
             loss = hf(input_ids=ids, labels=ids).loss

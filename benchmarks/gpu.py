@@ -2,11 +2,12 @@
 
     python benchmarks/gpu.py --minutes 8
 
-Errors of the kernels against float64, their bandwidths beside SDPA, flex_attention and varlen_attn, what a step costs
-for random weights of Llama-3.1-8B's and Qwen3-8B's shapes on filled caches, beside Transformers' generate. Parts come
-in the order of their worth; one that fails is a record, and one that no longer fits the time is left out and says so.
-A table lies beside the records. --tiny runs every part on a CPU with tiny shapes; set TRITON_INTERPRET=1 for its
-kernels.
+Errors of the kernels against float64, their bandwidths beside SDPA, flex_attention and varlen_attn,
+what a step costs for random weights of Llama-3.1-8B's and Qwen3-8B's shapes on filled caches,
+beside Transformers' generate. Parts come in the order of their worth; one that fails is a record,
+and one that no longer fits the time is left out and says so.
+A table lies beside the records. --tiny runs every part on a CPU with tiny shapes; set
+TRITON_INTERPRET=1 for its kernels.
 """
 
 from __future__ import annotations
@@ -47,10 +48,20 @@ def of_model(b: Bench, name: str) -> Iterator[Part]:
     """The parts of one model, which is made by the first that runs and let go after the last."""
     lm = cache(partial(gpu_parts.model, b, name))
     for i, context in enumerate(b.contexts):
-        yield "steps", name, 40 if i else 90, lambda c=context: gpu_parts.steps(b, lm(), c)  # the first builds kernels
+        yield (
+            "steps",
+            name,
+            40 if i else 90,
+            lambda c=context: gpu_parts.steps(b, lm(), c),
+        )  # the first builds kernels
     for context in b.contexts:
         yield "generate", name, 15, lambda c=context: gpu_parts.generate(b, lm(), "dynamic", c)
-    yield "generate", name, 90, lambda: gpu_parts.generate(b, lm(), "static", b.contexts[0])  # compiles
+    yield (
+        "generate",
+        name,
+        90,
+        lambda: gpu_parts.generate(b, lm(), "static", b.contexts[0]),
+    )  # compiles
 
 
 def run(b: Bench, log: RecordFile, shared: Row) -> list[Row]:
@@ -63,10 +74,17 @@ def run(b: Bench, log: RecordFile, shared: Row) -> list[Row]:
         print(line(row), flush=True)
 
     for part, name, seconds, rows in parts(b):
-        begin, left = perf_counter(), b.end - perf_counter()
+        begin = perf_counter()
+        left = b.end - perf_counter()
         label = {"part": part, "model": name}
         if left < seconds:
-            keep(label | {"method": "-", "skipped": f"{left:.0f} s are left, and it may take {seconds:.0f}"})
+            keep(
+                label
+                | {
+                    "method": "-",
+                    "skipped": f"{left:.0f} s are left, and it may take {seconds:.0f}",
+                }
+            )
             continue
         try:
             with freed(), torch.inference_mode():
@@ -104,8 +122,12 @@ def line(row: Row) -> str:
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("out")
-    parser.add_argument("--minutes", type=at_least(0.0), default=8.0, help="no part begins that may not fit")
-    parser.add_argument("--tiny", action="store_true", help="every part on the CPU, with tiny shapes")
+    parser.add_argument(
+        "--minutes", type=at_least(0.0), default=8.0, help="no part begins that may not fit"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="every part on the CPU, with tiny shapes"
+    )
     return parser
 
 
@@ -113,15 +135,29 @@ def main(words: list[str] | None = None) -> None:
     given = options().parse(words)
     if not given.tiny and not torch.cuda.is_available():
         raise InputError("torch sees no GPU: run this on a machine with one, or give --tiny")
-    b, log = Bench(given.tiny, given.minutes), RecordFile(given.out)
-    shared = {"task": "gpu", "device": processor(b.device), "dtype": str(b.dtype).removeprefix("torch.")}
-    shared |= {"versions": provenance.versions() | {"triton": triton_version()}, **provenance.checkout(), "seed": SEED}
+    b = Bench(given.tiny, given.minutes)
+    log = RecordFile(given.out)
+    shared = {
+        "task": "gpu",
+        "device": processor(b.device),
+        "dtype": str(b.dtype).removeprefix("torch."),
+    }
+    shared |= {
+        "versions": provenance.versions() | {"triton": triton_version()},
+        **provenance.checkout(),
+        "seed": SEED,
+    }
     shared |= {"command": given.command, "time": provenance.now(), "run": uuid.uuid4().hex[:12]}
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     print("\n".join(head))
     found = run(b, log, shared)
-    origin = f"{shared['device']}, {shared['versions']}, {shared['git_sha']}, {shared['time']}: `{given.command}`"
-    given.out.with_suffix(".md").write_text("\n".join([origin, "", *head, *map(line, found), ""]), encoding="utf-8")
+    origin = (
+        f"{shared['device']}, {shared['versions']}, {shared['git_sha']}, {shared['time']}: "
+        f"`{given.command}`"
+    )
+    given.out.with_suffix(".md").write_text(
+        "\n".join([origin, "", *head, *map(line, found), ""]), encoding="utf-8"
+    )
 
 
 def triton_version() -> str | None:

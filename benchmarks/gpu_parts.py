@@ -28,10 +28,26 @@ from longdraft.models.lm import LM
 from longdraft.ops import noise, reference
 from longdraft.views import View
 
-LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 140000}
+LLAMA = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+}
+LLAMA |= {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 140000,
+}
 QWEN = LLAMA | {"vocab_size": 151936, "intermediate_size": 12288, "num_hidden_layers": 36}
-SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SMALL |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024}
 SPARE = 192  # slots behind the context
 SEED = 0
@@ -43,7 +59,8 @@ class Bench:
     """What all parts share: where they run, the sizes, and the time that is left."""
 
     def __init__(self, tiny: bool, minutes: float):
-        self.tiny, self.end = tiny, perf_counter() + 60 * minutes
+        self.tiny = tiny
+        self.end = perf_counter() + 60 * minutes
         self.device = torch.device("cpu" if tiny else "cuda")
         self.dtype = torch.float32 if tiny else torch.bfloat16
         self.contexts = [64] if tiny else [32768, 131072, 8192]
@@ -59,7 +76,9 @@ class Bench:
         self.draws: torch.Generator = torch.Generator(self.device).manual_seed(SEED)
 
     def draw(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(shape, device=self.device, dtype=dtype or self.dtype, generator=self.draws)
+        return torch.randn(
+            shape, device=self.device, dtype=dtype or self.dtype, generator=self.draws
+        )
 
     def clock(self, call: Call, inner: int) -> float:
         """Milliseconds of a call, the mean of `inner` in a row."""
@@ -68,7 +87,8 @@ class Bench:
             for _ in range(inner):
                 call()
             return (perf_counter() - begin) / inner * 1e3
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(inner):
             call()
@@ -115,7 +135,9 @@ class Bench:
 
 
 def short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:160].replace("|", "/")
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[
+        :160
+    ].replace("|", "/")
 
 
 @contextmanager
@@ -136,10 +158,12 @@ def tables(b: Bench, k: Tensor, v: Tensor, nodes: int) -> Any:
     def table(*numbers: int) -> Tensor:
         return torch.tensor(numbers, device=b.device)
 
-    S, M = k.shape[2], bucket(nodes, 16)
+    S = k.shape[2]
+    M = bucket(nodes, 16)
     visible = torch.zeros(1, nodes, M, dtype=torch.uint8, device=b.device)
     visible[0, :, :nodes] = torch.ones(nodes, nodes, device=b.device).tril()
-    bounds, depth = table(S - nodes, 0, nodes, 0)[None], torch.arange(nodes, device=b.device)[None]
+    bounds = table(S - nodes, 0, nodes, 0)[None]
+    depth = torch.arange(nodes, device=b.device)[None]
     cache = table(k.data_ptr(), v.data_ptr(), S, 0)
     return slots.SlotKeys(cache, torch.zeros_like(bounds), bounds, visible, depth, bucket(S, 1024))
 
@@ -152,31 +176,50 @@ def errors(b: Bench) -> Iterator[Row]:
     S = 200 if b.tiny else 8192
     for nodes in b.rows:
         q = b.draw(1, b.heads * b.groups, nodes, b.dim)
-        k, v = b.draw(1, b.heads, S, b.dim), b.draw(1, b.heads, S, b.dim)
+        k = b.draw(1, b.heads, S, b.dim)
+        v = b.draw(1, b.heads, S, b.dim)
         mask = torch.ones(nodes, nodes, dtype=torch.bool, device=b.device).tril()
         whole = reference.Segment(k[0].double(), v[0].double(), mask)
         wanted = reference.attend(q[0].double(), [whole], b.dim**-0.5).out
         full = reference.full_mask(whole, nodes)
         found = {
             "over slots": slots.attend(q, b.heads, tables(b, k, v, nodes), b.dim**-0.5)[0][0],
-            "over segments": gpu.attend(q[0], [reference.Segment(k[0], v[0], mask)], b.dim**-0.5).out,
-            "sdpa": F.scaled_dot_product_attention(q, k, v, full, enable_gqa=True)[0].transpose(0, 1),
+            "over segments": gpu.attend(
+                q[0], [reference.Segment(k[0], v[0], mask)], b.dim**-0.5
+            ).out,
+            "sdpa": F.scaled_dot_product_attention(q, k, v, full, enable_gqa=True)[0].transpose(
+                0, 1
+            ),
         }
         for name, out in found.items():
-            yield {"method": name, "rows": nodes, "context": S, "error": float((out - wanted).norm() / wanted.norm())}
-    seed, position = torch.tensor([7], device=b.device), torch.arange(4, device=b.device)[None]
+            yield {
+                "method": name,
+                "rows": nodes,
+                "context": S,
+                "error": float((out - wanted).norm() / wanted.norm()),
+            }
+    seed = torch.tensor([7], device=b.device)
+    position = torch.arange(4, device=b.device)[None]
     apart = gpu.gumbel(seed, position, 1000) - noise.gumbel(seed, position, 1000)
     yield {"method": "noise", "error": float(apart.abs().max())}
 
 
 class Layer:
-    """Attention over keys and values [layers,K,S,D]: each call reads the next layer's, so that none stay cached."""
+    """Attention over keys and values [layers,K,S,D]: each call reads the next layer's, so that none
+    stay cached.
+    """
 
     def __init__(self, b: Bench, context: int, nodes: int, k: Tensor, v: Tensor):
-        self.b, self.k, self.v, self.nodes, self.turn = b, k, v, nodes, 0
+        self.b = b
+        self.k = k
+        self.v = v
+        self.nodes = nodes
+        self.turn = 0
         self.q = b.draw(1, b.heads * b.groups, nodes, b.dim)
         self.reaches = [tables(b, k[i : i + 1], v[i : i + 1], nodes) for i in range(len(k))]
-        self.ends = [torch.tensor([0, n], device=b.device, dtype=torch.int32) for n in (nodes, context)]
+        self.ends = [
+            torch.tensor([0, n], device=b.device, dtype=torch.int32) for n in (nodes, context)
+        ]
 
     def next(self) -> int:
         self.turn = (self.turn + 1) % len(self.k)
@@ -201,16 +244,19 @@ class Layer:
 
 
 def bandwidth(b: Bench, context: int) -> Iterator[Row]:
-    """Attention of few rows over one layer of a long cache, GB/s of keys and values; the prefix alone, no mask.
+    """Attention of few rows over one layer of a long cache, GB/s of keys and values; the prefix
+    alone, no mask.
 
-    Calls are replayed as graphs, one after another over all layers, so that no launch waits for Python.
+    Calls are replayed as graphs, one after another over all layers, so that no launch waits for
+    Python.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
     flex = flex_attention if b.tiny else torch.compile(flex_attention, dynamic=False)
     size = 2 * b.heads * context * b.dim * torch.finfo(b.dtype).bits // 8
     layers = 1 if b.tiny else max(2, (1 << 28) // size)
-    k, v = b.draw(layers, b.heads, context, b.dim), b.draw(layers, b.heads, context, b.dim)
+    k = b.draw(layers, b.heads, context, b.dim)
+    v = b.draw(layers, b.heads, context, b.dim)
     for nodes in b.rows:
         layer = Layer(b, context, nodes, k, v)
         calls: dict[str, Call] = {
@@ -248,8 +294,11 @@ def model(b: Bench, name: str) -> LM:
 
 
 def filled(b: Bench, lm: LM, context: int) -> KVCache:
-    """A cache of one row whose keys are random: prefilling 128K tokens would take the time of all else."""
-    cache, c = lm.new_cache(1, context + SPARE), lm.config
+    """A cache of one row whose keys are random: prefilling 128K tokens would take the time of all
+    else.
+    """
+    cache = lm.new_cache(1, context + SPARE)
+    c = lm.config
     cache.table(context + SPARE, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), lm.dtype)
     for layer in cache.layers:
         for x in cache.read(layer, 0):
@@ -260,30 +309,52 @@ def filled(b: Bench, lm: LM, context: int) -> KVCache:
 
 def spread(b: Bench, lm: LM, widths: list[int]) -> Tree:
     """A tree with this many nodes at each depth; each hangs from one of the level above."""
-    tree, first, last = Tree.root(torch.ones(1, dtype=torch.long, device=b.device)), 0, 1
+    tree = Tree.root(torch.ones(1, dtype=torch.long, device=b.device))
+    first = 0
+    last = 1
     for width in widths:
         parent = (first + torch.arange(width, device=b.device) % last)[None]
-        first, last = tree.size, width
-        tree = tree.grow(parent, torch.randint(lm.vocab, (1, width), device=b.device, generator=b.draws))
+        first = tree.size
+        last = width
+        tree = tree.grow(
+            parent, torch.randint(lm.vocab, (1, width), device=b.device, generator=b.draws)
+        )
     return tree
 
 
 def steps(b: Bench, lm: LM, context: int) -> Iterator[Row]:
     """Milliseconds of a step by graphs, and of the same plain step without."""
-    cache, layers, indices = filled(b, lm, context), lm.config.num_hidden_layers, max(1, round(0.07 * context))
-    chosen = torch.rand(layers, 1, context, device=b.device, generator=b.draws).topk(indices).indices
-    view = View(chosen.sort(-1).values, torch.tensor([context], device=b.device), {i: i for i in range(layers)})
-    one, eight = spread(b, lm, []), spread(b, lm, [1] * 7)
+    cache = filled(b, lm, context)
+    layers = lm.config.num_hidden_layers
+    indices = max(1, round(0.07 * context))
+    chosen = (
+        torch.rand(layers, 1, context, device=b.device, generator=b.draws).topk(indices).indices
+    )
+    view = View(
+        chosen.sort(-1).values,
+        torch.tensor([context], device=b.device),
+        {i: i for i in range(layers)},
+    )
+    one = spread(b, lm, [])
+    eight = spread(b, lm, [1] * 7)
     trees = {f"verify {n} rows": spread(b, lm, [1] * (n - 1)) for n in b.verify}
     trees[f"verify a tree of {1 + sum(b.tree)}"] = spread(b, lm, b.tree)
     calls: dict[str, Call] = {"plain": lambda: lm(one, cache)}
     calls |= {name: lambda tree=tree: lm(tree, cache) for name, tree in trees.items()}
     calls["draft at 7%"] = lambda: lm(one, cache, view=view)
-    calls["verify 8 rows, ends scored"] = lambda: lm(eight, cache, captured=Captures(CaptureSpec("ends", "logits")))
-    calls["verify 8 rows, mean weights"] = lambda: lm(eight, cache, captured=Captures(CaptureSpec("mean", "weights")))
+    calls["verify 8 rows, ends scored"] = lambda: lm(
+        eight, cache, captured=Captures(CaptureSpec("ends", "logits"))
+    )
+    calls["verify 8 rows, mean weights"] = lambda: lm(
+        eight, cache, captured=Captures(CaptureSpec("mean", "weights"))
+    )
     kept = lm.backend
     for row in b.compare(calls):
-        recorded = [p for p in kept.passes.values() if p.graph is not None] if isinstance(kept, CudaBackend) else []
+        recorded = (
+            [p for p in kept.passes.values() if p.graph is not None]
+            if isinstance(kept, CudaBackend)
+            else []
+        )
         yield row | {"context": context, "graphs": len(recorded)}
     lm.backend = lm.eager
     try:
@@ -306,13 +377,22 @@ def generate(b: Bench, lm: LM, kind: str, context: int) -> Iterator[Row]:
         cache: Any = StaticCache(config=c, **room) if kind == "static" else DynamicCache(config=c)
         for layer in range(c.num_hidden_layers):
             cache.update(k, k, layer, {"cache_position": torch.arange(context, device=b.device)})
-        options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
+        options = {
+            "do_sample": False,
+            "min_new_tokens": count,
+            "max_new_tokens": count,
+            "pad_token_id": 0,
+        }
         mask = torch.ones_like(ids)
-        return b.clock(lambda: lm.hf.generate(ids, attention_mask=mask, past_key_values=cache, **options), 1)
+        return b.clock(
+            lambda: lm.hf.generate(ids, attention_mask=mask, past_key_values=cache, **options), 1
+        )
 
     lm.hf.set_attn_implementation("sdpa")
     try:
-        times = [once(count) for count in (few, few, many)]  # the first compiles, where something is compiled
+        times = [
+            once(count) for count in (few, few, many)
+        ]  # the first compiles, where something is compiled
     finally:
         lm.hf.set_attn_implementation(NAME)
     per = (times[2] - times[1]) / (many - few)
@@ -320,9 +400,12 @@ def generate(b: Bench, lm: LM, kind: str, context: int) -> Iterator[Row]:
 
 
 def same_text(b: Bench) -> Iterator[Row]:
-    """Greedy text in float32: a chain's and a tree's must be plain decoding's, with graphs and without."""
+    """Greedy text in float32: a chain's and a tree's must be plain decoding's, with graphs and
+    without.
+    """
     lm = random_model("2x64" if b.tiny else "4x512", "float32", seed=SEED, vocab=512)
-    prompt, count = [[(7 * i) % 500 + 3 for i in range(40 if b.tiny else 600)]], 4 if b.tiny else 96
+    prompt = [[(7 * i) % 500 + 3 for i in range(40 if b.tiny else 600)]]
+    count = 4 if b.tiny else 96
     kept = CudaBackend(lm.architecture) if b.tiny else lm.backend
     lm.backend = lm.eager
     wanted = engine.generate(lm, prompt, max_new_tokens=count, eos=())
@@ -334,4 +417,9 @@ def same_text(b: Bench) -> Iterator[Row]:
     }
     for name, drafter in drafters.items():
         found = engine.generate(lm, prompt, drafter, max_new_tokens=count, eos=())
-        yield {"method": name, "tokens": count, "equal": found == wanted, "graphs": kept.name == "cuda"}
+        yield {
+            "method": name,
+            "tokens": count,
+            "equal": found == wanted,
+            "graphs": kept.name == "cuda",
+        }

@@ -1,12 +1,14 @@
-"""How often greedy hf_generate chooses the tokens that Transformers' generate chooses, and where they differ.
+"""How often greedy hf_generate chooses the tokens that Transformers' generate chooses, and where
+they differ.
 
     python benchmarks/hf_agreement.py -m bundled
 
-The model is `bundled` or a folder of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes. The prompts
-are code of Python's standard library. Every token of Transformers' output is compared: after a difference, both
-continue from Transformers' text. The control is Transformers itself with the same weights in float32, which rounds
-nothing to bfloat16; Transformers with another attention implementation is measured too. The exit status is 1 if a
-difference is no tie (longdraft/audit/ties.py), or if there are too many ties beside the control's.
+The model is `bundled` or a folder of safetensors, as `longdraft export -m smollm2 --out FOLDER`
+writes. The prompts are code of Python's standard library. Every token of Transformers' output is
+compared: after a difference, both continue from Transformers' text. The control is Transformers
+itself with the same weights in float32, which rounds nothing to bfloat16; Transformers with another
+attention implementation is measured too. The exit status is 1 if a difference is no tie
+(longdraft/audit/ties.py), or if there are too many ties beside the control's.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.hf.wrapped import lm_of
 
-ATTENTION, OTHER = "sdpa", "eager"  # of Transformers' output, and the other one
+# of Transformers' output, and the other one
+ATTENTION = "sdpa"
+OTHER = "eager"
 CONTROL = "transformers in float32"
 Run = Callable[[list[int], int], list[int]]  # (text, how many tokens) -> the next tokens
 
 
 @dataclass
 class Agreement:
-    """The differences of an engine from Transformers' outputs of `tokens` tokens in all: output, position, gap.
+    """The differences of an engine from Transformers' outputs of `tokens` tokens in all: output,
+    position, gap.
 
     gap: how much better Transformers scored its own token than the engine's.
     """
@@ -58,10 +63,15 @@ class Agreement:
         at = 0
         while at < len(said):
             ours = run(prompt + said[:at], len(said) - at)
-            at += next((i for i, (x, y) in enumerate(zip(said[at:], ours, strict=True)) if x != y), len(ours))
+            at += next(
+                (i for i, (x, y) in enumerate(zip(said[at:], ours, strict=True)) if x != y),
+                len(ours),
+            )
             if at < len(said):
                 other = ours[at - len(said)]
-                self.found.append((self.outputs, at, float(logits[at, said[at]] - logits[at, other])))
+                self.found.append(
+                    (self.outputs, at, float(logits[at, said[at]] - logits[at, other]))
+                )
                 at += 1
         self.outputs, self.tokens = self.outputs + 1, self.tokens + len(said)
 
@@ -71,7 +81,10 @@ class Agreement:
             return f"a token scored {self.largest:.3g} below Transformers' own: no tie"
         most = most_ties(self.tokens, len(control.found), control.tokens)
         if len(self.found) > most:
-            return f"{len(self.found)} ties in {self.tokens} tokens: {most} at most, beside the control's"
+            return (
+                f"{len(self.found)} ties in {self.tokens} tokens: {most} at most, beside the "
+                "control's"
+            )
         return None
 
 
@@ -79,7 +92,12 @@ def greedy(model: Any, text: list[int], new: int, **settings: Any) -> Any:
     """What `generate` returns, with every token of the text read."""
     ids = torch.tensor([text])
     return model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0, **settings
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        do_sample=False,
+        pad_token_id=0,
+        **settings,
     )
 
 
@@ -98,7 +116,9 @@ def longdraft_by(model: Any, method: str, **options: Any) -> Run:
     return lambda text, count: greedy(model, text, count, **given)[0, len(text) :].tolist()
 
 
-def compare(model: Any, prompts: list[list[int]], new: int, runs: dict[str, Run]) -> dict[str, Agreement]:
+def compare(
+    model: Any, prompts: list[list[int]], new: int, runs: dict[str, Run]
+) -> dict[str, Agreement]:
     """Of the control and of each engine."""
     model.set_attn_implementation(ATTENTION)
     runs = {CONTROL: transformers_by(deepcopy(model).float()), **runs}
@@ -131,12 +151,28 @@ def main(words: list[str] | None = None) -> int:
     shared = provenance(lm_of(model), 0) | {"task": "hf_agreement", "command": given.command}
     shared |= {"context": given.context, "attention": ATTENTION, "new_tokens": given.max_new_tokens}
     for name, agreed in found.items():
-        log.append(shared | {"engine": name, "equal": agreed.equal, "outputs": agreed.outputs, "found": agreed.found})
+        log.append(
+            shared
+            | {
+                "engine": name,
+                "equal": agreed.equal,
+                "outputs": agreed.outputs,
+                "found": agreed.found,
+            }
+        )
     longdrafts = {name: agreed for name, agreed in found.items() if name.startswith("longdraft")}
-    faults = {name: agreed.fault(found[CONTROL], TOLERANCE[given.dtype]) for name, agreed in longdrafts.items()}
+    faults = {
+        name: agreed.fault(found[CONTROL], TOLERANCE[given.dtype])
+        for name, agreed in longdrafts.items()
+    }
     for name, agreed in found.items():
-        rate = f"{len(agreed.found)} ties in {agreed.tokens} tokens, largest gap {agreed.largest:.3g}"
-        print(f"{name}: {agreed.equal} of {agreed.outputs} outputs are equal; {faults.get(name) or rate}")
+        rate = (
+            f"{len(agreed.found)} ties in {agreed.tokens} tokens, largest gap {agreed.largest:.3g}"
+        )
+        print(
+            f"{name}: {agreed.equal} of {agreed.outputs} outputs are equal; "
+            f"{faults.get(name) or rate}"
+        )
     return int(any(faults.values()))
 
 

@@ -2,11 +2,12 @@
 
     python benchmarks/hf_generate.py -m FOLDER
 
-FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes, or `bundled`. The prompt is
-code of Python's standard library, for each repeat another part of it. All engines take turns: plain `generate` with its
-dynamic and its static cache, and `custom_generate=longdraft.hf_generate` with each method. A streamer notes when the
-first and the last token come, so that prefilling and decoding are told apart. The processor time stands beside the time
-that passed: on a busy machine it says more.
+FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes, or
+`bundled`. The prompt is code of Python's standard library, for each repeat another part of it. All
+engines take turns: plain `generate` with its dynamic and its static cache, and
+`custom_generate=longdraft.hf_generate` with each method. A streamer notes when the first and the
+last token come, so that prefilling and decoding are told apart. The processor time stands beside
+the time that passed: on a busy machine it says more.
 """
 
 from __future__ import annotations
@@ -51,12 +52,16 @@ class Clock:
         pass
 
 
-def timed(model: Any, prompt: list[int], settings: dict[str, Any], stats: Stats | None) -> dict[str, Any]:
+def timed(
+    model: Any, prompt: list[int], settings: dict[str, Any], stats: Stats | None
+) -> dict[str, Any]:
     """One call of `generate`."""
-    clock, ids = Clock(), torch.tensor([prompt])
+    clock = Clock()
+    ids = torch.tensor([prompt])
     clock.put(None)  # the start
     found = model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **settings)
-    wall, cpu = clock.wall, clock.cpu
+    wall = clock.wall
+    cpu = clock.cpu
     return {
         "output": found[0, len(prompt) :].tolist(),
         "first_s": wall[2] - wall[0],
@@ -71,15 +76,25 @@ def engines(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the settings of each engine."""
     yield from CACHES.items()
     for method in given.methods:
-        more = {"method": method, "adaptive": given.adaptive and method != "plain", "seed": given.seed}
+        more = {
+            "method": method,
+            "adaptive": given.adaptive and method != "plain",
+            "seed": given.seed,
+        }
         yield method, {"custom_generate": longdraft.hf_generate, **more}
 
 
-def measure(model: Any, prompts: list[list[int]], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Records of all runs, which take turns. The first turn, on a short prompt, warms up and is dropped."""
+def measure(
+    model: Any, prompts: list[list[int]], given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Records of all runs, which take turns. The first turn, on a short prompt, warms up and is
+    dropped.
+    """
     for turn, prompt in enumerate([prompts[0][:256], *prompts]):
         for temperature in (0.0, given.temperature):
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+            sampling = (
+                {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+            )
             outputs: dict[str, list[int]] = {}
             for name, settings in engines(given):
                 stats = Stats() if name not in CACHES else None
@@ -88,16 +103,21 @@ def measure(model: Any, prompts: list[list[int]], given: argparse.Namespace) -> 
                 new = {"max_new_tokens": given.max_new_tokens if turn else 2, "do_sample": False}
                 record = timed(model, prompt, new | sampling | own, stats)
                 outputs[name] = record.pop("output")
-                # Sampled by Transformers, other random numbers are drawn: compare with longdraft's plain decoding.
+                # Sampled by Transformers, other random numbers are drawn: compare with longdraft's
+                # plain decoding.
                 base = outputs.get("plain" if temperature else BASE)
                 known = base is not None and not (temperature and name in CACHES)
                 equal = {"base_equal": outputs[name] == base if known else None}
                 if turn:
-                    yield {"method": name, "turn": turn, "temperature": temperature} | record | equal
+                    yield (
+                        {"method": name, "turn": turn, "temperature": temperature} | record | equal
+                    )
 
 
 def table(records: list[dict[str, Any]], title: str) -> Table:
-    """A row per engine and temperature: medians, and decoding time of the dynamic cache over its own."""
+    """A row per engine and temperature: medians, and decoding time of the dynamic cache over its
+    own.
+    """
     shown = Table(title=title, title_justify="left")
     left = ("engine", "T")
     for name in (
@@ -119,23 +139,33 @@ def table(records: list[dict[str, Any]], title: str) -> Table:
         base = groups[temperature, BASE]
         mid = {k: median(r[k] for r in same) for k in ("first_s", "decode_s", "decode_cpu_s")}
         times, cpu = (
-            median(b[k] / r[k] for b, r in zip(base, same, strict=True)) for k in ("decode_s", "decode_cpu_s")
+            median(b[k] / r[k] for b, r in zip(base, same, strict=True))
+            for k in ("decode_s", "decode_cpu_s")
         )
         steps = [r["tokens_per_step"] for r in same if r["tokens_per_step"] is not None]
         known = [r["base_equal"] for r in same if r["base_equal"] is not None]
         cells = [f"{mid['first_s']:.2f}", f"{mid['decode_s']:.2f}", f"{mid['decode_cpu_s']:.2f}"]
         cells += [f"{(same[0]['tokens'] - 1) / mid['decode_s']:.1f}", f"{times:.2f}", f"{cpu:.2f}"]
-        cells += [f"{median(steps):.2f}" if steps else "-", f"{sum(known)} of {len(known)}" if known else "-"]
+        cells += [
+            f"{median(steps):.2f}" if steps else "-",
+            f"{sum(known)} of {len(known)}" if known else "-",
+        ]
         shown.add_row(name, f"{temperature:g}", *cells)
     return shown
 
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
-    parser.share("model", "context", "max-new-tokens", "temperature", "repeat", "threads", "seed", "out")
+    parser.share(
+        "model", "context", "max-new-tokens", "temperature", "repeat", "threads", "seed", "out"
+    )
     parser.change("dtype", "float32", "outputs are equal in float32 only")
-    parser.change("methods", "plain,suffix,vegas", "drafts from the text and from the model gain differently")
-    parser.add_argument("--adaptive", action="store_true", help="adapt draft depth and width to predicted costs")
+    parser.change(
+        "methods", "plain,suffix,vegas", "drafts from the text and from the model gain differently"
+    )
+    parser.add_argument(
+        "--adaptive", action="store_true", help="adapt draft depth and width to predicted costs"
+    )
     return parser
 
 
@@ -143,14 +173,23 @@ def main(words: list[str] | None = None) -> None:
     given = options().parse(words)
     log = RecordFile(given.out)
     model, prompts = model_and_prompts(given, given.repeat)
-    shared = provenance(lm_of(model), given.seed) | {"task": "hf_generate", "command": given.command}
+    shared = provenance(lm_of(model), given.seed) | {
+        "task": "hf_generate",
+        "command": given.command,
+    }
     shared |= {"context": given.context, "tokens": given.max_new_tokens, "adaptive": given.adaptive}
     found = []
     for record in measure(model, prompts, given):
         found.append(shared | record)
         log.append(found[-1])
-    title = f"{Path(given.model).name}, {given.dtype}, {given.context} tokens, medians of {given.repeat}"
-    title += f"; times: how many times as fast as the {BASE}; equal: outputs as its (T above 0: as longdraft's plain)"
+    title = (
+        f"{Path(given.model).name}, {given.dtype}, {given.context} tokens, medians of "
+        f"{given.repeat}"
+    )
+    title += (
+        f"; times: how many times as fast as the {BASE}; equal: outputs as its (T above 0: as "
+        "longdraft's plain)"
+    )
     Console(width=None if sys.stdout.isatty() else 140).print(table(found, title))
 
 

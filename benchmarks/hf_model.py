@@ -14,7 +14,8 @@ from longdraft.models.loading import BUNDLED, quiet
 
 
 def model_and_prompts(given: argparse.Namespace, count: int) -> tuple[Any, list[list[int]]]:
-    """Transformers' model by --model, --dtype and --threads, and `count` prompts of --context tokens of library code.
+    """Transformers' model by --model, --dtype and --threads, and `count` prompts of --context
+    tokens of library code.
 
     The model has no end token, so that every output has the same number of tokens.
     """

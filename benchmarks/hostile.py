@@ -3,10 +3,12 @@
     python benchmarks/hostile.py --soak 600
 
 With the bundled model on this machine (about 15 minutes, with a soak of 10):
-- fuzz: malformed, oversized, slow and half-open requests, their answers, and the server's memory before and after;
+- fuzz: malformed, oversized, slow and half-open requests, their answers, and the server's memory
+  before and after;
 - overload: many clients at once on a short queue, against as many clients as there are rows;
 - disconnects: clients that leave in mid-stream, and the steps that their requests still get;
-- long: prompts far beyond the context at once, beside small chats, which must not wait, and the server's memory;
+- long: prompts far beyond the context at once, beside small chats, which must not wait, and the
+  server's memory;
 - signals: kill -9 and a restart, SIGTERM while streams run, a second SIGTERM;
 - soak: a mixture of all of it for some minutes.
 """
@@ -45,7 +47,8 @@ from longdraft.methods import build
 from longdraft.server.run import Server, Settings
 
 Figures = dict[str, Any]
-ROWS, QUEUE = 8, 16
+ROWS = 8
+QUEUE = 16
 PARTS = ("fuzz", "overload", "long", "disconnects", "signals", "soak")
 
 
@@ -60,8 +63,11 @@ def fuzz(server: ServerProcess, count: int, seed: int, client_s: float) -> Figur
     warm = count // 5
     for _ in fire_all(server.address, warm, seed + 1):
         pass
-    before, files = rss(server), server.open_files
-    found, bad, told = Counter[str](), [], []
+    before = rss(server)
+    files = server.open_files
+    found = Counter[str]()
+    bad = []
+    told = []
     ways = ["silent", "headers", "body"] * 8
     begin = time.monotonic()
     with ThreadPoolExecutor(len(ways)) as pool:
@@ -71,7 +77,8 @@ def fuzz(server: ServerProcess, count: int, seed: int, client_s: float) -> Figur
             bad += [f"{answer.shot.kind}: {answer.bad}"] if answer.bad else []
             told += [f"{answer.shot.kind}: {word}" for word in revealed(answer)]
         closed = [f.result() for f in slow]
-    took, after = time.monotonic() - begin, rss(server)
+    took = time.monotonic() - begin
+    after = rss(server)
     return {
         "requests": count,
         "warm_up": warm,
@@ -95,7 +102,9 @@ def fuzz(server: ServerProcess, count: int, seed: int, client_s: float) -> Figur
 def overload(server: ServerProcess, clients: int, new: int, repeats: int) -> Figures:
     """The server must have been started with ROWS and QUEUE."""
     crowd(server.address, ROWS, ROWS, new)
-    best, over, answers = [], [], Counter[str]()
+    best = []
+    over = []
+    answers = Counter[str]()
     for _ in range(repeats):
         best.append(clients / crowd(server.address, ROWS, clients, new)[0])
         took, found = crowd(server.address, clients, clients, new)
@@ -122,14 +131,17 @@ def disconnects(count: int) -> Figures:
     """In a server of this process, because steps are counted."""
     target, tokenizer = load("bundled", "float32")
     prefixes = PrefixCache(4096)
-    session = Session(target, build("vegas", target), ROWS, 1024, chunk=64, queue=QUEUE, prefixes=prefixes)
+    session = Session(
+        target, build("vegas", target), ROWS, 1024, chunk=64, queue=QUEUE, prefixes=prefixes
+    )
     server = Server(session, tokenizer, Settings("tiny", "vegas", port=0, most_new=400))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     address = server.servers[0].sockets[0].getsockname()[:2]
-    watch, statuses = StepsAfter(), Counter[int]()
+    watch = StepsAfter()
+    statuses = Counter[int]()
 
     def leave(number: int) -> int:
         return leave_in_mid_stream(address, number, 400)
@@ -168,7 +180,9 @@ def signals(place: Path, streams: int = 8) -> Figures:
             lost = sum(not f.result().done for f in cut)
             server.start()
             again = server.loaded_s
-            running = [pool.submit(stream, server.address, 1900 if i % 2 else 200) for i in range(streams)]
+            running = [
+                pool.submit(stream, server.address, 1900 if i % 2 else 200) for i in range(streams)
+            ]
             time.sleep(1)
             server.send(signal.SIGTERM)
             status = server.process.wait(60)
@@ -198,8 +212,12 @@ def signals(place: Path, streams: int = 8) -> Figures:
 
 
 def soak(server: ServerProcess, seconds: float, seed: int) -> Figures:
-    """Streams, clients that leave, bad requests, long prompts and known ones, and samples of what the process holds."""
-    until, outcomes, lock = time.monotonic() + seconds, Counter[str](), threading.Lock()
+    """Streams, clients that leave, bad requests, long prompts and known ones, and samples of what
+    the process holds.
+    """
+    until = time.monotonic() + seconds
+    outcomes = Counter[str]()
+    lock = threading.Lock()
     document = "def f(x):\n    return x + 1\n\n" * 60
 
     def busy(number: int) -> None:
@@ -208,14 +226,22 @@ def soak(server: ServerProcess, seconds: float, seed: int) -> Figures:
         while time.monotonic() < until:
             kind = rng.choice(["stream", "leave", "bad", "bad", "bad", "long", "known"])
             if kind == "stream":
-                result = "proper" if stream(server.address, rng.randrange(1, 200)).proper else "improper"
+                result = (
+                    "proper" if stream(server.address, rng.randrange(1, 200)).proper else "improper"
+                )
             elif kind == "leave":
                 result = str(leave_in_mid_stream(server.address, rng.randrange(1 << 20), 400))
             elif kind == "bad":
                 result = fire(server.address, next(bad)).bad or "fine"
             else:
-                text = document + f"# {rng.random()}" if kind == "known" else f"# {rng.random()}\n" + document
-                result = str(post(server.address, "/v1/completions", {"model": "tiny", "prompt": text})[0])
+                text = (
+                    document + f"# {rng.random()}"
+                    if kind == "known"
+                    else f"# {rng.random()}\n" + document
+                )
+                result = str(
+                    post(server.address, "/v1/completions", {"model": "tiny", "prompt": text})[0]
+                )
             with lock:
                 outcomes[f"{kind}: {result}"] += 1
 
@@ -224,7 +250,8 @@ def soak(server: ServerProcess, seconds: float, seed: int) -> Figures:
         running = [pool.submit(busy, i) for i in range(6)]
         while time.monotonic() < until:
             time.sleep(min(2.0, seconds / 20))
-            begin, found = time.monotonic(), server.metrics()
+            begin = time.monotonic()
+            found = server.metrics()
             samples.append(
                 {
                     "rss_mb": server.rss_mb,
@@ -238,8 +265,13 @@ def soak(server: ServerProcess, seconds: float, seed: int) -> Figures:
             )
         for f in running:
             f.result()
-    settled, part = server.settle(), max(len(samples) // 5, 1)
-    figures: Figures = {"seconds": seconds, "outcomes": dict(sorted(outcomes.items())), "settled": settled}
+    settled = server.settle()
+    part = max(len(samples) // 5, 1)
+    figures: Figures = {
+        "seconds": seconds,
+        "outcomes": dict(sorted(outcomes.items())),
+        "settled": settled,
+    }
     for key in samples[0]:
         values = [s[key] for s in samples]
         figures[key] = {
@@ -259,7 +291,9 @@ def soak(server: ServerProcess, seconds: float, seed: int) -> Figures:
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("seed", "out")
-    parser.add_argument("--requests", type=at_least(5), default=10_000, help="malformed, oversized and odd requests")
+    parser.add_argument(
+        "--requests", type=at_least(5), default=10_000, help="malformed, oversized and odd requests"
+    )
     parser.add_argument("--clients", type=at_least(1), default=200, help="clients of the overload")
     parser.add_argument("--disconnects", type=at_least(5), default=1000, help="clients that leave")
     parser.add_argument("--soak", type=at_least(0.0), default=600.0, help="seconds of the mixture")
@@ -271,10 +305,28 @@ def main(words: list[str] | None = None) -> None:
     given = options().parse(words)
     if unknown := set(given.only) - set(PARTS):
         raise InputError(f"--only has {sorted(unknown)[0]!r}: choose from {', '.join(PARTS)}")
-    about = {"task": "hostile", "model": "bundled", "method": "vegas", "seed": given.seed, "device": processor()}
+    about = {
+        "task": "hostile",
+        "model": "bundled",
+        "method": "vegas",
+        "seed": given.seed,
+        "device": processor(),
+    }
     about |= {"versions": versions(), **checkout(), "command": given.command, "time": now()}
-    chosen, log, figures, client_s = given.only, RecordFile(given.out), dict[str, Figures](), 5.0
-    limits = ("--batch", str(ROWS), "--queue", str(QUEUE), "--client-requests", "512", "--prefix-tokens", "8192")
+    chosen = given.only
+    log = RecordFile(given.out)
+    figures = dict[str, Figures]()
+    client_s = 5.0
+    limits = (
+        "--batch",
+        str(ROWS),
+        "--queue",
+        str(QUEUE),
+        "--client-requests",
+        "512",
+        "--prefix-tokens",
+        "8192",
+    )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         if "signals" in chosen:
@@ -294,7 +346,9 @@ def main(words: list[str] | None = None) -> None:
     table = Table("part", "figure", "value")
     for part, found in figures.items():
         for key, value in found.items():
-            table.add_row(part, key, f"{value:.4g}" if isinstance(value, float) else json.dumps(value))
+            table.add_row(
+                part, key, f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+            )
     Console(width=160).print(table)
 
 

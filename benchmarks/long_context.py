@@ -1,11 +1,13 @@
-"""Whether a model uses a long context: its loss after more and more of a text, and facts that it finds in one.
+"""Whether a model uses a long context: its loss after more and more of a text, and facts that it
+finds in one.
 
     python benchmarks/long_context.py -m smollm2 --books 'books/*.txt' --ropes none,yarn:2
 
-Loss: of the same last 512 tokens of a text, of which the model sees the last 1K, 4K, ... tokens (those 512 among them,
-so that a context of 8K fits 8,192 positions). Facts: five unlike sentences ("The code of the lighthouse is 48213.") at
-five depths of a book, asked for one after another in the model's chat template; an answer counts if it has the number.
-One record per measurement. The same command again measures what the file does not have yet.
+Loss: of the same last 512 tokens of a text, of which the model sees the last 1K, 4K, ... tokens
+(those 512 among them, so that a context of 8K fits 8,192 positions). Facts: five unlike sentences
+("The code of the lighthouse is 48213.") at five depths of a book, asked for one after another in
+the model's chat template; an answer counts if it has the number. One record per measurement. The
+same command again measures what the file does not have yet.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from longdraft.models.loading import load, quiet
 from longdraft.models.text import token_ids
 
 LONGEST = 32768  # tokens of a text: every context is the end of one, whichever are measured
-SCORED, PART = 512, 128  # tokens whose loss is measured, so many at a time
+# tokens whose loss is measured, so many at a time
+SCORED = 512
+PART = 128
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 FACTS = (
     "secret number of Paris",
@@ -49,7 +53,9 @@ FACTS = (
     "phone number of the baker",
 )
 QUESTION = "Question: What is the {}? Answer with the number only."
-ROOM, ANSWER = 144, 20  # tokens of a prompt that are not the book's, template, facts and answer; tokens of an answer
+# tokens of a prompt that are not the book's, template, facts and answer; tokens of an answer
+ROOM = 144
+ANSWER = 20
 KEY = (
     "task",
     "model",
@@ -76,31 +82,47 @@ class Text:
 
     def fields(self) -> dict[str, Any]:
         digest = sha256(repr(self.tokens).encode()).hexdigest()
-        return {"text": self.kind, "text_name": self.name, "number": self.number, "text_sha256": digest}
+        return {
+            "text": self.kind,
+            "text_name": self.name,
+            "number": self.number,
+            "text_sha256": digest,
+        }
 
 
 def books(patterns: list[str], count: int, tokenizer: Any, seed: int) -> Iterator[Text]:
     """`count` stretches from random places of the books in turn. Raises InputError."""
     files = sorted({Path(f) for pattern in patterns for f in glob(pattern)})
     if not files:
-        raise InputError(f"no file matches --books {' '.join(patterns)}: give a pattern of UTF-8 text files")
+        raise InputError(
+            f"no file matches --books {' '.join(patterns)}: give a pattern of UTF-8 text files"
+        )
     for i in range(count):
         file = files[i % len(files)]
         text = read(file)
         at = Random(f"{seed} {file.name} {i}").randrange(max(1, len(text) - 8 * LONGEST))
-        tokens = token_ids(tokenizer, text[at : at + 8 * LONGEST], add_special_tokens=False)[:LONGEST]
+        tokens = token_ids(tokenizer, text[at : at + 8 * LONGEST], add_special_tokens=False)[
+            :LONGEST
+        ]
         if len(tokens) < LONGEST:
-            raise InputError(f"{file} has {len(tokens)} tokens: give books of {LONGEST} tokens or more")
+            raise InputError(
+                f"{file} has {len(tokens)} tokens: give books of {LONGEST} tokens or more"
+            )
         yield Text("book", file.name, i, tokens)
 
 
 def code(count: int, tokenizer: Any, seed: int) -> Iterator[Text]:
-    """`count` stretches of the standard library's held-out files, joined in random order. Raises InputError."""
+    """`count` stretches of the standard library's held-out files, joined in random order. Raises
+    InputError.
+    """
     files = held_out_files()
     Random(seed).shuffle(files)
     tokens = token_ids(tokenizer, "\n\n".join(map(read, files)), add_special_tokens=False)
     if len(tokens) < count * LONGEST:
-        raise InputError(f"the held-out code has {len(tokens)} tokens: give --texts {len(tokens) // LONGEST} or fewer")
+        raise InputError(
+            f"the held-out code has {len(tokens)} tokens: give --texts "
+            f"{len(tokens) // LONGEST} or fewer"
+        )
     for i in range(count):
         yield Text("code", "standard library", i, tokens[i * LONGEST : (i + 1) * LONGEST])
 
@@ -108,36 +130,56 @@ def code(count: int, tokenizer: Any, seed: int) -> Iterator[Text]:
 @torch.inference_mode()
 def loss(lm: LM, tokens: list[int], tick: Tick) -> float:
     """Nats per token of the last SCORED tokens, each given all tokens before it."""
-    kv, total = lm.new_cache(1, len(tokens)), 0.0
+    kv = lm.new_cache(1, len(tokens))
+    total = 0.0
     lm.prefill(tokens[: -SCORED - 1], kv, report=tick)
     last = torch.tensor([tokens[-SCORED - 1 :]], device=lm.device)
     for at in range(0, SCORED, PART):
-        given, following = last[:, at : at + PART], last[0, at + 1 : at + PART + 1]
-        total += float(cross_entropy(lm(Tree.chain(given), kv)[0].float(), following, reduction="sum"))
+        given = last[:, at : at + PART]
+        following = last[0, at + 1 : at + PART + 1]
+        total += float(
+            cross_entropy(lm(Tree.chain(given), kv)[0].float(), following, reduction="sum")
+        )
         kv.length += given.shape[1]
     return total / SCORED
 
 
 def hidden(text: str, facts: list[str]) -> str:
-    """The text with fact i after the first sentence that ends beyond DEPTHS[i] of it. Raises InputError."""
-    out, begin = "", 0
+    """The text with fact i after the first sentence that ends beyond DEPTHS[i] of it. Raises
+    InputError.
+    """
+    out = ""
+    begin = 0
     for depth, fact in zip(DEPTHS, facts, strict=True):
         end = text.find(". ", max(begin, int(depth * len(text)))) + 2
         if end < 2:
-            raise InputError("a book has no sentence that ends with '. ' where a fact should stand: give other --books")
-        out, begin = f"{out}{text[begin:end]}{fact} ", end
+            raise InputError(
+                "a book has no sentence that ends with '. ' where a fact should stand: "
+                "give other --books"
+            )
+        out = f"{out}{text[begin:end]}{fact} "
+        begin = end
     return out + text[begin:]
 
 
 def ask(lm: LM, tokenizer: Any, book: Text, context: int, seed: int) -> dict[str, Any]:
-    """Which of five facts the model finds in the end of a book: found[i] at DEPTHS[i]. The book is read once."""
-    rng, text = Random(f"{seed} {book.number} {context}"), tokenizer.decode(book.tokens[ROOM - context :])
-    subjects = [FACTS[(i + book.number) % len(FACTS)] for i in range(len(DEPTHS))]  # at another depth in each book
+    """Which of five facts the model finds in the end of a book: found[i] at DEPTHS[i]. The book is
+    read once.
+    """
+    rng = Random(f"{seed} {book.number} {context}")
+    text = tokenizer.decode(book.tokens[ROOM - context :])
+    subjects = [
+        FACTS[(i + book.number) % len(FACTS)] for i in range(len(DEPTHS))
+    ]  # at another depth in each book
     numbers = [str(n) for n in rng.sample(range(10000, 100000), len(DEPTHS))]
     text = hidden(text, [f"The {s} is {n}." for s, n in zip(subjects, numbers, strict=True)])
-    talk, answers, longest = Conversation(lm, Sampler(), seed), [], 0
+    talk = Conversation(lm, Sampler(), seed)
+    answers = []
+    longest = 0
     for subject in subjects:
-        prompt = chat_tokens(tokenizer, [{"role": "user", "content": f"{text}\n\n{QUESTION.format(subject)}"}])
+        prompt = chat_tokens(
+            tokenizer, [{"role": "user", "content": f"{text}\n\n{QUESTION.format(subject)}"}]
+        )
         with reading([prompt[talk.known(prompt) :]]) as tick:
             said = [t for step in talk.answer(prompt, ANSWER, report=tick) for t in step.tokens[0]]
         answers.append(tokenizer.decode(said, skip_special_tokens=True).strip())
@@ -147,9 +189,12 @@ def ask(lm: LM, tokenizer: Any, book: Text, context: int, seed: int) -> dict[str
     return {"depths": DEPTHS, "found": found, "prompt_tokens": longest, **facts}
 
 
-def measured(task: str, lm: LM, tokenizer: Any, text: Text, context: int, seed: int) -> dict[str, Any]:
+def measured(
+    task: str, lm: LM, tokenizer: Any, text: Text, context: int, seed: int
+) -> dict[str, Any]:
     """What one record says beyond where it comes from."""
-    begin, tokens = perf_counter(), text.tokens[-context:]
+    begin = perf_counter()
+    tokens = text.tokens[-context:]
     if task == "long-context-facts":
         result = ask(lm, tokenizer, text, context, seed)
     else:
@@ -159,8 +204,14 @@ def measured(task: str, lm: LM, tokenizer: Any, text: Text, context: int, seed: 
 
 
 def line(record: dict[str, Any]) -> str:
-    result = f"loss {record['loss']:.4f}" if "loss" in record else f"found {sum(record['found'])} of {len(DEPTHS)}"
-    where = f"{record['text']} {record['number']} ({record['text_name']}), {record['context']:,} tokens"
+    result = (
+        f"loss {record['loss']:.4f}"
+        if "loss" in record
+        else f"found {sum(record['found'])} of {len(DEPTHS)}"
+    )
+    where = (
+        f"{record['text']} {record['number']} ({record['text_name']}), {record['context']:,} tokens"
+    )
     return f"{where}, rope {record['rope'] or 'none'}: {result}, {record['seconds']:.0f} s"
 
 
@@ -178,12 +229,20 @@ def checked(contexts: list[int]) -> list[int]:
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
-    parser.change("model", "smollm2", "the bundled model was trained on too little to answer questions")
+    parser.change(
+        "model", "smollm2", "the bundled model was trained on too little to answer questions"
+    )
     parser.change("contexts", "1024,4096,8192,16384", "the loss is compared along them")
     parser.share("texts", "dtype", "weights", "seed", "threads", "out")
-    parser.add_argument("--books", action="append", metavar="GLOB", help="UTF-8 text files; may be repeated")
-    parser.add_argument("--ropes", type=several(), default="none,yarn:2,yarn:4", help="scalings, as --rope has them")
-    parser.add_argument("--haystacks", type=at_least(0), default=2, help="books that facts are hidden in")
+    parser.add_argument(
+        "--books", action="append", metavar="GLOB", help="UTF-8 text files; may be repeated"
+    )
+    parser.add_argument(
+        "--ropes", type=several(), default="none,yarn:2,yarn:4", help="scalings, as --rope has them"
+    )
+    parser.add_argument(
+        "--haystacks", type=at_least(0), default=2, help="books that facts are hidden in"
+    )
     return parser
 
 
@@ -204,11 +263,15 @@ def main(words: list[str] | None = None) -> None:
     stories = list(books(given.books or [], max(given.texts, given.haystacks), tokenizer, seed))
     programs = list(code(given.texts, tokenizer, seed))
     both = [t for pair in zip(stories, programs, strict=False) for t in pair]
-    log, known = RecordFile(given.out), {key(r) for r in load_records([given.out])}
+    log = RecordFile(given.out)
+    known = {key(r) for r in load_records([given.out])}
     plan = [
         (task, scaling, text, n)
         for n in contexts
-        for task, some in (("long-context-loss", both), ("long-context-facts", stories[: given.haystacks]))
+        for task, some in (
+            ("long-context-loss", both),
+            ("long-context-facts", stories[: given.haystacks]),
+        )
         for text in some
         for scaling in given.ropes
     ]

@@ -1,8 +1,10 @@
 """How acceptance and repetition change along a long output.
 
-    python benchmarks/long_output.py -m smollm2 --rope yarn:4 --method tokenswift --drafter FOLDER --prompt-file FILE
+    python benchmarks/long_output.py -m smollm2 --rope yarn:4 --method tokenswift --drafter FOLDER
+    --prompt-file FILE
 
-Decodes plainly and with the method, compares the outputs, and appends one record per `--part` tokens.
+Decodes plainly and with the method, compares the outputs, and appends one record per `--part`
+tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ from longdraft.methods import build
 from longdraft.models.loading import load
 
 
-def decoded(session: DecodeSession, drafter: Drafter | None) -> tuple[list[int], list[tuple[int, float]]]:
-    """The tokens, and after each step how many there are and the seconds since the first step began."""
+def decoded(
+    session: DecodeSession, drafter: Drafter | None
+) -> tuple[list[int], list[tuple[int, float]]]:
+    """The tokens, and after each step how many there are and the seconds since the first step
+    began.
+    """
     tokens: list[int] = []
     marks: list[tuple[int, float]] = []
     begin = perf_counter()
@@ -37,7 +43,9 @@ def decoded(session: DecodeSession, drafter: Drafter | None) -> tuple[list[int],
 
 
 def part(marks: list[tuple[int, float]], low: int, high: int) -> tuple[float, float]:
-    """Tokens per step and tokens per second of the steps that ended after token `low` and by token `high`."""
+    """Tokens per step and tokens per second of the steps that ended after token `low` and by token
+    `high`.
+    """
     before = [m for m in marks if m[0] <= low]
     (n, at), inside = before[-1] if before else (0, 0.0), [m for m in marks if low < m[0] <= high]
     return (inside[-1][0] - n) / len(inside), (inside[-1][0] - n) / (inside[-1][1] - at)
@@ -50,13 +58,24 @@ def options() -> Arguments:
     parser.change("max-new-tokens", 20_000, "a long output is the question")
     parser.share("rope", "temperature", "seed", "out")
     parser.add_argument("--method", default="tokenswift", help="the method")
-    parser.add_argument("--drafter", help="a folder; it may have been trained for other rotations than those of --rope")
     parser.add_argument(
-        "--prompt-file", type=Path, required=True, help="a UTF-8 text file; its beginning is the prompt"
+        "--drafter",
+        help="a folder; it may have been trained for other rotations than those of --rope",
+    )
+    parser.add_argument(
+        "--prompt-file",
+        type=Path,
+        required=True,
+        help="a UTF-8 text file; its beginning is the prompt",
     )
     parser.add_argument("--part", type=at_least(1), default=2_000, help="tokens of a record")
     parser.add_argument("--penalty", type=at_least(1.0), default=1.2, help="repetition penalty")
-    parser.add_argument("--min-p", type=at_least(0.0), default=0.0, help="least share of the best token's probability")
+    parser.add_argument(
+        "--min-p",
+        type=at_least(0.0),
+        default=0.0,
+        help="least share of the best token's probability",
+    )
     return parser
 
 

@@ -1,4 +1,6 @@
-"""Prompts far beyond the context, several at once beside small chats: memory, and what the small ones wait."""
+"""Prompts far beyond the context, several at once beside small chats: memory, and what the small
+ones wait.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ class Watch:
     """What a process and its children have in memory, and what small chats wait, until it ends."""
 
     def __init__(self, server: ServerProcess):
-        self.server, self.over = server, threading.Event()
-        self.most_mb, self.waits, self.statuses = 0.0, list[float](), Counter[int]()
-        self.threads = [threading.Thread(target=run, daemon=True) for run in (self._memory, self._chats)]
+        self.server = server
+        self.over = threading.Event()
+        self.most_mb = 0.0
+        self.waits = list[float]()
+        self.statuses = Counter[int]()
+        self.threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._memory, self._chats)
+        ]
 
     def __enter__(self) -> Self:
         for thread in self.threads:
@@ -49,7 +56,9 @@ class Watch:
 
 def family_mb(server: ServerProcess) -> float:
     """Resident memory of the server and its children."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    children = (
+        Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    )
     return server.rss_mb + sum(mb(child) for child in children)
 
 
@@ -74,7 +83,10 @@ def long_prompts(server: ServerProcess, size: int = 3_900_000, at_once: int = 8)
     for _ in range(20):
         post(server.address, PATHS[0], SMALL)
     server.settle()
-    before, most, longest, found = family_mb(server), 0.0, 0.0, dict[str, dict[str, int]]()
+    before = family_mb(server)
+    most = 0.0
+    longest = 0.0
+    found = dict[str, dict[str, int]]()
     alone = Watch(server)
     with alone:
         time.sleep(2)
@@ -82,7 +94,8 @@ def long_prompts(server: ServerProcess, size: int = 3_900_000, at_once: int = 8)
         for kind in LONG:
             with Watch(server) as watch:
                 found[f"{path} {kind}"] = dict(ask(server.address, path, kind, size, at_once))
-            most, longest = max(most, watch.most_mb), max(longest, *watch.waits)
+            most = max(most, watch.most_mb)
+            longest = max(longest, *watch.waits)
     server.settle()
     time.sleep(2)
     return {

@@ -1,7 +1,8 @@
-"""200 JSON schemas in the manner of what applications ask for, each with a question, for structured.py and grammars.py.
+"""200 JSON schemas in the manner of what applications ask for, each with a question, for
+structured.py and grammars.py.
 
-They are generated from families with a fixed seed, so they are the same everywhere. About one in seven has a keyword
-that no token mask can enforce.
+They are generated from families with a fixed seed, so they are the same everywhere. About one in
+seven has a keyword that no token mask can enforce.
 """
 
 from __future__ import annotations
@@ -39,23 +40,33 @@ FIELDS: dict[str, Schema] = {
     "score": {"type": "number"},
 }
 THINGS = (
-    "customer", "order", "invoice", "book", "recipe", "flight", "hotel booking", "support ticket", "software release",
-    "employee", "sensor reading", "movie", "court case", "patient visit", "warehouse item", "football match", "museum",
-    "bank transfer", "job offer", "weather report", "train journey", "restaurant", "research paper", "podcast episode",
+    "customer", "order", "invoice", "book", "recipe", "flight", "hotel booking", "support ticket",
+    "software release",
+    "employee", "sensor reading", "movie", "court case", "patient visit", "warehouse item",
+    "football match", "museum",
+    "bank transfer", "job offer", "weather report", "train journey", "restaurant",
+    "research paper", "podcast episode",
 )  # fmt: skip
 WORDS = (
-    "amount", "author", "batch", "branch", "buyer", "category", "channel", "code", "comment", "company", "contact",
-    "depth", "device", "driver", "duration", "engine", "event", "file", "floor", "gate", "group", "height", "host",
-    "index", "label", "language", "level", "line", "location", "mode", "model", "month", "number", "origin", "owner",
-    "page", "path", "phase", "place", "port", "product", "queue", "rank", "reason", "region", "room", "route", "seat",
-    "section", "seller", "series", "shift", "signal", "size", "source", "stage", "state", "step", "street", "target",
+    "amount", "author", "batch", "branch", "buyer", "category", "channel", "code", "comment",
+    "company", "contact",
+    "depth", "device", "driver", "duration", "engine", "event", "file", "floor", "gate", "group",
+    "height", "host",
+    "index", "label", "language", "level", "line", "location", "mode", "model", "month", "number",
+    "origin", "owner",
+    "page", "path", "phase", "place", "port", "product", "queue", "rank", "reason", "region",
+    "room", "route", "seat",
+    "section", "seller", "series", "shift", "signal", "size", "source", "stage", "state", "step",
+    "street", "target",
     "team", "topic", "unit", "value", "vendor", "version", "volume", "week", "weight", "year",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """A schema and a question that asks for such a JSON. enforceable: no keyword of it is beyond token masks."""
+    """A schema and a question that asks for such a JSON. enforceable: no keyword of it is beyond
+    token masks.
+    """
 
     name: str
     family: str
@@ -81,12 +92,20 @@ def flat(r: Random) -> Schema:
 
 def nested(r: Random) -> Schema:
     inner = record(fields(r, r.randint(2, 4)))
-    return record(fields(r, 2) | {"address": inner, "contact": record(fields(r, 2) | {"backup": record(fields(r, 2))})})
+    return record(
+        fields(r, 2)
+        | {"address": inner, "contact": record(fields(r, 2) | {"backup": record(fields(r, 2))})}
+    )
 
 
 def records(r: Random) -> Schema:
     low = r.randint(0, 2)
-    items = {"type": "array", "items": record(fields(r, r.randint(2, 4))), "minItems": low, "maxItems": low + 2}
+    items = {
+        "type": "array",
+        "items": record(fields(r, r.randint(2, 4))),
+        "minItems": low,
+        "maxItems": low + 2,
+    }
     return items if r.random() < 0.3 else record(fields(r, 1) | {"items": items})
 
 
@@ -105,7 +124,12 @@ def numbers(r: Random) -> Schema:
         {
             "whole": {"type": "integer", "minimum": low, "maximum": high},
             "step": {"type": "integer", "minimum": 0, "maximum": 40 * step, "multipleOf": step},
-            "half": {"type": "number", "minimum": 0, "maximum": 10, "multipleOf": r.choice([0.5, 0.25])},
+            "half": {
+                "type": "number",
+                "minimum": 0,
+                "maximum": 10,
+                "multipleOf": r.choice([0.5, 0.25]),
+            },
             "share": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
             "above": {"type": "number", "minimum": r.choice([0, -1.5, 273.15])},
         }
@@ -113,8 +137,10 @@ def numbers(r: Random) -> Schema:
 
 
 PATTERNS = (
-    "^[a-z][a-z0-9_]{2,15}$", "^v[0-9]+\\.[0-9]+\\.[0-9]+$", "^(EUR|USD) [0-9]{1,4}\\.[0-9]{2}$", "^[0-9a-f]{8,16}$",
-    "^(Mo|Tu|We|Th|Fr|Sa|Su)(,(Mo|Tu|We|Th|Fr|Sa|Su)){0,6}$", "[0-9]+", "^[^@ ]{1,20}@example\\.(org|com)$",
+    "^[a-z][a-z0-9_]{2,15}$", "^v[0-9]+\\.[0-9]+\\.[0-9]+$", "^(EUR|USD) [0-9]{1,4}\\.[0-9]{2}$",
+    "^[0-9a-f]{8,16}$",
+    "^(Mo|Tu|We|Th|Fr|Sa|Su)(,(Mo|Tu|We|Th|Fr|Sa|Su)){0,6}$", "[0-9]+",
+    "^[^@ ]{1,20}@example\\.(org|com)$",
 )  # fmt: skip
 FORMATS = ("email", "ipv4", "hostname", "uri", "date", "time", "date-time", "uuid")
 
@@ -138,7 +164,9 @@ def optional(r: Random) -> Schema:
 
 def additional(r: Random) -> Schema:
     """Objects with other properties than those named, of any kind or of one."""
-    more = r.choice([None, True, {"type": "integer"}, {"type": "string", "maxLength": 12}, record(fields(r, 2))])
+    more = r.choice(
+        [None, True, {"type": "integer"}, {"type": "string", "maxLength": 12}, record(fields(r, 2))]
+    )
     return record(fields(r, r.randint(0, 3)), more=more)
 
 
@@ -146,7 +174,10 @@ def union(r: Random) -> Schema:
     """As pydantic v2 writes a discriminated union."""
     names = r.sample(WORDS, 3)
     parts = {
-        name.title(): record({"type": {"const": name, "title": "Type", "type": "string"}} | fields(r, r.randint(1, 3)))
+        name.title(): record(
+            {"type": {"const": name, "title": "Type", "type": "string"}}
+            | fields(r, r.randint(1, 3))
+        )
         for name in names
     }
     refs = [{"$ref": f"#/$defs/{name}"} for name in parts]
@@ -159,7 +190,10 @@ def union(r: Random) -> Schema:
 
 
 def references(r: Random) -> Schema:
-    parts = {"Money": record({"amount": FIELDS["price"], "currency": FIELDS["currency"]}), "Part": flat(r)}
+    parts = {
+        "Money": record({"amount": FIELDS["price"], "currency": FIELDS["currency"]}),
+        "Part": flat(r),
+    }
     properties: Schema = {
         "total": {"$ref": "#/$defs/Money"},
         "main": {"$ref": "#/$defs/Part", "description": "The main part."},
@@ -174,7 +208,12 @@ def recursive(r: Random) -> Schema:
         replies = {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}
         return record(fields(r, 1) | {"replies": replies})
     if kind == "list":
-        node = record({"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}})
+        node = record(
+            {
+                "value": {"type": "integer"},
+                "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
+            }
+        )
         return {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
     if kind == "tree":
         children = {"type": "array", "items": {"$ref": "#/$defs/Node"}, "maxItems": 3}
@@ -192,7 +231,9 @@ def all_of(r: Random) -> Schema:
     whole = [record(part, more=None) for part in (first, second)]
     if r.random() < 0.5:
         return {"allOf": [{"$ref": "#/$defs/Base"}, whole[1]], "$defs": {"Base": whole[0]}}
-    bounds = {"allOf": [{"type": "integer", "minimum": r.randint(0, 9)}, {"maximum": r.randint(10, 99)}]}
+    bounds = {
+        "allOf": [{"type": "integer", "minimum": r.randint(0, 9)}, {"maximum": r.randint(10, 99)}]
+    }
     return record(first | {"bounded": bounds})
 
 
@@ -201,28 +242,47 @@ def nullable(r: Random) -> Schema:
     found = {}
     for name, field in fields(r, r.randint(3, 6)).items():
         either = {"anyOf": [field, {"type": "null"}], "default": None}
-        found[name] = field | {"type": [field["type"], "null"]} if "type" in field and "enum" not in field else either
-    found["nickname"] = {"anyOf": [{"type": "string", "maxLength": 20}, {"type": "null"}], "title": "Nickname"}
+        found[name] = (
+            field | {"type": [field["type"], "null"]}
+            if "type" in field and "enum" not in field
+            else either
+        )
+    found["nickname"] = {
+        "anyOf": [{"type": "string", "maxLength": 20}, {"type": "null"}],
+        "title": "Nickname",
+    }
     return record(found)
 
 
 def dates(r: Random) -> Schema:
     names = ("id", "day", "time", "at", "until")
     formats = ("uuid", "date", "time", "date-time", "date-time")
-    found = {name: {"type": "string", "format": format} for name, format in zip(names, formats, strict=True)}
+    found = {
+        name: {"type": "string", "format": format}
+        for name, format in zip(names, formats, strict=True)
+    }
     return record({name: found[name] for name in r.sample(names, r.randint(2, 5))} | fields(r, 1))
 
 
 def patterned(r: Random) -> Schema:
     """Maps whose keys have a form."""
-    value = r.choice([{"type": "integer"}, {"type": "string", "maxLength": 20}, record(fields(r, 2))])
+    value = r.choice(
+        [{"type": "integer"}, {"type": "string", "maxLength": 20}, record(fields(r, 2))]
+    )
     pattern = r.choice(["^[a-z]{2,8}$", "^[0-9]{4}$", "^x-[a-z]+$", "^item_[0-9]{1,3}$"])
-    properties = {"About": FIELDS["title"]} if r.random() < 0.5 else {}  # whose name has none of the forms
+    properties = (
+        {"About": FIELDS["title"]} if r.random() < 0.5 else {}
+    )  # whose name has none of the forms
     return record(properties) | {"patternProperties": {pattern: value}}
 
 
 def tuples(r: Random) -> Schema:
-    point = {"type": "array", "prefixItems": [{"type": "number"}, {"type": "number"}], "items": False, "minItems": 2}
+    point = {
+        "type": "array",
+        "prefixItems": [{"type": "number"}, {"type": "number"}],
+        "items": False,
+        "minItems": 2,
+    }
     mixed = [{"type": "string", "maxLength": 20}, {"type": "integer"}, {"type": "boolean"}]
     rest: Any = r.choice([False, {"type": "integer"}, {"enum": ["x", "y"]}])
     row = {
@@ -262,31 +322,42 @@ def tools(r: Random) -> Schema:
     arguments = record(properties, r.sample(sorted(properties), 2))
     if r.random() < 0.5:
         return arguments | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return record({"name": {"const": f"{r.choice(('get', 'find', 'set'))}_{r.choice(WORDS)}"}, "arguments": arguments})
+    return record(
+        {
+            "name": {"const": f"{r.choice(('get', 'find', 'set'))}_{r.choice(WORDS)}"},
+            "arguments": arguments,
+        }
+    )
 
 
 BEYOND: tuple[Callable[[Schema, Random], Schema], ...] = (
     lambda s, _: s | {"not": {"required": ["secret"]}},
     lambda s, _: s | {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
     lambda s, _: record(
-        s["properties"] | {"set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}
+        s["properties"]
+        | {"set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}
     ),
     lambda s, _: record(s["properties"] | {"list": {"type": "array", "contains": {"const": 7}}}),
     lambda s, _: s | {"propertyNames": {"maxLength": 9}},
     lambda s, r: s | {"dependentRequired": {r.choice(sorted(s["properties"])): ["more"]}},
-    lambda s, r: record(s["properties"] | {"other": {"$ref": f"https://example.org/{r.choice(WORDS)}.json"}}),
+    lambda s, r: record(
+        s["properties"] | {"other": {"$ref": f"https://example.org/{r.choice(WORDS)}.json"}}
+    ),
 )
 
 
 COUNTS: dict[Callable[[Random], Schema], int] = {
-    flat: 12, nested: 10, records: 12, enums: 8, numbers: 10, strings: 14, optional: 10, additional: 8, union: 12,
-    references: 8, recursive: 10, all_of: 8, nullable: 8, dates: 8, patterned: 8, tuples: 8, deep: 5, wide: 4, tools: 9,
+    flat: 12, nested: 10, records: 12, enums: 8, numbers: 10, strings: 14, optional: 10,
+    additional: 8, union: 12,
+    references: 8, recursive: 10, all_of: 8, nullable: 8, dates: 8, patterned: 8, tuples: 8,
+    deep: 5, wide: 4, tools: 9,
 }  # fmt: skip
 
 
 def cases(seed: int = 0) -> list[Case]:
     """All 200. Those of `beyond` take its kinds in turn."""
-    r, found = Random(seed), list[Case]()
+    r = Random(seed)
+    found = list[Case]()
     for family, count in COUNTS.items():
         for i in range(count):
             found.append(_case(family.__name__, i, family(r), r))
@@ -296,7 +367,8 @@ def cases(seed: int = 0) -> list[Case]:
 
 
 def _case(family: str, i: int, schema: Schema, r: Random, enforceable: bool = True) -> Case:
-    thing, kind = r.choice(THINGS), "a list" if schema.get("type") == "array" else "an object"
+    thing = r.choice(THINGS)
+    kind = "a list" if schema.get("type") == "array" else "an object"
     names = ", ".join(_names(schema)[:12])
     about = f" with {names}" if names else ""
     question = f"Write {kind} in JSON about a made-up {thing}{about}. Answer with the JSON alone."
@@ -305,6 +377,8 @@ def _case(family: str, i: int, schema: Schema, r: Random, enforceable: bool = Tr
 
 def _names(schema: Any) -> list[str]:
     """The names of properties, outer ones first."""
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    parts = (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    )
     own = schema.get("properties", {}) if isinstance(schema, dict) else ()
     return list(dict.fromkeys([*own, *(name for part in parts for name in _names(part))]))

@@ -2,15 +2,19 @@
 
     python benchmarks/serve.py --methods plain,vegas,auto
 
-For each method a server of its own is started, and clients in this process ask it about Python's documentation:
-- throughput of four requests at once and of the same four one after another, their prompts known (they were sent once
+For each method a server of its own is started, and clients in this process ask it about Python's
+documentation:
+- throughput of four requests at once and of the same four one after another, their prompts known
+  (they were sent once
   before), so that decoding alone is measured;
-- time to the first token of an unknown prompt, alone and while three streams run, and the longest time that a stream
+- time to the first token of an unknown prompt, alone and while three streams run, and the longest
+  time that a stream
   then waited for its next tokens;
 - time to the first token of a second question about the same document;
 - what the server adds to decoding in its own process.
-With --peer-llama-server FILE (benchmarks/build_llama_cpp.py) the same requests go to llama.cpp's server, where the API
-allows it; with --wheel, to that of the package xllamacpp, which is not built for this machine.
+With --peer-llama-server FILE (benchmarks/build_llama_cpp.py) the same requests go to llama.cpp's
+server, where the API allows it; with --wheel, to that of the package xllamacpp, which is not built
+for this machine.
 """
 
 from __future__ import annotations
@@ -76,9 +80,19 @@ class Timed:
 
 def ask(url: str, prompt: list[int], new: int, seed: int = 0, begun: Event | None = None) -> Timed:
     """One streamed request. begun: is set at its first text."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": new, "temperature": 0, "seed": seed, "stream": True}
+    body = {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": new,
+        "temperature": 0,
+        "seed": seed,
+        "stream": True,
+    }
     body |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
-    text, times, tokens, start = "", [], 0, perf_counter()
+    text = ""
+    times = []
+    tokens = 0
+    start = perf_counter()
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as response:
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
@@ -107,7 +121,18 @@ def together(url: str, prompts: list[list[int]], new: int) -> tuple[list[Timed],
 @contextlib.contextmanager
 def served(method: str, options: list[str]) -> Iterator[str]:
     """The address of a server with this method."""
-    words = [sys.executable, "-m", "longdraft", "serve", "-m", MODEL, "--method", method, "--port", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "longdraft",
+        "serve",
+        "-m",
+        MODEL,
+        "--method",
+        method,
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen([*words, *options], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -122,8 +147,11 @@ def served(method: str, options: list[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def llama_served(build: Build, context: int) -> Iterator[str]:
-    """The address of llama.cpp's server on the same file, with as many rows as there are clients."""
-    file, count = fetched(MODEL), torch.get_num_threads()
+    """The address of llama.cpp's server on the same file, with as many rows as there are
+    clients.
+    """
+    file = fetched(MODEL)
+    count = torch.get_num_threads()
     server = build.start(Settings(file, CLIENTS * context, count, rows=CLIENTS))
     try:
         yield server.address
@@ -143,7 +171,13 @@ def measure(url: str, tokens: list[int], context: int, new: int, repeats: int) -
     prompts = [fresh() for _ in range(CLIENTS)]
     for prompt in prompts:
         ask(url, prompt, 1)
-    single, decoding, all_at_once, gaps, alone, beside, known = [], [], [], [], [], [], []
+    single = []
+    decoding = []
+    all_at_once = []
+    gaps = []
+    alone = []
+    beside = []
+    known = []
     texts: set[tuple[str, ...]] = set()
     for _ in range(repeats):
         begin = perf_counter()
@@ -158,7 +192,10 @@ def measure(url: str, tokens: list[int], context: int, new: int, repeats: int) -
         known.append(ask(url, [*document[:-8], *tokens[:8]], 2).first)
         running = [Event() for _ in range(CLIENTS - 1)]
         with ThreadPoolExecutor(CLIENTS) as pool:
-            streams = [pool.submit(ask, url, p, 8 * new, 0, e) for p, e in zip(prompts, running, strict=False)]
+            streams = [
+                pool.submit(ask, url, p, 8 * new, 0, e)
+                for p, e in zip(prompts, running, strict=False)
+            ]
             for event in running:
                 event.wait(120)
             beside.append(ask(url, fresh(), 2).first)
@@ -191,9 +228,15 @@ def in_process(target: Any, spec: MethodSpec, prompt: list[int], new: int, repea
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("context", "max-new-tokens", "repeat", "out")
-    parser.change("methods", "plain,vegas,auto", "auto is what the server runs unless told otherwise")
-    parser.add_argument("--peer-llama-server", type=Path, help="a llama-server built for this machine")
-    parser.add_argument("--wheel", action="store_true", help="llama.cpp as the package xllamacpp, too")
+    parser.change(
+        "methods", "plain,vegas,auto", "auto is what the server runs unless told otherwise"
+    )
+    parser.add_argument(
+        "--peer-llama-server", type=Path, help="a llama-server built for this machine"
+    )
+    parser.add_argument(
+        "--wheel", action="store_true", help="llama.cpp as the package xllamacpp, too"
+    )
     return parser
 
 
@@ -205,7 +248,12 @@ def main(words: list[str] | None = None) -> None:
     text = "\n\n".join(topics[k] for k in sorted(topics))
     tokens = tokenizer(text, verbose=False)["input_ids"]
     shared = provenance(target, 0) | {"task": "serve", "command": given.command}
-    shared |= {"context": given.context, "new_tokens": new, "clients": CLIENTS, "repeats": given.repeat}
+    shared |= {
+        "context": given.context,
+        "new_tokens": new,
+        "clients": CLIENTS,
+        "repeats": given.repeat,
+    }
     table = Table(
         "method",
         "one by one",
@@ -219,27 +267,40 @@ def main(words: list[str] | None = None) -> None:
         "equal",
     )
     file = RecordFile(given.out)
-    builds: list[Build] = [Binary(given.peer_llama_server, f) for f in FLASH] if given.peer_llama_server else []
+    builds: list[Build] = (
+        [Binary(given.peer_llama_server, f) for f in FLASH] if given.peer_llama_server else []
+    )
     peers = {f"{b.name}@fa={b.facts['flash_attention']}": b for b in builds}
     peers |= {(wheel := Wheel()).name: wheel} if given.wheel else {}
     for method in [*given.methods, *peers]:
         peer = peers.get(method)
         with llama_served(peer, given.context + 8 * new) if peer else served(method, []) as url:
-            record = shared | {"method": method} | measure(url, tokens, given.context, new, given.repeat)
+            record = (
+                shared | {"method": method} | measure(url, tokens, given.context, new, given.repeat)
+            )
         if peer:
             record |= {"peer": peer.name, "peer_version": peer.version, "peer_build": peer.facts}
         else:
             threads.pin()
-            spec = MethodSpec(method, method, pairs([]), DrafterWeights(None, False, 0, MODEL, False))
+            spec = MethodSpec(
+                method, method, pairs([]), DrafterWeights(None, False, 0, MODEL, False)
+            )
             prompt = tokens[: given.context]
             record["in_process_tokens_per_s"] = in_process(target, spec, prompt, new, given.repeat)
             threads.release()
-            record["overhead"] = record["in_process_tokens_per_s"] / record["decoding_tokens_per_s"] - 1
+            record["overhead"] = (
+                record["in_process_tokens_per_s"] / record["decoding_tokens_per_s"] - 1
+            )
         file.append(record)
         keys = ("one_by_one_tokens_per_s", "at_once_tokens_per_s", "batch_gain", "first_token_s")
         keys += ("first_token_beside_streams_s", "longest_gap_s", "known_first_token_s")
         overhead = f"{record['overhead']:.1%}" if "overhead" in record else ""
-        table.add_row(method, *(f"{record[k]:.2f}" for k in keys), overhead, "yes" if record["equal"] else "NO")
+        table.add_row(
+            method,
+            *(f"{record[k]:.2f}" for k in keys),
+            overhead,
+            "yes" if record["equal"] else "NO",
+        )
     Console().print(table)
 
 

@@ -12,14 +12,26 @@ from typing import Any
 
 from arguments import Arguments, status
 
-COLUMNS = ("kernels", "method", "one by one", "four at once", "gain", "over plain", "first token", "beside 3 streams")
+COLUMNS = (
+    "kernels",
+    "method",
+    "one by one",
+    "four at once",
+    "gain",
+    "over plain",
+    "first token",
+    "beside 3 streams",
+)
 COLUMNS += ("longest wait", "known prompt", "overhead")
 
 
 def row(record: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     """A record's cells. plain: that of plain decoding with the same kernels."""
-    r, peer = record, "overhead" not in record
-    name = r["method"] if not peer or "peer_build" in r else f"{r['method']} (wheel)"  # all that older records measured
+    r = record
+    peer = "overhead" not in record
+    name = (
+        r["method"] if not peer or "peer_build" in r else f"{r['method']} (wheel)"
+    )  # all that older records measured
     return [
         "" if peer else r["kernels"],
         name,

@@ -16,29 +16,45 @@ from typing import Self
 from urllib.request import urlopen
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
-LIMITED = 'ulimit -f 1; exec "$@"'  # a file can have one block: Python tries whether a temporary file can be written
+# a file can have one block: Python tries whether a temporary file can be written
+LIMITED = 'ulimit -f 1; exec "$@"'
 
 
 class ServerProcess:
-    """`longdraft serve` with the bundled model and a chat template, in empty folders; a context ends it.
+    """`longdraft serve` with the bundled model and a chat template, in empty folders; a context
+    ends it.
 
-    template: of its chats. log: the last lines of its standard error. errors: those that begin a traceback, or log an
-    error. loaded_s: how long it took to start.
+    template: of its chats. log: the last lines of its standard error. errors: those that begin a
+    traceback, or log an error. loaded_s: how long it took to start.
     """
 
     def __init__(self, place: Path, *options: str, method: str = "vegas", template: str = CHAT):
-        self.place, self.options, self.method = place, options, method
+        self.place = place
+        self.options = options
+        self.method = method
         model = place / "model"
         if not model.exists():
             shutil.copytree(str(files("longdraft") / "assets" / "models" / "target"), model)
             (model / "chat_template.jinja").write_text(template)
         (place / "home" / "tmp").mkdir(parents=True, exist_ok=True)
-        self.errors, self.log = 0, deque[str](maxlen=50)
+        self.errors = 0
+        self.log = deque[str](maxlen=50)
         self.start()
 
     def start(self) -> None:
-        home, begin = self.place / "home", time.monotonic()
-        words = ["-m", "longdraft", "serve", "-m", str(self.place / "model"), "--name", "tiny", "--port", "0"]
+        home = self.place / "home"
+        begin = time.monotonic()
+        words = [
+            "-m",
+            "longdraft",
+            "serve",
+            "-m",
+            str(self.place / "model"),
+            "--name",
+            "tiny",
+            "--port",
+            "0",
+        ]
         words += ["--method", self.method, "--dtype", "float32", "--context", "2048", *self.options]
         folders = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
@@ -96,9 +112,15 @@ class ServerProcess:
 
     @property
     def written(self) -> list[str]:
-        """What lies in the folders that were empty when it started, except the folder that importing torch makes."""
+        """What lies in the folders that were empty when it started, except the folder that
+        importing torch makes.
+        """
         home = self.place / "home"
-        found = [p for p in home.rglob("*") if p != home / "tmp" and not p.name.startswith("torchinductor_")]
+        found = [
+            p
+            for p in home.rglob("*")
+            if p != home / "tmp" and not p.name.startswith("torchinductor_")
+        ]
         return sorted(str(p.relative_to(home)) for p in found)
 
     def metrics(self) -> dict[str, float]:

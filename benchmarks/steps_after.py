@@ -12,18 +12,23 @@ from longdraft.server.run import Server
 class StepsAfter:
     """Counts for every request that was given up, from then on until its row was free.
 
-    most: the largest count so far. ended: how many such requests there were. open: those whose rows are not free yet.
+    most: the largest count so far. ended: how many such requests there were. open: those whose rows
+    are not free yet.
     """
 
     def __init__(self) -> None:
-        self.most = self.ended = self.step = 0
+        self.most = 0
+        self.ended = 0
+        self.step = 0
         self.open: dict[int, int] = {}  # the step at which each was given up
 
     @contextmanager
     def watching(self, server: Server) -> Iterator[StepsAfter]:
         """Watch a server that runs in this process."""
         session = server.engine.session
-        cancel, last, decode = session.cancel, session._last, session._decode_step
+        cancel = session.cancel
+        last = session._last
+        decode = session._decode_step
 
         def noted(id: int) -> bool:
             self.open.setdefault(id, self.step)
@@ -42,7 +47,10 @@ class StepsAfter:
             self.step += 1
             decode()
 
-        session.cancel, session._last, session._decode_step = noted, ended, counted  # type: ignore[method-assign]
+        # type: ignore[method-assign]
+        session.cancel = noted
+        session._last = ended
+        session._decode_step = counted
         try:
             yield self
         finally:

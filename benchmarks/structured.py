@@ -2,11 +2,12 @@
 
     python benchmarks/structured.py -m smollm2
 
-A model answers the question of each schema of schemas.py, through its chat template, under a constraint: plainly, by
-each method, and without the constraint for as many tokens. The method `forced` drafts the tokens that the schema
-forces, and nothing else. An answer that has ended must be valid by the package jsonschema, one that reaches the limit
-must be the beginning of a text that can go on, and every method's tokens must be plain decoding's: else the exit status
-is 1. With --inline, each method runs again with its masks computed after each pass instead of beside it.
+A model answers the question of each schema of schemas.py, through its chat template, under a
+constraint: plainly, by each method, and without the constraint for as many tokens. The method
+`forced` drafts the tokens that the schema forces, and nothing else. An answer that has ended must
+be valid by the package jsonschema, one that reaches the limit must be the beginning of a text that
+can go on, and every method's tokens must be plain decoding's: else the exit status is 1. With
+--inline, each method runs again with its masks computed after each pass instead of beside it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ from longdraft.models.chat import chat_tokens
 from longdraft.models.lm import LM
 from longdraft.models.loading import load, quiet
 
-PLAIN, FORCED, FREE, INLINE = "plain", "forced", "unconstrained", ", masks in line"
-VALID, CUT, WRONG = "valid", "cut", "wrong"
+PLAIN = "plain"
+FORCED = "forced"
+FREE = "unconstrained"
+INLINE = ", masks in line"
+VALID = "valid"
+CUT = "cut"
+WRONG = "wrong"
 
 
 @contextmanager
@@ -53,7 +59,9 @@ def inline(active: bool) -> Iterator[None]:
 
 
 def drafters(methods: list[str], target: LM, model: str) -> dict[str, Drafter | None]:
-    """That of each method; those whose weights are missing are left out, with a line that says so."""
+    """That of each method; those whose weights are missing are left out, with a line that says
+    so.
+    """
     made: dict[str, Drafter | None] = {PLAIN: None}
     weights = DrafterWeights(model=model)
     for method in methods:
@@ -68,7 +76,9 @@ def _made(method: str, target: LM, weights: DrafterWeights) -> Drafter:
     return MethodSpec(method, method, {}, weights).paced(target)
 
 
-def judged(case: Case, grammar: Grammar, tokens: list[int], tokenizer: Any, ends: tuple[int, ...]) -> tuple[str, str]:
+def judged(
+    case: Case, grammar: Grammar, tokens: list[int], tokenizer: Any, ends: tuple[int, ...]
+) -> tuple[str, str]:
     """What became of an answer, and what is wrong with it."""
     if tokens[-1] in ends:
         fault = checker(case.schema)(text_of(tokenizer, tokens))
@@ -88,7 +98,10 @@ class Answers:
     """Decodes the answers of one model, and describes them as records."""
 
     def __init__(self, target: LM, tokenizer: Any, methods: dict[str, Drafter | None], given: Any):
-        self.target, self.tokenizer, self.methods, self.given = target, tokenizer, methods, given
+        self.target = target
+        self.tokenizer = tokenizer
+        self.methods = methods
+        self.given = given
         begin = perf_counter()
         self.constraints = Constraints.of(target, tokenizer)
         self.vocabulary_s = perf_counter() - begin
@@ -111,14 +124,27 @@ class Answers:
                     tokens, run = self._run(prompt, grammar, method, beside)
                     runs |= {method + INLINE * beside: run[method] | {"equal": tokens == plain}}
         runs |= self._run(prompt, None, FREE, new=len(plain))[1]
-        told = {"result": result, "fault": fault, "text": text_of(self.tokenizer, plain), "prompt_tokens": len(prompt)}
+        told = {
+            "result": result,
+            "fault": fault,
+            "text": text_of(self.tokenizer, plain),
+            "prompt_tokens": len(prompt),
+        }
         return about | told | {"runs": runs}
 
     def _run(
-        self, prompt: list[int], grammar: Grammar | None, method: str, beside: bool = False, new: int = 0
+        self,
+        prompt: list[int],
+        grammar: Grammar | None,
+        method: str,
+        beside: bool = False,
+        new: int = 0,
     ) -> tuple[list[int], dict[str, Any]]:
-        """An answer's tokens, and {method: what it took}. new: this many tokens (0: up to the limit)."""
-        stats, sampler = Stats(), Sampler(self.given.temperature, constraint=grammar)
+        """An answer's tokens, and {method: what it took}. new: this many tokens (0: up to the
+        limit).
+        """
+        stats = Stats()
+        sampler = Sampler(self.given.temperature, constraint=grammar)
         with inline(beside):
             (tokens,) = generate(
                 self.target,
@@ -132,24 +158,34 @@ class Answers:
             )
         drafts = {"accepted": stats.drafts.accepted, "drafted": stats.drafts.drafted}
         seconds = {"decode_s": stats.decode_s, "draft_s": stats.draft_s, "verify_s": stats.verify_s}
-        return tokens, {method: {"tokens": len(tokens), "passes": stats.steps + 1} | drafts | seconds}
+        return tokens, {
+            method: {"tokens": len(tokens), "passes": stats.steps + 1} | drafts | seconds
+        }
 
 
 def summary(records: list[dict[str, Any]]) -> list[str]:
     """What was found, in a few lines; docs/structured_output.py has the tables."""
     answered = [r for r in records if "runs" in r]
     results = Counter(r["result"] for r in answered)
-    lines = [f"{len(answered)} schemas: " + ", ".join(f"{results[x]} {x}" for x in (VALID, CUT, WRONG))]
+    lines = [
+        f"{len(answered)} schemas: " + ", ".join(f"{results[x]} {x}" for x in (VALID, CUT, WRONG))
+    ]
     refused = [r for r in records if "refused" in r]
-    lines += [f"{len(refused)} schemas refused, {sum(r['enforceable'] for r in refused)} of them enforceable"]
+    lines += [
+        f"{len(refused)} schemas refused, {sum(r['enforceable'] for r in refused)} of them "
+        "enforceable"
+    ]
     lines += [f"{r['case']}: {r['fault']}" for r in answered if r["result"] == WRONG]
     for method in answered[0]["runs"] if answered else ():
         runs = [(r["runs"][method], r["runs"][PLAIN]) for r in answered]
-        tokens, passes, seconds = (sum(run[x] for run, _ in runs) for x in ("tokens", "passes", "decode_s"))
+        tokens, passes, seconds = (
+            sum(run[x] for run, _ in runs) for x in ("tokens", "passes", "decode_s")
+        )
         speedup = median(speed(run) / speed(plain) for run, plain in runs)
         unequal = sum(not run.get("equal", True) for run, _ in runs)
         lines += [
-            f"{method}: {passes / tokens:.2f} passes a token, {tokens / seconds:.0f} tokens/s, median {speedup:.2f}x"
+            f"{method}: {passes / tokens:.2f} passes a token, {tokens / seconds:.0f} "
+            f"tokens/s, median {speedup:.2f}x"
             f" of plain, {unequal} unequal"
         ]
     return lines
@@ -173,11 +209,17 @@ def is_good(record: dict[str, Any]) -> bool:
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.change("model", "smollm2", "it has a chat template and is small")
-    parser.change("methods", ["plain", "forced", "suffix", "vegas", "auto", "eagle3"], "each drafts in its own way")
+    parser.change(
+        "methods",
+        ["plain", "forced", "suffix", "vegas", "auto", "eagle3"],
+        "each drafts in its own way",
+    )
     parser.change("temperature", 0.0, "answers that are read by programs are greedy as a rule")
     parser.change("max-new-tokens", 128, "most answers have ended by then")
     parser.share("every", "dtype", "weights", "threads", "seed", "out")
-    parser.add_argument("--inline", action="store_true", help="also run methods with masks computed in line")
+    parser.add_argument(
+        "--inline", action="store_true", help="also run methods with masks computed in line"
+    )
     return parser
 
 
@@ -185,13 +227,20 @@ def main(words: list[str] | None = None) -> int:
     given = options().parse(words)
     quiet(given.threads)
     checker(True)
-    log, before = RecordFile(given.out), os.getloadavg()[0]
+    log = RecordFile(given.out)
+    before = os.getloadavg()[0]
     target, tokenizer = load(given.model, given.dtype, weights=given.weights)
     answers = Answers(target, tokenizer, drafters(given.methods, target, given.model), given)
-    shared = provenance(target, given.seed) | {"task": "structured", "command": given.command, "load_before": before}
+    shared = provenance(target, given.seed) | {
+        "task": "structured",
+        "command": given.command,
+        "load_before": before,
+    }
     shared |= {"temperature": given.temperature, "max_new_tokens": given.max_new_tokens}
     chosen = cases()[:: given.every]
-    answers.record(next(case for case in chosen if case.enforceable))  # so that nothing is run for the first time
+    answers.record(
+        next(case for case in chosen if case.enforceable)
+    )  # so that nothing is run for the first time
     records = []
     for case in chosen:
         records.append(answers.record(case))

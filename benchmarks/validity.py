@@ -1,4 +1,6 @@
-"""Whether a text is JSON that is valid by a schema, by the package jsonschema and not by what made the text."""
+"""Whether a text is JSON that is valid by a schema, by the package jsonschema and not by what made
+the text.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,21 @@ from longdraft.errors import InputError
 def checker(schema: Any) -> Callable[[str], str | None]:
     """What is wrong with a text, in one line; None: nothing. By Draft 2020-12, formats included.
 
-    Nothing is fetched: a text that a reference to elsewhere applies to is at fault. Numbers are read as decimals, so
-    that 0.3 is a multiple of 0.1. Raises InputError without the package.
+    Nothing is fetched: a text that a reference to elsewhere applies to is at fault. Numbers are
+    read as decimals, so that 0.3 is a multiple of 0.1. Raises InputError without the package.
     """
     try:
         from jsonschema import Draft202012Validator, ValidationError
         from referencing import Registry
         from referencing.exceptions import Unresolvable
     except ImportError:
-        raise InputError("texts are validated by jsonschema: pip install 'jsonschema[format-nongpl]'") from None
+        raise InputError(
+            "texts are validated by jsonschema: pip install 'jsonschema[format-nongpl]'"
+        ) from None
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
-    validator = Draft202012Validator(exact, registry=Registry(), format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator = Draft202012Validator(
+        exact, registry=Registry(), format_checker=Draft202012Validator.FORMAT_CHECKER
+    )
 
     def fault(text: str) -> str | None:
         try:

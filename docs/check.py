@@ -1,4 +1,6 @@
-"""Checks that each page and figure written from records is up to date: every script's `--check`, in one process."""
+"""Checks that each page and figure written from records is up to date: every script's `--check`, in
+one process.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Draws the architecture from the imports: `python docs/diagram.py` writes the block in architecture.md.
+"""Draws the architecture from the imports: `python docs/diagram.py` writes the block in
+architecture.md.
 
-With --check it writes nothing and exits with 1 if the block is out of date. tests/project/test_imports.py checks the
-imports against ROOMS, with the functions below.
+With --check it writes nothing and exits with 1 if the block is out of date.
+tests/project/test_imports.py checks the imports against ROOMS, with the functions below.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 SRC = DOCS.parent / "src" / "longdraft"
 PAGE = DOCS / "architecture.md"
-BEGIN, END = "<!-- begin: written by docs/diagram.py -->", "<!-- end: written by docs/diagram.py -->"
+BEGIN = "<!-- begin: written by docs/diagram.py -->"
+END = "<!-- end: written by docs/diagram.py -->"
 
-ROOMS = {  # packages, lowest first: a package may import itself and the packages above it in this table
+# packages, lowest first: a package may import itself and the packages above it in this table
+ROOMS = {
     "errors": "the exceptions meant for users",
     "version": "the version number",
     "sampling_parameters": "ranges and defaults of sampling parameters",
@@ -26,7 +29,8 @@ ROOMS = {  # packages, lowest first: a package may import itself and the package
     "ops": "attention, noise and selection: the reference, torch, C++ and Triton",
     "host": "the machine and the installation, as the system describes them",
     "core": "draft trees, the KV cache, sequences, sampling, verification",
-    "constraints": "JSON schemas, regular expressions, choices and grammars as masks for the nodes of a tree",
+    "constraints": "JSON schemas, regular expressions, choices and grammars as masks for the nodes of a "
+    "tree",
     "backends": "how a forward pass is computed: Transformers, C++, CUDA",
     "models": "the model (LM), and how it is loaded safely",
     "costs": "what a pass costs: counts of its work, and seconds per unit",
@@ -44,7 +48,9 @@ ROOMS = {  # packages, lowest first: a package may import itself and the package
     "cli": "the command line",
 }
 DATA = {"assets"}  # folders without code
-FACADE = "longdraft"  # src/longdraft/__init__.py: the public names, imported by no module of the package
+FACADE = (
+    "longdraft"  # src/longdraft/__init__.py: the public names, imported by no module of the package
+)
 
 
 @cache
@@ -65,7 +71,9 @@ def room(module: str) -> str:
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """The package's modules that a module imports: anywhere in it, for type checkers only, or by a name in a string."""
+    """The package's modules that a module imports: anywhere in it, for type checkers only, or by a
+    name in a string.
+    """
     tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
     named = {name for node in ast.walk(tree) for name in _named(node)} | set(_in_strings(tree))
     return frozenset(_module_of(name) for name in named if name.split(".")[0] == FACADE) - {module}
@@ -81,8 +89,12 @@ def _named(node: ast.AST) -> Iterator[str]:
 
 
 def _in_strings(tree: ast.AST) -> Iterator[str]:
-    """Modules named in strings: whole ("longdraft.cli.audit"), or as the rest of an f-string that is imported."""
-    strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    """Modules named in strings: whole ("longdraft.cli.audit"), or as the rest of an f-string that
+    is imported.
+    """
+    strings = [
+        n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    ]
     prefixes = {""}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args:
@@ -90,11 +102,17 @@ def _in_strings(tree: ast.AST) -> Iterator[str]:
             if isinstance(name, ast.JoinedStr) and isinstance(name.values[0], ast.Constant):
                 prefixes.add(str(name.values[0].value))
     for text in strings:
-        yield from (p + text.split(":")[0] for p in prefixes if p + text.split(":")[0] in modules().keys() - {FACADE})
+        yield from (
+            p + text.split(":")[0]
+            for p in prefixes
+            if p + text.split(":")[0] in modules().keys() - {FACADE}
+        )
 
 
 def _module_of(name: str) -> str:
-    """The module that a dotted name belongs to: the name itself, or without the names of things in the module."""
+    """The module that a dotted name belongs to: the name itself, or without the names of things in
+    the module.
+    """
     while name not in modules():
         name = name.rpartition(".")[0]
     return name
@@ -114,17 +132,21 @@ def reduced(found: dict[str, set[str]]) -> dict[str, set[str]]:
     kept = {}
     for name, below in found.items():  # lowest first
         further = {o for other in below for o in reached.get(other, ())}
-        kept[name], reached[name] = below - further, below | further
+        kept[name] = below - further
+        reached[name] = below | further
     return kept
 
 
 def block() -> str:
     """The generated part of the page: a Mermaid diagram and a table."""
-    found, order = arrows(), list(ROOMS)
+    found = arrows()
+    order = list(ROOMS)
     lines = ["```mermaid", "flowchart TD"]
     lines += [f'    {name}["<b>{name}</b><br/>{what}"]' for name, what in reversed(ROOMS.items())]
     for name, below in reversed(reduced(found).items()):
-        lines += [f"    {name} --> {other}" for other in sorted(below, key=order.index, reverse=True)]
+        lines += [
+            f"    {name} --> {other}" for other in sorted(below, key=order.index, reverse=True)
+        ]
     lines += ["```", "", "| package | contents | modules | imports |", "| --- | --- | ---: | --- |"]
     for name in order:
         count = sum(room(module) == name for module in modules().keys() - {FACADE})
@@ -135,7 +157,8 @@ def block() -> str:
 
 def main(words: list[str]) -> int:
     page = PAGE.read_text(encoding="utf-8")
-    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    head = page.split(BEGIN)[0]
+    tail = page.split(END)[1]
     new = f"{head}{BEGIN}\n\n{block()}\n\n{END}{tail}"
     if words != ["--check"]:
         PAGE.write_text(new, encoding="utf-8")

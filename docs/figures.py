@@ -1,9 +1,10 @@
-"""Draw docs/images/speedup.svg from benchmarks/records, or check that it shows what the records contain.
+"""Draw docs/images/speedup.svg from benchmarks/records, or check that it shows what the records
+contain.
 
 The numbers are chosen here; the plotting is that of `longdraft report` (`longdraft.bench.plots`).
 
-python docs/figures.py            # needs matplotlib
-python docs/figures.py --check    # exit status 1 if the plotted numbers are not those of the records
+python docs/figures.py            # needs matplotlib python docs/figures.py --check    # exit status
+1 if the plotted numbers are not those of the records
 """
 
 from __future__ import annotations
@@ -56,14 +57,20 @@ Cell = tuple[str, float, int, str]
 
 
 def speedups(file: str = FILES[0], by: str = "method") -> dict[Cell, dict[str, list[float]]]:
-    """By cell and method: [median, least, most] of tokens/s over the median of plain decoding in the same run.
+    """By cell and method: [median, least, most] of tokens/s over the median of plain decoding in
+    the same run.
 
     One row at a time; by: "label" keeps variants of a method apart.
     """
     found: dict[Cell, dict[str, list[float]]] = {}
     for record in records(file):
         if record["task"] == "speed" and "oracle" not in record and record["batch"] == 1:
-            cell = (record["text_name"], record["temperature"], record["context"], record["kernels"])
+            cell = (
+                record["text_name"],
+                record["temperature"],
+                record["context"],
+                record["kernels"],
+            )
             found.setdefault(cell, {}).setdefault(record[by], []).append(record["tokens_per_s"])
     return {
         cell: {m: _summary([x / median(rates["plain"]) for x in rates[m]]) for m in rates}
@@ -79,7 +86,10 @@ def plotted() -> str:
     """The numbers of the figure as JSON; the SVG carries them as its description."""
     known = speedups()
     panels = {
-        title: {label: {m: known[cell][m] for m in METHODS if m in known[cell]} for label, cell in cells.items()}
+        title: {
+            label: {m: known[cell][m] for m in METHODS if m in known[cell]}
+            for label, cell in cells.items()
+        }
         for title, cells in PANELS.items()
     }
     return json.dumps(panels)
@@ -92,11 +102,17 @@ def stored(svg: str) -> str:
 
 
 def draw(data: str) -> str:
-    """The SVG, with a panel for each entry of PANELS: a point is a median of repeats, a line their range."""
+    """The SVG, with a panel for each entry of PANELS: a point is a median of repeats, a line their
+    range.
+    """
     with settings():
         figure, rows = panels(2, 2.9, "", columns=2, width=9)
         for axes, (title, cells) in zip(rows, json.loads(data).items(), strict=True):
-            dots(axes, METHODS, {label: {m: Point(*x) for m, x in found.items()} for label, found in cells.items()})
+            dots(
+                axes,
+                METHODS,
+                {label: {m: Point(*x) for m, x in found.items()} for label, found in cells.items()},
+            )
             axes.set_title(title, fontsize=10)
             axes.set_xlim(0.4, 4.75)
             shade_losses(axes, "x")
@@ -106,7 +122,9 @@ def draw(data: str) -> str:
 
 
 def keep(words: list[str], figure: Path, data: str, draw: Callable[[str], str], script: str) -> int:
-    """Write the figure, or with --check compare the data that it stores with these -> the exit status."""
+    """Write the figure, or with --check compare the data that it stores with these -> the exit
+    status.
+    """
     name = figure.name
     if words != ["--check"]:
         figure.write_text(draw(data), encoding="utf-8")

@@ -1,9 +1,11 @@
-"""Fill the table of README.md and the tables of docs/performance.md on all models from benchmarks/records.
+"""Fill the table of README.md and the tables of docs/performance.md on all models from
+benchmarks/records.
 
     python docs/headlines.py            # after docs/peers.py
     python docs/headlines.py --check    # exit status 1 if a page is not what the records say
 
-A headline is the median over all texts and temperatures that were measured, with the worst cell beside it.
+A headline is the median over all texts and temperatures that were measured, with the worst cell
+beside it.
 """
 
 from __future__ import annotations
@@ -15,12 +17,26 @@ from statistics import median
 import qwen_coder
 import smollm2
 import summary
-from measured import BUNDLED, DRAFTED, FREE, LONG, OFFGRID, ROOT, Cell, cells, dates, filled, table, write_or_check
+from measured import (
+    BUNDLED,
+    DRAFTED,
+    FREE,
+    LONG,
+    OFFGRID,
+    ROOT,
+    Cell,
+    cells,
+    dates,
+    filled,
+    table,
+    write_or_check,
+)
 from summary import BAD, BEST, TRAINED
 
 from longdraft.bench.averages import mean_and_errors, paired
 
-README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 COPY = "quantspec@draft_weights=int8@draft_kv=int8"
 COLUMNS = {"`vegas`": "vegas", "8-bit copy": COPY, "`suffix`": "suffix", "`auto`": "auto"}
 DEFAULTS = (summary.DEFAULT, summary.AGAIN, summary.BUILDS, summary.SAMPLED, summary.OTHERS)
@@ -85,24 +101,44 @@ def trained_block() -> str:
     for label in (*TRAINED, "suffix"):
         same = [c for c in found if c.label == label]
         counts = f"{len(same)} ({sum(c.repetitive for c in same)})"
-        middle, worst = f"{median(c.speedup for c in same):.2f}x", f"{min(c.speedup for c in same):.2f}x"
-        lines.append([f"`{label.split('@')[0]}`", counts, middle, worst, same[0].date, same[0].origin])
-    return table(["drafter", "settings (repetitive)", "median", "worst", "measured", "revision, processor"], lines)
+        middle = f"{median(c.speedup for c in same):.2f}x"
+        worst = f"{min(c.speedup for c in same):.2f}x"
+        lines.append(
+            [f"`{label.split('@')[0]}`", counts, middle, worst, same[0].date, same[0].origin]
+        )
+    return table(
+        ["drafter", "settings (repetitive)", "median", "worst", "measured", "revision, processor"],
+        lines,
+    )
 
 
 def keys_block() -> str:
-    """Vegas beside a window of the same size, over all texts, contexts and budgets that were measured."""
+    """Vegas beside a window of the same size, over all texts, contexts and budgets that were
+    measured.
+    """
     found = smollm2.records(smollm2.GIVEN) + smollm2.records(smollm2.GIVEN_MORE)
     gains = []
     for group in smollm2.unique(map(smollm2.group, found)):
-        same = {(r["method"], smollm2.budget(r)): r for r in found if smollm2.group(r) == group and _default(r)}
+        same = {
+            (r["method"], smollm2.budget(r)): r
+            for r in found
+            if smollm2.group(r) == group and _default(r)
+        }
         for (method, size), r in same.items():
             if method == "vegas" and (window := same.get(("magicdec-stream", size))):
                 mean, simple, clustered = mean_and_errors(paired(r["accepted"], window["accepted"]))
                 gains.append((mean, clustered or simple or 0.0))
     ends = [f"{mean:+.2f} ± {error:.2f}" for mean, error in (min(gains), max(gains))]
-    line = [str(len(gains)), f"{median(mean for mean, _ in gains):+.2f}", *ends, dates(r["time"][:10] for r in found)]
-    return table(["pairs (texts, contexts, shares of 2% to 25%)", "median", "worst", "best", "measured"], [line])
+    line = [
+        str(len(gains)),
+        f"{median(mean for mean, _ in gains):+.2f}",
+        *ends,
+        dates(r["time"][:10] for r in found),
+    ]
+    return table(
+        ["pairs (texts, contexts, shares of 2% to 25%)", "median", "worst", "best", "measured"],
+        [line],
+    )
 
 
 def _default(r: smollm2.Record) -> bool:
@@ -114,15 +150,29 @@ def prompts_block() -> str:
     """With the prompt, which is not sped up."""
     found = [c for c in cells(BUNDLED) if c.rows == 1 and c.text not in BAD]
     each = [c.end_to_end for c in found]
-    line = [str(len(each)), *(f"{x:.2f}x" for x in (median(each), min(each), max(each))), dates(c.date for c in found)]
+    line = [
+        str(len(each)),
+        *(f"{x:.2f}x" for x in (median(each), min(each), max(each))),
+        dates(c.date for c in found),
+    ]
     return table(["cells of the bundled model", "median", "worst", "best", "measured"], [line])
 
 
 def engines_block() -> str:
     """Plain decoding over the fastest other engine, by model, text and context."""
     found = dict.fromkeys(b for row in summary.ROWS for b in summary.engines(row))
-    lines = [[f"{b.model}, {b.text}", f"{b.context:,}", b.engine, f"{b.ratio:.2f}x", b.date, b.origin] for b in found]
-    head = ["model, text", "context", "fastest engine", "plain over it", "measured", "revision, processor"]
+    lines = [
+        [f"{b.model}, {b.text}", f"{b.context:,}", b.engine, f"{b.ratio:.2f}x", b.date, b.origin]
+        for b in found
+    ]
+    head = [
+        "model, text",
+        "context",
+        "fastest engine",
+        "plain over it",
+        "measured",
+        "revision, processor",
+    ]
     return table(head, lines)
 
 
@@ -152,8 +202,10 @@ def does_not_pay() -> str:
     """Two sentences for README.md."""
     found = everything()
     return (
-        "Drafts lose on text that they predict badly, with many rows side by side on a CPU, and on models so small that"
-        " a step takes less than a millisecond. Adaptive drafting then returns to plain decoding, but finding out costs"
+        "Drafts lose on text that they predict badly, with many rows side by side on a "
+        "CPU, and on models so small that"
+        " a step takes less than a millisecond. Adaptive drafting then returns to plain "
+        "decoding, but finding out costs"
         f" time: {losses(found)} of {len(found):,} measured cells lose a tenth or more."
     )
 
@@ -170,7 +222,8 @@ BLOCKS = {
 
 
 def main(arguments: list[str]) -> int:
-    readme, page = README.read_text(encoding="utf-8"), PERFORMANCE.read_text(encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    page = PERFORMANCE.read_text(encoding="utf-8")
     for name, block in BLOCKS.items():
         page = filled(page, name, block())
     readme = filled(filled(readme, "figures", summary.block()), "losses", does_not_pay())

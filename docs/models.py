@@ -1,7 +1,8 @@
 """Write the tables of docs/models.md from the records of benchmarks/coverage.py.
 
-python docs/models.py            # after a run, whose records are put into benchmarks/records/DATE-coverage.jsonl.gz
-python docs/models.py --check    # exit status 1 if the page is not what the records say
+python docs/models.py            # after a run, whose records are put into
+benchmarks/records/DATE-coverage.jsonl.gz python docs/models.py --check    # exit status 1 if the
+page is not what the records say
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def works(of: list[dict[str, Any]]) -> str:
         for r in of
         if r["class"] in WORKS
     )
-    return table(("model_type", "layers", "backend", "a node's numbers", "methods"), rows).replace("---:", "---")
+    return table(("model_type", "layers", "backend", "a node's numbers", "methods"), rows).replace(
+        "---:", "---"
+    )
 
 
 def refused(of: list[dict[str, Any]]) -> str:
@@ -68,10 +71,13 @@ def summary(every: list[dict[str, Any]]) -> str:
         counts = Counter(r["class"] for r in every if r.get("group", "causal") == group)
         if counts:
             rows.append((words, *(str(counts[name]) for name in names), str(sum(counts.values()))))
-    first, runs = every[0], Counter(f"`{r['git_sha'][:7]}` ({r['time'][:10]})" for r in every)
+    first = every[0]
+    runs = Counter(f"`{r['git_sha'][:7]}` ({r['time'][:10]})" for r in every)
     origin = (
-        f"Transformers {first['versions']['transformers']}, torch {first['versions']['torch']}, float32;"
-        f" kinds by revision: {', '.join(f'{count} at {run}' for run, count in sorted(runs.items()))}."
+        f"Transformers {first['versions']['transformers']}, torch "
+        f"{first['versions']['torch']}, float32;"
+        " kinds by revision: "
+        f"{', '.join(f'{count} at {run}' for run, count in sorted(runs.items()))}."
     )
     return f"{table(('', *names, 'all'), rows)}\n\n{origin}"
 

@@ -1,7 +1,8 @@
-"""Draw docs/images/pays.svg: the speedup that `longdraft plan` predicts, and what benchmarks/records measured.
+"""Draw docs/images/pays.svg: the speedup that `longdraft plan` predicts, and what
+benchmarks/records measured.
 
-python docs/pays.py            # needs matplotlib
-python docs/pays.py --check    # exit status 1 if the figure does not show what the code predicts and the records say
+python docs/pays.py            # needs matplotlib python docs/pays.py --check    # exit status 1 if
+the figure does not show what the code predicts and the records say
 """
 
 from __future__ import annotations
@@ -65,8 +66,12 @@ Curves = dict[str, list[list[float]]]
 
 
 def curves(target: Target, methods: Sequence[str], rows: int, files: Sequence[str]) -> Curves:
-    """By method: [context, predicted speedup], with the acceptance of the records if there are some, else usual."""
-    known = of_model([r for f in files for r in records(f) if r["task"] in ("speed", "anchored")], "smollm2")
+    """By method: [context, predicted speedup], with the acceptance of the records if there are
+    some, else usual.
+    """
+    known = of_model(
+        [r for f in files for r in records(f) if r["task"] in ("speed", "anchored")], "smollm2"
+    )
     found, _ = candidates(target, [MethodSpec(m, m) for m in methods], None)
 
     def speedup(c: Candidate, context: int) -> float:
@@ -80,7 +85,9 @@ def curves(target: Target, methods: Sequence[str], rows: int, files: Sequence[st
 
 
 def measured(methods: Sequence[str], rows: int, files: Sequence[str]) -> Curves:
-    """By method: [context, median, least, most] of the cells of all texts; options that differ in depth are pooled."""
+    """By method: [context, median, least, most] of the cells of all texts; options that differ in
+    depth are pooled.
+    """
     points: dict[str, dict[int, list[float]]] = {}
     for c in (c for f in files for c in cells(f)):
         method = c.label.split("@")[0]
@@ -116,11 +123,25 @@ def draw(data: str) -> str:
         figure, axes = panels(len(PANELS), 2.6, "", columns=len(ROWS), width=9)
         for a, (title, part) in zip(axes, shown.items(), strict=True):
             for method, line in part["predicted"].items():
-                a.plot(*zip(*line, strict=True), color=look[method].color, ls=look[method].linestyle, lw=1.7)
+                a.plot(
+                    *zip(*line, strict=True),
+                    color=look[method].color,
+                    ls=look[method].linestyle,
+                    lw=1.7,
+                )
             for method, points in part["measured"].items():
                 for context, middle, least, most in points:
-                    a.plot([context, context], [least, most], color=look[method].color, lw=1, alpha=0.5)
-                    a.plot([context], [middle], look[method].marker, color=look[method].color, ms=5, mec="white")
+                    a.plot(
+                        [context, context], [least, most], color=look[method].color, lw=1, alpha=0.5
+                    )
+                    a.plot(
+                        [context],
+                        [middle],
+                        look[method].marker,
+                        color=look[method].color,
+                        ms=5,
+                        mec="white",
+                    )
             a.set_title(title, fontsize=9, loc="left")
             a.set_xscale("log", base=2)
             a.set_xticks(CONTEXTS[::2], [size(n) if n < 1 << 20 else "1M" for n in CONTEXTS[::2]])
@@ -130,7 +151,9 @@ def draw(data: str) -> str:
             a.set_ylim(bottom=min(0.7, a.get_ylim()[0]))
             shade_losses(a, "y")
         for method, line in look.items():
-            axes[0].plot([], [], line.marker, color=line.color, ls=line.linestyle, ms=5, label=method)
+            axes[0].plot(
+                [], [], line.marker, color=line.color, ls=line.linestyle, ms=5, label=method
+            )
         legend(figure, axes[0])
         figure.supylabel("speedup over plain decoding (shaded: slower)", fontsize=9)
         return svg(figure, data)

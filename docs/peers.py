@@ -1,7 +1,8 @@
 """Fill the section on other engines in docs/performance.md from benchmarks/records.
 
-python docs/peers.py            # after benchmarks/llama_cpp.sh, whose records go to benchmarks/records
-python docs/peers.py --check    # exit status 1 if the page is not what the records say
+python docs/peers.py            # after benchmarks/llama_cpp.sh, whose records go to
+benchmarks/records python docs/peers.py --check    # exit status 1 if the page is not what the
+records say
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from measured import ROOT, Record, dates, filled, one_line, origin, records, tab
 PAGE = ROOT / "docs" / "performance.md"
 SOURCE = "2026-11-24-llama-cpp.jsonl.gz"  # llama.cpp built from source, and the wheel
 WHEEL = "2026-11-22-cpu-peers.jsonl.gz"  # the wheel alone, and Transformers
-NAME, WHEEL_NAME = "llama.cpp", "llama.cpp (wheel)"
+NAME = "llama.cpp"
+WHEEL_NAME = "llama.cpp (wheel)"
 
 
 FASTER = """Plain decoding is at least {least} times as fast as llama.cpp's plain decoding in every column ({when},
@@ -40,12 +42,16 @@ def speed_records(name: str) -> list[Record]:
 
 
 def from_source(found: list[Record]) -> str:
-    """Ours, then llama.cpp by kind of speculation, then the other engines; and how they were built."""
+    """Ours, then llama.cpp by kind of speculation, then the other engines; and how they were
+    built.
+    """
     rows: dict[str, Cells] = {label: _of(found, label) for label in ours(found)}
     built = [r for r in found if r.get("peer") == NAME]
     for kind in dict.fromkeys(r["options"]["speculation"] for r in built):
         same = [r for r in built if r["options"]["speculation"] == kind]
-        rows[NAME if kind == "none" else f"{NAME} {kind}"] = lambda context, same=same: _better(_at(same, context))
+        rows[NAME if kind == "none" else f"{NAME} {kind}"] = lambda context, same=same: _better(
+            _at(same, context)
+        )
     rows |= {r["label"]: _of(found, r["label"]) for r in found if r.get("peer", NAME) != NAME}
     head, builds = (one_line(text.format(**about(found))) for text in (FASTER, BUILDS))
     command = f"`{found[0]['command']}` wrote the records."
@@ -59,7 +65,10 @@ def how_built(found: list[Record]) -> str:
         if build := next((r["peer_build"] for r in found if r.get("peer") == name), None):
             made = "the wheel of xllamacpp, for any processor"
             if name == NAME:
-                made = f"source in {build['package']} (revision {build['commit']}), {build['compiler']}"
+                made = (
+                    f"source in {build['package']} (revision {build['commit']}), "
+                    f"{build['compiler']}"
+                )
             lines.append([name, made, ", ".join(re.findall(r"(\w+) = 1", build["system_info"]))])
     return table(["engine", "built from", "instruction sets and features that it reports"], lines)
 
@@ -72,7 +81,10 @@ def shown(found: list[Record], rows: dict[str, Cells]) -> str:
     known = contexts(found)
     heads = (f"{_size(c)}{' (YaRN)' if _at(found, c)[0].get('rope') else ''}" for c in known)
     lines = [[name, *map(cell, known)] for name, cell in rows.items()]
-    for name, ratio in (("plain over llama.cpp's plain", plain_over), ("our fastest over llama.cpp's", best_over)):
+    for name, ratio in (
+        ("plain over llama.cpp's plain", plain_over),
+        ("our fastest over llama.cpp's", best_over),
+    ):
         lines.append([f"*{name}*", *(f"{ratio(_at(found, c)):.1f}x" for c in known)])
     return table(["tokens/s (prefill, s)", *heads], lines)
 
@@ -85,13 +97,19 @@ def plain_over(same: list[Record]) -> float:
 
 def best_over(same: list[Record]) -> float:
     """The fastest of our methods over the fastest of llama.cpp's, at one context."""
-    return _fastest(r for r in same if "peer" not in r) / _fastest(r for r in same if r.get("peer") == NAME)
+    return _fastest(r for r in same if "peer" not in r) / _fastest(
+        r for r in same if r.get("peer") == NAME
+    )
 
 
 def about(found: list[Record]) -> dict[str, str | int]:
     """What the sentences say."""
     least = min(plain_over(_at(found, c)) for c in contexts(found))
-    facts = {"least": f"{least:.1f}", "origin": _origin(found[0]), "when": dates(r["time"][:10] for r in found)}
+    facts = {
+        "least": f"{least:.1f}",
+        "origin": _origin(found[0]),
+        "when": dates(r["time"][:10] for r in found),
+    }
     return facts | {"repeats": repeats(found)}
 
 
@@ -116,7 +134,9 @@ def _of(found: list[Record], label: str) -> Cells:
 
 
 def _cell(same: list[Record]) -> str:
-    rate, prefill = (median(r[name] for r in same) if same else 0.0 for name in ("tokens_per_s", "prefill_s"))
+    rate, prefill = (
+        median(r[name] for r in same) if same else 0.0 for name in ("tokens_per_s", "prefill_s")
+    )
     return f"{rate:.1f} ({prefill:.1f})" if same else ""
 
 
@@ -148,7 +168,9 @@ def _size(context: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    return write_or_check({PAGE: filled(PAGE.read_text(encoding="utf-8"), "peers", block())}, arguments)
+    return write_or_check(
+        {PAGE: filled(PAGE.read_text(encoding="utf-8"), "peers", block())}, arguments
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Write docs/results/qwen-coder.md from benchmarks/records, or check that it is what the records say.
+"""Write docs/results/qwen-coder.md from benchmarks/records, or check that it is what the records
+say.
 
-python docs/qwen_coder.py            # after benchmarks/qwen_coder.sh, whose records go to benchmarks/records
-python docs/qwen_coder.py --check    # exit status 1 if the page is not the one of the records
+python docs/qwen_coder.py            # after benchmarks/qwen_coder.sh, whose records go to
+benchmarks/records python docs/qwen_coder.py --check    # exit status 1 if the page is not the one
+of the records
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from smollm2 import given_text, unique
 
 PAGE = ROOT / "docs" / "results" / "qwen-coder.md"
 SOURCE = "2026-11-24-qwen-coder-int8.jsonl.gz"
-SMALL, LARGE = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+SMALL = "qwen2.5-coder-0.5b"
+LARGE = "qwen2.5-coder-1.5b"
 SIZES = {SMALL: "0.5B", LARGE: "1.5B"}
-CONTEXTS, TRAINED = (1024, 8192, 30_000), 32_768  # positions
+# positions
+CONTEXTS = (1024, 8192, 30_000)
+TRAINED = 32_768
 OTHERS = ("repo", "question", "chat")  # suites whose goals are stated together
 PAIR = ("sd", "sd-sparse", "budgetdraft", "specextend", "triforce")
 TITLES = {"greedy": "greedy", "recommended": "the recommended sampling"}
@@ -80,7 +85,8 @@ def at(found: list[Record], model: str, context: int, **fields: str) -> list[Rec
     return [
         r
         for r in found
-        if (r["model"], r["context"]) == (model, context) and all(r.get(k) == v for k, v in fields.items())
+        if (r["model"], r["context"]) == (model, context)
+        and all(r.get(k) == v for k, v in fields.items())
     ]
 
 
@@ -102,7 +108,9 @@ def beside(
     task = {"task": "suite", "suite": suite} if suite else {"task": "speed"}
     same = at(found, model, context, **task)
     runs = {r["run"] for r in same if "peer" in r}
-    return [r for r in same if r["run"] in runs and "peer" not in r], [r for r in same if "peer" in r]
+    return [r for r in same if r["run"] in runs and "peer" not in r], [
+        r for r in same if "peer" in r
+    ]
 
 
 def alone(peers: list[Record]) -> list[Record]:
@@ -116,7 +124,9 @@ def over_peers(found: list[Record], model: str, context: int) -> float | None:
     return rates(mine)["plain"] / max(rates(alone(peers)).values()) if peers else None
 
 
-def best_over_peers(found: list[Record], model: str, context: int, suite: str | None = None) -> float | None:
+def best_over_peers(
+    found: list[Record], model: str, context: int, suite: str | None = None
+) -> float | None:
     mine, peers = beside(found, model, context, suite)
     return max(rates(mine).values()) / max(rates(peers).values()) if peers else None
 
@@ -125,7 +135,9 @@ def prompts_over_peers(found: list[Record], model: str, context: int) -> float |
     mine, peers = beside(found, model, context)
     if not peers:
         return None
-    return rates(mine, "prompt_tokens_per_s")["plain"] / max(rates(peers, "prompt_tokens_per_s").values())
+    return rates(mine, "prompt_tokens_per_s")["plain"] / max(
+        rates(peers, "prompt_tokens_per_s").values()
+    )
 
 
 def engines(found: list[Record], model: str, suite: str | None = None) -> str:
@@ -140,13 +152,19 @@ def engines(found: list[Record], model: str, suite: str | None = None) -> str:
         for label, rate in rates([*mine, *peers]).items():
             cells.setdefault(label, {})[context] = f"{rate:.1f} ({prompts[label]:.0f})"
     rows = [[f"`{label}`", *(row.get(c, "") for c in measured)] for label, row in cells.items()]
-    left = unique((r["label"], r["reason"]) for r in found if r["task"] == "left out" and r["model"] == model)
+    left = unique(
+        (r["label"], r["reason"]) for r in found if r["task"] == "left out" and r["model"] == model
+    )
     tokens = max(r["new_tokens"] for mine, _ in measured.values() for r in mine)
     compared = f". Up to {tokens} tokens; each engine may use its own drafts" if suite else ""
     text = "The task `edit`" if suite else "Source code that goes on"
-    head = BESIDE.format(model=SIZES[model] + (", `edit`" if suite else ""), text=text, compared=compared)
+    head = BESIDE.format(
+        model=SIZES[model] + (", `edit`" if suite else ""), text=text, compared=compared
+    )
     notes = "".join(f"\n- `{label}` is left out: {reason}." for label, reason in left)
-    return f"{head}\n{table(['', *map('{:,}'.format, measured)], rows)}\n{notes and notes + chr(10)}"
+    return (
+        f"{head}\n{table(['', *map('{:,}'.format, measured)], rows)}\n{notes and notes + chr(10)}"
+    )
 
 
 # --- tasks
@@ -163,12 +181,16 @@ def of_task(found: list[Record], model: str, context: int, suite: str, how: str)
     return [r for r in same if sampled(r) == how and r["run"] not in others]
 
 
-def turns(found: list[Record], model: str, context: int, suite: str, how: str) -> dict[str, list[float]]:
+def turns(
+    found: list[Record], model: str, context: int, suite: str, how: str
+) -> dict[str, list[float]]:
     """Each label's speedups over plain decoding, by turn of every task."""
     same = of_task(found, model, context, suite, how)
     groups: dict[tuple[str, str, int], dict[str, list[Record]]] = {}
     for r in same:
-        groups.setdefault((r["run"], r["instance"], r["turn"]), {}).setdefault(r["label"], []).append(r)
+        groups.setdefault((r["run"], r["instance"], r["turn"]), {}).setdefault(
+            r["label"], []
+        ).append(r)
     speedups: dict[str, list[float]] = {}
     for labels in groups.values():
         plain = median(r["tokens_per_s"] for r in labels["plain"])
@@ -183,10 +205,14 @@ def pair_runs(found: list[Record]) -> set[str]:
 
 def fixed(speedups: dict[str, list[float]]) -> dict[str, float]:
     """The medians of the methods that a user would have to name."""
-    return {label: median(each) for label, each in speedups.items() if label not in ("plain", "auto")}
+    return {
+        label: median(each) for label, each in speedups.items() if label not in ("plain", "auto")
+    }
 
 
-def best_of(found: list[Record], model: str, context: int, suites: Iterable[str], how: str) -> float | None:
+def best_of(
+    found: list[Record], model: str, context: int, suites: Iterable[str], how: str
+) -> float | None:
     """The largest median over tasks (of each task: over its turns) among the fixed methods."""
     by_suite = [fixed(each) for s in suites if (each := turns(found, model, context, s, how))]
     if not by_suite:
@@ -206,7 +232,9 @@ def auto_over_best(found: list[Record], model: str, context: int) -> float | Non
 
 
 def tasks(found: list[Record], model: str, how: str) -> str:
-    rows, labels, limits = [], list[str](), dict[int, list[str]]()
+    rows = []
+    labels = list[str]()
+    limits = dict[int, list[str]]()
     for suite in ("edit", *OTHERS):
         for context in CONTEXTS:
             speedups = turns(found, model, context, suite, how)
@@ -214,15 +242,24 @@ def tasks(found: list[Record], model: str, how: str) -> str:
                 continue
             labels = labels or [label for label in speedups if label != "plain"]
             plain = [r for r in of_task(found, model, context, suite, how) if r["label"] == "plain"]
-            rate, distinct = (median(r[name] for r in plain) for name in ("tokens_per_s", "distinct_3"))
+            rate, distinct = (
+                median(r[name] for r in plain) for name in ("tokens_per_s", "distinct_3")
+            )
             shown = [_median_and_worst(speedups.get(label, [])) for label in labels]
             rows.append([f"{suite}, {context:,}", f"{rate:.1f}, {distinct:.2f}", *shown])
             limits.setdefault(max(r["new_tokens_limit"] for r in plain), []).append(f"`{suite}`")
     if not rows:
         return ""
-    most = listed([f"{tokens:,} tokens ({', '.join(unique(suites))})" for tokens, suites in limits.items()])
+    most = listed(
+        [f"{tokens:,} tokens ({', '.join(unique(suites))})" for tokens, suites in limits.items()]
+    )
     head = TASKS.format(model=SIZES[model], how=TITLES[how], limits=most)
-    return head + "\n" + table(["task, prompt", "plain: tokens/s, d", *(f"`{x}`" for x in labels)], rows) + "\n"
+    return (
+        head
+        + "\n"
+        + table(["task, prompt", "plain: tokens/s, d", *(f"`{x}`" for x in labels)], rows)
+        + "\n"
+    )
 
 
 def _median_and_worst(speedups: list[float]) -> str:
@@ -250,14 +287,20 @@ def pair(found: list[Record]) -> str:
 def _steps(here: list[Record], plain: float) -> str:
     if not here:
         return ""
-    length, rate = (median(r[name] for r in here) for name in ("mean_acceptance_length", "tokens_per_s"))
+    length, rate = (
+        median(r[name] for r in here) for name in ("mean_acceptance_length", "tokens_per_s")
+    )
     return f"{length:.2f}, {rate / plain:.2f}x"
 
 
 def pair_over_plain(found: list[Record], model: str, context: int) -> float | None:
     same = at([r for r in found if r.get("run") in pair_runs(found)], model, context)
     each = rates(r for r in same if r["method"] in ("plain", *PAIR))
-    return max(rate for label, rate in each.items() if label != "plain") / each["plain"] if each else None
+    return (
+        max(rate for label, rate in each.items() if label != "plain") / each["plain"]
+        if each
+        else None
+    )
 
 
 def given(found: list[Record]) -> str:
@@ -290,9 +333,24 @@ def yarn(found: list[Record]) -> str:
 Figure = Callable[[list[Record], str, int], float | None]
 GOALS: list[tuple[str, str, Figure, dict[int, float]]] = [
     ("plain over the fastest engine's plain", SMALL, over_peers, {1024: 1.2, 8192: 2, 30_000: 3}),
-    ("plain over the fastest engine's plain", LARGE, over_peers, {1024: 1.0, 8192: 1.2, 30_000: 1.5}),
-    ("prompt: tokens/s over the fastest engine's", SMALL, prompts_over_peers, {8192: 1.2, 30_000: 2}),
-    ("prompt: tokens/s over the fastest engine's", LARGE, prompts_over_peers, {8192: 1.2, 30_000: 2}),
+    (
+        "plain over the fastest engine's plain",
+        LARGE,
+        over_peers,
+        {1024: 1.0, 8192: 1.2, 30_000: 1.5},
+    ),
+    (
+        "prompt: tokens/s over the fastest engine's",
+        SMALL,
+        prompts_over_peers,
+        {8192: 1.2, 30_000: 2},
+    ),
+    (
+        "prompt: tokens/s over the fastest engine's",
+        LARGE,
+        prompts_over_peers,
+        {8192: 1.2, 30_000: 2},
+    ),
 ]
 for _model in SIZES:
     GOALS += [
@@ -314,7 +372,12 @@ for _model in SIZES:
             lambda f, m, c: best_of(f, m, c, ("edit", *OTHERS), "recommended"),
             {1024: 1.15, 8192: 1.3, 30_000: 1.5},
         ),
-        ("`auto` over the best fixed method of each task", _model, auto_over_best, dict.fromkeys(CONTEXTS, 0.95)),
+        (
+            "`auto` over the best fixed method of each task",
+            _model,
+            auto_over_best,
+            dict.fromkeys(CONTEXTS, 0.95),
+        ),
         (
             "`edit`: our fastest over the fastest engine's, with its own drafts",
             _model,
@@ -323,7 +386,12 @@ for _model in SIZES:
         ),
     ]
 GOALS.append(
-    ("`repo`, with the 0.5B: best pair method over plain", LARGE, pair_over_plain, {1024: 1.2, 8192: 1.4, 30_000: 1.6})
+    (
+        "`repo`, with the 0.5B: best pair method over plain",
+        LARGE,
+        pair_over_plain,
+        {1024: 1.2, 8192: 1.4, 30_000: 1.6},
+    )
 )
 
 
@@ -354,14 +422,19 @@ def commands(found: list[Record]) -> str:
     for r in {r["run"]: r for r in found}.values():
         versions = ", ".join(f"{name} {value}" for name, value in r["versions"].items())
         about = (
-            f"{r['time'][:10]}, {r['git_sha'][:12]}, {r['device']}, {r['threads']} threads, {r['kernels']}, {versions}"
+            f"{r['time'][:10]}, {r['git_sha'][:12]}, {r['device']}, {r['threads']} threads, "
+            f"{r['kernels']}, {versions}"
         )
         groups.setdefault(about, []).append(f"- {r['time'][11:19]}: `{r['command']}`")
     return "\n\n".join(f"{about}:\n\n" + "\n".join(lines) for about, lines in groups.items())
 
 
 def _activations(r: Record) -> str:
-    return "8 bits (the default for such files)" if r.get("activations") == "int8" else "full precision"
+    return (
+        "8 bits (the default for such files)"
+        if r.get("activations") == "int8"
+        else "full precision"
+    )
 
 
 def parts(found: list[Record]) -> Iterator[str]:

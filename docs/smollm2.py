@@ -1,7 +1,8 @@
 """Write docs/results/smollm2.md from benchmarks/records, or check that it matches the records.
 
-python docs/smollm2.py            # after benchmarks/smollm2.sh, whose records go to benchmarks/records
-python docs/smollm2.py --check    # exit status 1 if the page is not the one of the records
+python docs/smollm2.py            # after benchmarks/smollm2.sh, whose records go to
+benchmarks/records python docs/smollm2.py --check    # exit status 1 if the page is not the one of
+the records
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from measured import LONG as MORE
 
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
 GIVEN = "2026-11-22-smollm2-given.jsonl.gz"
-GIVEN_MORE, OUTPUT = "2026-11-23-smollm2-given.jsonl.gz", "2026-11-23-smollm2-long-output.jsonl.gz"
+GIVEN_MORE = "2026-11-23-smollm2-given.jsonl.gz"
+OUTPUT = "2026-11-23-smollm2-long-output.jsonl.gz"
 LONG = "2026-11-22-long-context.jsonl.gz"
-POSITIONS, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
+# positions that the model was trained on; texts that a statement needs
+POSITIONS = 8192
+FEWEST = 3
 HEAD = """# SmolLM2-135M-Instruct
 
 Acceptance and speed on a real model: the file that `longdraft fetch smollm2` downloads (Q4_1), its keys and values in
@@ -97,22 +101,34 @@ def unique(values: Iterable[Any]) -> list[Any]:
 
 
 def own_text(found: list[Record], head: str = OWN) -> str:
-    """A table per task, sampler and build of the kernels: a row per method, a column per context."""
+    """A table per task, sampler and build of the kernels: a row per method, a column per
+    context.
+    """
     assert all(r["equal"] for r in found), "an output differs from plain decoding's"
     counts = [r["new_tokens"] for r in found if r["method"] == "plain"]
-    tokens = [n for count in counts for n in (count if isinstance(count, list) else [count])]  # a list: of each row
+    tokens = [
+        n for count in counts for n in (count if isinstance(count, list) else [count])
+    ]  # a list: of each row
     repeats = max(r["repeat"] for r in found) + 1
     parts = [head.format(repeats=repeats, tokens=max(tokens))]
     for name, how, build in unique((task(r), sampling(r), r["kernels"]) for r in found):
         same = [r for r in found if (task(r), sampling(r), r["kernels"]) == (name, how, build)]
         contexts = sorted({r["context"] for r in same})
-        plain = {c: [r for r in same if r["context"] == c and r["method"] == "plain"] for c in contexts}
+        plain = {
+            c: [r for r in same if r["context"] == c and r["method"] == "plain"] for c in contexts
+        }
         distinct = [f"{c:,} (d {median(r['distinct_3'] for r in plain[c]):.2f})" for c in contexts]
         rows = []
-        for label in unique(r["label"].removesuffix("@pace=off") for r in same if r["method"] != "plain"):
-            cells = [_cell([r for r in same if r["context"] == c], label, plain[c]) for c in contexts]
+        for label in unique(
+            r["label"].removesuffix("@pace=off") for r in same if r["method"] != "plain"
+        ):
+            cells = [
+                _cell([r for r in same if r["context"] == c], label, plain[c]) for c in contexts
+            ]
             rows.append([f"`{label}`", *cells])
-        parts.append(f"### {name}: {how}, `{build}` kernels\n\n{table(['method', *distinct], rows)}\n")
+        parts.append(
+            f"### {name}: {how}, `{build}` kernels\n\n{table(['method', *distinct], rows)}\n"
+        )
     return "\n".join(parts)
 
 
@@ -135,12 +151,17 @@ def given_text(found: list[Record]) -> str:
         same = [r for r in found if group(r) == key]
         rows = []
         for r in same:
-            window = next((w for w in same if w["method"] == "magicdec-stream" and budget(w) == budget(r)), None)
+            window = next(
+                (w for w in same if w["method"] == "magicdec-stream" and budget(w) == budget(r)),
+                None,
+            )
             gain = ""
             if window is not None and window is not r:
                 mean, simple, clustered = mean_and_errors(paired(r["accepted"], window["accepted"]))
                 gain = f"{mean:+.2f} ± {clustered if clustered is not None else simple:.2f}"
-            length = f"{r['mean_acceptance_length']:.2f} ± {r['stderr_clustered'] or r['stderr']:.2f}"
+            length = (
+                f"{r['mean_acceptance_length']:.2f} ± {r['stderr_clustered'] or r['stderr']:.2f}"
+            )
             positions = " ".join(f"{p:.2f}" for p in r["acceptance_per_position"])
             rows.append([f"`{r['label']}`", length, gain, positions])
         header = ["method", "acceptance length", "minus window", "accepted by position"]
@@ -151,12 +172,21 @@ def given_text(found: list[Record]) -> str:
 def long_output(found: list[Record]) -> str:
     """A row per part of the output."""
     first = found[0]
-    shared = {"prompt": first["prompt_tokens"], "text": first["text_name"], "tokens": found[-1]["to"]}
+    shared = {
+        "prompt": first["prompt_tokens"],
+        "text": first["text_name"],
+        "tokens": found[-1]["to"],
+    }
     shared |= {name: first[name] for name in ("method", "temperature", "penalty", "rope")}
     rows = []
     for r in found:
-        here, until = (" ".join(f"{r[f'distinct_{n}{all}']:.2f}" for n in (1, 2, 3, 4)) for all in ("", "_so_far"))
-        rows.append([f"{r['from']:,} to {r['to']:,}", f"{r['mean_acceptance_length']:.2f}", here, until])
+        here, until = (
+            " ".join(f"{r[f'distinct_{n}{all}']:.2f}" for n in (1, 2, 3, 4))
+            for all in ("", "_so_far")
+        )
+        rows.append(
+            [f"{r['from']:,} to {r['to']:,}", f"{r['mean_acceptance_length']:.2f}", here, until]
+        )
     header = ["tokens", "tokens per step", "Distinct-1 to 4", "of all so far"]
     equal = "yes" if all(r["equal"] for r in found) else "no"
     return OUTPUTS.format(equal=equal, **shared) + "\n" + table(header, rows) + "\n"
@@ -164,7 +194,9 @@ def long_output(found: list[Record]) -> str:
 
 def group(r: Record) -> tuple[str, ...]:
     """What records of given text share a table for."""
-    when = "after a verification" if r["warmup_rounds"] else "guided by the prompt's last token alone"
+    when = (
+        "after a verification" if r["warmup_rounds"] else "guided by the prompt's last token alone"
+    )
     return task(r), f"{r['context']:,} tokens", sampling(r), when
 
 
@@ -174,9 +206,12 @@ def budget(r: Record) -> str | None:
 
 
 def long_text(found: list[Record]) -> str:
-    """Losses by context, a table per kind of text and one of all; what follows; and the facts found."""
+    """Losses by context, a table per kind of text and one of all; what follows; and the facts
+    found.
+    """
     losses = [r for r in found if r["task"] == "long-context-loss"]
-    contexts, kinds = sorted({r["context"] for r in losses}), unique(r["text"] for r in losses)
+    contexts = sorted({r["context"] for r in losses})
+    kinds = unique(r["text"] for r in losses)
     shared = {
         "trained": POSITIONS,
         "fewest": FEWEST,
@@ -189,8 +224,16 @@ def long_text(found: list[Record]) -> str:
         same = [r for r in losses if r["text"] in some]
         count = len({r["text_sha256"] for r in same})
         rows = [_loss_row(same, rope, contexts) for rope in _ropes(same)]
-        header = ["rope", f"{POSITIONS:,}", "minus none", *(f"{c:,}" for c in contexts if c != POSITIONS)]
-        parts.append(f"### Loss: {' and '.join(some)}, {count} texts\n\n{table(header, rows)}\n\n{verdict(same)}\n")
+        header = [
+            "rope",
+            f"{POSITIONS:,}",
+            "minus none",
+            *(f"{c:,}" for c in contexts if c != POSITIONS),
+        ]
+        parts.append(
+            f"### Loss: {' and '.join(some)}, {count} "
+            f"texts\n\n{table(header, rows)}\n\n{verdict(same)}\n"
+        )
     parts.append(facts([r for r in found if r["task"] == "long-context-facts"]))
     return "\n".join(parts)
 
@@ -199,8 +242,12 @@ def _ropes(found: list[Record]) -> list[str | None]:
     return sorted({r["rope"] for r in found}, key=lambda rope: rope or "")
 
 
-def differences(found: list[Record], rope: str | None, context: int, base: str | None) -> list[float]:
-    """Loss at this context minus that of `base` at POSITIONS tokens, for each text that has both."""
+def differences(
+    found: list[Record], rope: str | None, context: int, base: str | None
+) -> list[float]:
+    """Loss at this context minus that of `base` at POSITIONS tokens, for each text that has
+    both.
+    """
     loss = {(r["rope"], r["context"], r["text_sha256"]): r["loss"] for r in found}
     texts = unique(r["text_sha256"] for r in found)
     both = [t for t in texts if (rope, context, t) in loss and (base, POSITIONS, t) in loss]
@@ -229,7 +276,9 @@ def _loss_row(found: list[Record], rope: str | None, contexts: list[int]) -> lis
 
 
 def verdict(found: list[Record]) -> str:
-    """How far each rope may be used: both limits, and contexts that too few texts were measured at."""
+    """How far each rope may be used: both limits, and contexts that too few texts were measured
+    at.
+    """
     lines = []
     for rope in _ropes(found):
         measured = {c for c in (r["context"] for r in found) if c >= POSITIONS}
@@ -239,14 +288,26 @@ def verdict(found: list[Record]) -> str:
         if not enough:
             lines.append(f"- {name}: measured on fewer than {FEWEST} texts, so nothing is claimed.")
             continue
-        line = f"- {name}: more context does not hurt up to {own:,} tokens (enough texts up to {enough[-1]:,})"
+        line = (
+            f"- {name}: more context does not hurt up to {own:,} tokens (enough texts up to "
+            f"{enough[-1]:,})"
+        )
         also = f"up to {plain:,} tokens" if plain else "nowhere"
-        lines.append(line + (f"; no worse than the unscaled model at {POSITIONS:,} tokens: {also}." if rope else "."))
+        lines.append(
+            line
+            + (
+                f"; no worse than the unscaled model at {POSITIONS:,} tokens: {also}."
+                if rope
+                else "."
+            )
+        )
     return "\n".join(lines)
 
 
 def _longest(found: list[Record], rope: str | None, contexts: list[int], base: str | None) -> int:
-    """The last context of the unbroken run from POSITIONS whose loss is no worse than that of `base`; 0: none."""
+    """The last context of the unbroken run from POSITIONS whose loss is no worse than that of
+    `base`; 0: none.
+    """
     from longdraft.bench.averages import mean_and_errors
 
     last = 0
@@ -267,10 +328,17 @@ def facts(found: list[Record]) -> str:
         for c in contexts:
             here = [r["found"] for r in found if (r["rope"], r["context"]) == (rope, c)]
             at = [sum(column) for column in zip(*here, strict=True)]
-            cells.append(f"{sum(at)} of {sum(map(len, here))} ({' '.join(map(str, at))})" if here else "")
+            cells.append(
+                f"{sum(at)} of {sum(map(len, here))} ({' '.join(map(str, at))})" if here else ""
+            )
         rows.append([f"`{rope}`" if rope else "none", *cells])
     depths = ", ".join(f"{d:.0%}" for d in found[0]["depths"])
-    return FACTS.format(depths=depths) + "\n" + table(["rope", *(f"{c:,}" for c in contexts)], rows) + "\n"
+    return (
+        FACTS.format(depths=depths)
+        + "\n"
+        + table(["rope", *(f"{c:,}" for c in contexts)], rows)
+        + "\n"
+    )
 
 
 def origin(found: list[Record]) -> str:
@@ -278,16 +346,37 @@ def origin(found: list[Record]) -> str:
     lines = []
     for r in {r["run"]: r for r in found}.values():
         versions = ", ".join(f"{name} {value}" for name, value in r["versions"].items())
-        lines.append(f"- {r['time']}, {r['git_sha'][:12]}, {r['device']}, {r['kernels']}, {versions}: `{r['command']}`")
+        lines.append(
+            f"- {r['time']}, {r['git_sha'][:12]}, {r['device']}, {r['kernels']}, "
+            f"{versions}: `{r['command']}`"
+        )
     return "\n".join(lines)
 
 
 def page() -> str:
-    free, given, long = records(FREE) + records(MORE), records(GIVEN) + records(GIVEN_MORE), records(LONG)
-    output, trained = records(OUTPUT), records(DRAFTED)
-    head = HEAD.format(free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE, trained=DRAFTED)
-    runs = free + trained + given + output + list({r["command"]: r for r in reversed(long)}.values())[::-1]
-    parts = [head, own_text(free), own_text(trained, DRAFTERS), given_text(given), long_output(output), long_text(long)]
+    free = records(FREE) + records(MORE)
+    given = records(GIVEN) + records(GIVEN_MORE)
+    long = records(LONG)
+    output = records(OUTPUT)
+    trained = records(DRAFTED)
+    head = HEAD.format(
+        free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE, trained=DRAFTED
+    )
+    runs = (
+        free
+        + trained
+        + given
+        + output
+        + list({r["command"]: r for r in reversed(long)}.values())[::-1]
+    )
+    parts = [
+        head,
+        own_text(free),
+        own_text(trained, DRAFTERS),
+        given_text(given),
+        long_output(output),
+        long_text(long),
+    ]
     return "\n".join([*parts, "## Origin\n", origin(runs), ""])
 
 

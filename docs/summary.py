@@ -1,6 +1,8 @@
-"""The table of README.md from benchmarks/records, and the origin of its rows for docs/performance.md.
+"""The table of README.md from benchmarks/records, and the origin of its rows for
+docs/performance.md.
 
-docs/headlines.py writes both. A row has the median over all settings that were measured, and the worst of them.
+docs/headlines.py writes both. A row has the median over all settings that were measured, and the
+worst of them.
 """
 
 from __future__ import annotations
@@ -17,10 +19,17 @@ from measured import BUNDLED, DRAFTED, FREE, Cell, Record, cells, dates, listed,
 BEST = "avx512bf16"  # the best build for the processors of the records
 BAD = ("noise", "greek")  # texts that draft badly
 TRAINED = ("eagle3", "longspec-chain", "dflash@nodes=12", "medusa@nodes=12")
-DEFAULT, AGAIN = "2026-11-26-default.jsonl.gz", "2026-11-26-default-again.jsonl.gz"
-BUILDS, SAMPLED = "2026-11-26-default-builds.jsonl.gz", "2026-11-26-default-avx2.jsonl.gz"
+DEFAULT = "2026-11-26-default.jsonl.gz"
+AGAIN = "2026-11-26-default-again.jsonl.gz"
+BUILDS = "2026-11-26-default-builds.jsonl.gz"
+SAMPLED = "2026-11-26-default-avx2.jsonl.gz"
 OTHERS = "2026-11-26-trained-builds.jsonl.gz"  # trained drafters on other builds
-ENGINES = {"llama.cpp": "llama.cpp", "openvino": "OpenVINO", "transformers": "Transformers", "hf": "Transformers"}
+ENGINES = {
+    "llama.cpp": "llama.cpp",
+    "openvino": "OpenVINO",
+    "transformers": "Transformers",
+    "hf": "Transformers",
+}
 COMMON = 0.9  # the best method is one that was measured in this share of a row's settings
 COLUMNS = ["model and task", "context", "plain decoding over the fastest other engine (worst)"]
 COLUMNS += ["best method over plain decoding", "worst"]
@@ -28,7 +37,9 @@ COLUMNS += ["best method over plain decoding", "worst"]
 
 @dataclass(frozen=True)
 class Beside:
-    """Plain decoding over the fastest other engine's plain decoding, in one run on one text at one context."""
+    """Plain decoding over the fastest other engine's plain decoding, in one run on one text at one
+    context.
+    """
 
     model: str
     text: str
@@ -41,7 +52,9 @@ class Beside:
 
 @dataclass(frozen=True)
 class Row:
-    """Cells that a row of the README pools, the file with other engines, and the methods to choose from (None: all)."""
+    """Cells that a row of the README pools, the file with other engines, and the methods to choose
+    from (None: all).
+    """
 
     name: str
     files: tuple[str, ...]
@@ -59,9 +72,24 @@ def _coder(model: str) -> Callable[[Cell], bool]:
 
 
 ROWS = (
-    Row("Qwen2.5-Coder-0.5B, code and tasks", (qwen_coder.SOURCE,), _coder(qwen_coder.SMALL), qwen_coder.SOURCE),
-    Row("Qwen2.5-Coder-1.5B, code and tasks", (qwen_coder.SOURCE,), _coder(qwen_coder.LARGE), qwen_coder.SOURCE),
-    Row("SmolLM2-135M, four texts", (FREE, DEFAULT, AGAIN, DRAFTED), _one(BEST, "smollm2"), peers.SOURCE),
+    Row(
+        "Qwen2.5-Coder-0.5B, code and tasks",
+        (qwen_coder.SOURCE,),
+        _coder(qwen_coder.SMALL),
+        qwen_coder.SOURCE,
+    ),
+    Row(
+        "Qwen2.5-Coder-1.5B, code and tasks",
+        (qwen_coder.SOURCE,),
+        _coder(qwen_coder.LARGE),
+        qwen_coder.SOURCE,
+    ),
+    Row(
+        "SmolLM2-135M, four texts",
+        (FREE, DEFAULT, AGAIN, DRAFTED),
+        _one(BEST, "smollm2"),
+        peers.SOURCE,
+    ),
     Row("SmolLM2-135M, trained drafters", (DRAFTED,), _one(BEST, "smollm2"), among=TRAINED),
     Row("SmolLM2-135M, AVX2 kernels", (FREE, BUILDS, SAMPLED, OTHERS), _one("avx2", "smollm2")),
     Row("bundled model (5 M), code and a book", (BUNDLED,), _one(BEST, "bundled"), BUNDLED),
@@ -80,7 +108,9 @@ def best(found: list[Cell], among: Iterable[str] | None = None) -> str:
     """The method with the largest median, of those that were measured in nearly all settings."""
     labels = dict.fromkeys(c.label for c in found if among is None or c.label in among)
     everywhere = len({setting(c) for c in found})
-    common = [x for x in labels if len({setting(c) for c in found if c.label == x}) >= COMMON * everywhere]
+    common = [
+        x for x in labels if len({setting(c) for c in found if c.label == x}) >= COMMON * everywhere
+    ]
     return max(common, key=lambda x: median(c.speedup for c in found if c.label == x))
 
 
@@ -96,10 +126,13 @@ def beside(file: str) -> list[Beside]:
         theirs = rates(r for r in same if engine(r))
         if not theirs:
             continue
-        mine, name = rates(r for r in same if not engine(r))["plain"], max(theirs, key=lambda name: theirs[name])
+        mine = rates(r for r in same if not engine(r))["plain"]
+        name = max(theirs, key=lambda name: theirs[name])
         about = peers.origin(same[0]), same[0]["time"][:10]
         text = same[0].get("suite") or same[0]["text_name"]
-        found.append(Beside(same[0]["model"], text, same[0]["context"], name, mine / theirs[name], *about))
+        found.append(
+            Beside(same[0]["model"], text, same[0]["context"], name, mine / theirs[name], *about)
+        )
     return found
 
 
@@ -112,7 +145,9 @@ def engine(r: Record) -> str | None:
 
 
 def rates(found: Iterable[Record]) -> dict[str, float]:
-    """The median rate of each engine, of ours as `plain`; of several settings of an engine the fastest."""
+    """The median rate of each engine, of ours as `plain`; of several settings of an engine the
+    fastest.
+    """
     groups: dict[tuple[str, str], list[float]] = {}
     for r in found:
         groups.setdefault((engine(r) or "plain", r["label"]), []).append(r["tokens_per_s"])
@@ -161,12 +196,22 @@ def origins() -> str:
     """Where the rows of README.md come from, for docs/performance.md."""
     lines = []
     for row in ROWS:
-        found, theirs = pooled(row), engines(row)
+        found = pooled(row)
+        theirs = engines(row)
         label = best(found, row.among)
         same = [c for c in found if c.label == label]
         origin = "; ".join(dict.fromkeys([*(c.origin for c in same), *(b.origin for b in theirs)]))
         days = dates([*(c.date for c in same), *(b.date for b in theirs)])
-        counts = [f"{len(same)} ({sum(c.repetitive for c in same)})", str(len(theirs)) if theirs else ""]
+        counts = [
+            f"{len(same)} ({sum(c.repetitive for c in same)})",
+            str(len(theirs)) if theirs else "",
+        ]
         lines.append([row.name, f"`{label}`", *counts, days, origin])
-    head = ["row of the README", "best method", "its cells (repetitive)", "cells of other engines", "measured"]
+    head = [
+        "row of the README",
+        "best method",
+        "its cells (repetitive)",
+        "cells of other engines",
+        "measured",
+    ]
     return table([*head, "revision, processor"], lines)

@@ -1,4 +1,6 @@
-"""Continue with Transformers' own `generate`, and let longdraft decode: the same tokens in fewer steps (in float32)."""
+"""Continue with Transformers' own `generate`, and let longdraft decode: the same tokens in fewer
+steps (in float32).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, T
 
 import longdraft
 
-FOLDER = Path(longdraft.__file__).parent / "assets"  # the bundled model; any causal language model will do
+FOLDER = (
+    Path(longdraft.__file__).parent / "assets"
+)  # the bundled model; any causal language model will do
 
 
 class NoDigits(LogitsProcessor):
-    """A processor of one's own must be a function of (input_ids, scores): it is applied to every drafted token."""
+    """A processor of one's own must be a function of (input_ids, scores): it is applied to every
+    drafted token.
+    """
 
     def __init__(self, tokenizer):
         vocabulary = tokenizer.get_vocab().items()

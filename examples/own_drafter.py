@@ -21,7 +21,8 @@ class Bigram(Drafter):
             last = tokens[length - 2 : length]
             end = next((i for i in range(length - 1, 1, -1) if tokens[i - 2 : i] == last), length)
             drafts.append(tokens[end : min(end + min(self.count, limits.depth), length)])
-        # Each row's draft is a list of (parent, token): parent 0 is the root, i the row's i-th drafted node.
+        # Each row's draft is a list of (parent, token): parent 0 is the root, i the row's i-th
+        # drafted node.
         return tree.add_below_root([list(enumerate(draft)) for draft in drafts])
 
 
@@ -32,4 +33,7 @@ prompt = tokenizer(book.read_text(encoding="utf-8"))["input_ids"][:2048]
 stats = Stats()
 plain = generate(target, [prompt], max_new_tokens=96)
 drafted = generate(target, [prompt], Bigram(), max_new_tokens=96, stats=stats)
-print(f"equal to plain decoding: {drafted == plain}; {stats.mean_acceptance_length:.2f} tokens per step")
+print(
+    f"equal to plain decoding: {drafted == plain}; {stats.mean_acceptance_length:.2f} "
+    "tokens per step"
+)

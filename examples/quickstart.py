@@ -17,8 +17,11 @@ outputs = {}
 for method in ("plain", "vegas"):
     stats = Stats()
     begin = perf_counter()
-    outputs[method] = generate(target, [prompt], build(method, target), max_new_tokens=64, stats=stats)
-    seconds, length = perf_counter() - begin, stats.mean_acceptance_length
+    outputs[method] = generate(
+        target, [prompt], build(method, target), max_new_tokens=64, stats=stats
+    )
+    seconds = perf_counter() - begin
+    length = stats.mean_acceptance_length
     print(f"{method}: {seconds:.2f} s with prefill, {length:.2f} tokens per step")
 
 print(tokenizer.decode(outputs["vegas"][0]))

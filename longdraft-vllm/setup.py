@@ -1,4 +1,6 @@
-"""In a checkout, longdraft itself is installed from there; elsewhere pip looks for it as for any other package."""
+"""In a checkout, longdraft itself is installed from there; elsewhere pip looks for it as for any
+other package.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Prints which slow parts of `make test-all` a change needs: those whose files changed since a commit.
+"""Prints which slow parts of `make test-all` a change needs: those whose files changed since a
+commit.
 
-python tests/changed.py            # since LONGDRAFT_BASE, or else since the last commit 12 hours older than HEAD
-python tests/changed.py COMMIT     # since this one
+python tests/changed.py            # since LONGDRAFT_BASE, or else since the last commit 12 hours
+older than HEAD python tests/changed.py COMMIT     # since this one
 
-Where the commit cannot be told (no git, a shallow clone), every part is printed. `make test-weekly` runs them all.
+Where the commit cannot be told (no git, a shallow clone), every part is printed. `make test-weekly`
+runs them all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = ("src/longdraft/ops/native/", "src/longdraft/backends/native/", "setup.py", "tests/harder.py")
+NATIVE = (
+    "src/longdraft/ops/native/",
+    "src/longdraft/backends/native/",
+    "setup.py",
+    "tests/harder.py",
+)
 PARTS = {
     "haswell": NATIVE,
     "asan": NATIVE,
@@ -41,7 +48,9 @@ def before() -> str | None:
 
 
 def files(base: str | None) -> list[str] | None:
-    """The files that differ from this commit, also those that are not committed; None where that cannot be told."""
+    """The files that differ from this commit, also those that are not committed; None where that
+    cannot be told.
+    """
     listed = git("diff", "--name-only", base, "--") if base else None
     return None if listed is None else listed.splitlines()
 
@@ -50,8 +59,16 @@ def needed(changed: list[str] | None) -> list[str]:
     """The parts that these files need; all of them where the files are not known."""
     if changed is None:
         return list(PARTS)
-    return [part for part, prefixes in PARTS.items() if any(path.startswith(prefixes) for path in changed)]
+    return [
+        part
+        for part, prefixes in PARTS.items()
+        if any(path.startswith(prefixes) for path in changed)
+    ]
 
 
 if __name__ == "__main__":
-    print(*needed(files(sys.argv[1] if sys.argv[1:] else os.environ.get("LONGDRAFT_BASE") or before())))
+    print(
+        *needed(
+            files(sys.argv[1] if sys.argv[1:] else os.environ.get("LONGDRAFT_BASE") or before())
+        )
+    )

@@ -20,10 +20,15 @@ pytest.register_assert_rewrite("support.checks", "support.structure")
 pytest_plugins = ["support.added", "support.place"]
 if find_spec("uvicorn"):  # else the server's tests cannot run, and all others can
     pytest_plugins += ["support.served", "support.scripted"]
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, so that modules of the tests come first
+sys.path.append(
+    str(Path(__file__).parent.parent / "benchmarks")
+)  # last, so that modules of the tests come first
 
-torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
-settings.register_profile(  # other processes may be busy: nothing here depends on how long an example takes
+torch.set_num_threads(
+    1
+)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
+# other processes may be busy: nothing here depends on how long an example takes
+settings.register_profile(
     "suite",
     deadline=None,
     derandomize=True,
@@ -34,14 +39,20 @@ settings.register_profile(  # other processes may be busy: nothing here depends 
 settings.load_profile("suite")
 
 
-if folder := os.environ.get("LONGDRAFT_TEST_BUILDS"):  # test these builds (tests/harder.py), not the installed ones
+if folder := os.environ.get(
+    "LONGDRAFT_TEST_BUILDS"
+):  # test these builds (tests/harder.py), not the installed ones
     native.FOLDER = Path(folder)
-RAN, LEFT_OUT = Counter(), Counter()  # tests of each build
+# tests of each build
+RAN = Counter()
+LEFT_OUT = Counter()
 
 
 @pytest.fixture(params=list(native.NEEDS))
 def build(request, monkeypatch):
-    """Each build of the native kernels in turn, where it runs on this machine; the summary counts them."""
+    """Each build of the native kernels in turn, where it runs on this machine; the summary counts
+    them.
+    """
     library, why_not = native.opened(request.param)
     if library is None:
         LEFT_OUT[request.param] += 1

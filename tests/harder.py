@@ -1,4 +1,5 @@
-"""The native tests where it is harder: `haswell`, a processor with AVX2 and no more; `asan`, under AddressSanitizer.
+"""The native tests where it is harder: `haswell`, a processor with AVX2 and no more; `asan`, under
+AddressSanitizer.
 
 Each says what it used. What a machine has no tools for is left out with a line that says so.
 """
@@ -18,7 +19,8 @@ NATIVE = ROOT / "src" / "longdraft" / "ops" / "native"
 ASAN = ROOT / "build" / "asan"
 # Haswell, without what the emulator does not have and would warn of.
 EMULATOR = ("qemu-x86_64", "-cpu", "Haswell-noTSX,pcid=off,x2apic=off,tsc-deadline=off,invpcid=off")
-# An emulated test takes some twenty times as long: choosing a build, a step, a chain, a tree, a method.
+# An emulated test takes some twenty times as long: choosing a build, a step, a chain, a tree, a
+# method.
 EMULATED = [
     "tests/ops/test_builds.py",
     "tests/ops/test_native.py::test_equals_transformers[llama-None-logits]",
@@ -33,7 +35,10 @@ MASKED = ["builds", "native", "native_trees", "chain", "draft_layers", "select",
 MASKED = [f"tests/ops/test_{name}.py" for name in MASKED]
 SANITIZED = ["asan", "bounds", "out_of_memory", "select", "native", "native_trees", "draft_layers"]
 SANITIZED = [f"tests/ops/test_{name}.py" for name in SANITIZED]
-SANITIZED += ["tests/models/test_kv8.py", "tests/ops/test_chain.py::test_one_call_drafts_what_node_by_node_does"]
+SANITIZED += [
+    "tests/models/test_kv8.py",
+    "tests/ops/test_chain.py::test_one_call_drafts_what_node_by_node_does",
+]
 
 
 def pytest(tests: list[str], before: tuple[str, ...] = (), **environment: str) -> int:
@@ -51,7 +56,9 @@ def emulates_avx2() -> bool:
     if shutil.which(EMULATOR[0]) is None or not probe.exists():
         return False
     code = f"import ctypes, sys; sys.exit(not ctypes.CDLL({str(probe)!r}).longdraft_runs(b'_avx2'))"
-    return subprocess.run([*EMULATOR, sys.executable, "-c", code], capture_output=True).returncode == 0
+    return (
+        subprocess.run([*EMULATOR, sys.executable, "-c", code], capture_output=True).returncode == 0
+    )
 
 
 def haswell() -> int:
@@ -61,12 +68,17 @@ def haswell() -> int:
     if emulates_avx2():
         say(f"AVX2 alone: emulated by {' '.join(EMULATOR)}")
         return pytest(EMULATED, EMULATOR, LONGDRAFT_EMULATED="1")
-    say(f"AVX2 alone: MASKED by LONGDRAFT_CPU=haswell, for want of {EMULATOR[0]}; wider code would run unseen")
+    say(
+        f"AVX2 alone: MASKED by LONGDRAFT_CPU=haswell, for want of {EMULATOR[0]}; wider "
+        "code would run unseen"
+    )
     return pytest(MASKED, LONGDRAFT_CPU="haswell", **masks_of_torch())
 
 
 def masks_of_torch() -> dict[str, str]:
-    """Settings that keep torch to AVX2 too. With AMX, torch packs keys in bfloat16 all the same, and then fails."""
+    """Settings that keep torch to AVX2 too. With AMX, torch packs keys in bfloat16 all the same,
+    and then fails.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     has_amx = cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()
     return {} if has_amx else {"ATEN_CPU_CAPABILITY": "avx2"}
@@ -84,17 +96,29 @@ def asan() -> int:
     if shutil.which(compiler) is None:
         say(f"AddressSanitizer: left out, there is no compiler {compiler}")
         return 0
-    # With libstdc++ before anything is loaded, or the sanitizer does not find the function that throws.
+    # With libstdc++ before anything is loaded, or the sanitizer does not find the function that
+    # throws.
     runtimes = [library(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
     if None in runtimes:
         say(f"AddressSanitizer: left out, {compiler} has no libasan.so")
         return 0
     say(f"AddressSanitizer: building into {ASAN.relative_to(ROOT)}")
     flags = (
-        "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED -Wno-uninitialized -Wno-maybe-uninitialized"
+        "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED -Wno-uninitialized "
+        "-Wno-maybe-uninitialized"
     )
-    words = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(ASAN), "--build-temp", f"{ASAN}-objects"]
-    # setuptools reads the first or the second for C++, by its version; test_asan.py asserts that it did
+    words = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "build_ext",
+        "--build-lib",
+        str(ASAN),
+        "--build-temp",
+        f"{ASAN}-objects",
+    ]
+    # setuptools reads the first or the second for C++, by its version; test_asan.py asserts that it
+    # did
     told = {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": "-fsanitize=address"}
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, **told})
     builds = ASAN / NATIVE.relative_to(ROOT / "src")
@@ -105,7 +129,10 @@ def asan() -> int:
     preload = " ".join(map(str, runtimes))
     # --capture=sys: a report must reach the terminal, though the process that wrote it is gone
     return pytest(
-        ["--capture=sys", *SANITIZED], LD_PRELOAD=preload, ASAN_OPTIONS=options, LONGDRAFT_TEST_BUILDS=str(builds)
+        ["--capture=sys", *SANITIZED],
+        LD_PRELOAD=preload,
+        ASAN_OPTIONS=options,
+        LONGDRAFT_TEST_BUILDS=str(builds),
     )
 
 

@@ -1,7 +1,8 @@
 """Runs pytest with these words; tests with the mark `timing` that fail are run once more, alone.
 
-Such tests watch a clock, sockets or other processes, so a busy machine can fail them. If the second run passes, the
-whole passes, and the last lines name the test as unstable. Tests of tokens, numbers and planted faults run once.
+Such tests watch a clock, sockets or other processes, so a busy machine can fail them. If the second
+run passes, the whole passes, and the last lines name the test as unstable. Tests of tokens, numbers
+and planted faults run once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ REPORT = ["--durations=10", "--durations-min=1"]
 
 
 class Failures:
-    """The tests that failed: `timing` has those with that mark, `other` the rest and what could not be collected."""
+    """The tests that failed: `timing` has those with that mark, `other` the rest and what could not
+    be collected.
+    """
 
     def __init__(self) -> None:
         self.timing: list[str] = []
@@ -34,7 +37,8 @@ class Failures:
 
 def run(words: list[str]) -> int:
     """Run the tests -> pytest's exit status, and 0 if only unstable tests failed."""
-    began, failures = time.monotonic(), Failures()
+    began = time.monotonic()
+    failures = Failures()
     status = int(pytest.main([*words, *REPORT], plugins=[failures]))
     if status == pytest.ExitCode.TESTS_FAILED and failures.timing and not failures.other:
         status = again(list(dict.fromkeys(failures.timing)))
@@ -44,7 +48,9 @@ def run(words: list[str]) -> int:
 
 
 def again(names: list[str]) -> int:
-    """Run each of these tests in a process of its own -> 0 if all pass; say which ones are unstable."""
+    """Run each of these tests in a process of its own -> 0 if all pass; say which ones are
+    unstable.
+    """
     passed = [name for name in names if subprocess.run(alone(name)).returncode == 0]
     for name in passed:
         print(f"unstable: {name}")

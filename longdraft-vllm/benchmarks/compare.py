@@ -1,12 +1,14 @@
-"""Decoding by vLLM plain, by its own speculation and by longdraft's methods: python benchmarks/compare.py MODEL
+"""Decoding by vLLM plain, by its own speculation and by longdraft's methods: python
+benchmarks/compare.py MODEL
 
-MODEL is a folder of safetensors. Prompts are code of Python's standard library; each was sent once before, so that
-its pages are in vLLM's prefix cache and decoding alone is timed. Each method is a process of its own. A few of them
-and plain decoding wait beside each other and are timed in turn, one at a time, so that what else the machine does
-meets all of them. Plain decoding has two processes, because one may be slower than another for as long as it lives: a
-method's ratio is the median over rounds of the mean of their times in the same round over its time, and theirs show
-what a difference between processes can be. "suffix/off" is suffix with the option pace=off. `--table RECORDS...`
-writes the table of earlier records.
+MODEL is a folder of safetensors. Prompts are code of Python's standard library; each was sent once
+before, so that its pages are in vLLM's prefix cache and decoding alone is timed. Each method is a
+process of its own. A few of them and plain decoding wait beside each other and are timed in turn,
+one at a time, so that what else the machine does meets all of them. Plain decoding has two
+processes, because one may be slower than another for as long as it lives: a method's ratio is the
+median over rounds of the mean of their times in the same round over its time, and theirs show what
+a difference between processes can be. "suffix/off" is suffix with the option pace=off. `--table
+RECORDS...` writes the table of earlier records.
 """
 
 from __future__ import annotations
@@ -53,14 +55,20 @@ def prompts(model: str, tokens: int, count: int) -> list[list[int]]:
 
 
 def work(args: argparse.Namespace) -> None:
-    """The process of one method: does what each line of its input says, and answers with a line of JSON."""
+    """The process of one method: does what each line of its input says, and answers with a line of
+    JSON.
+    """
     from vllm import LLM, SamplingParams
 
     method, _, pace = args.one.partition("/")
     spec = METHODS[method]
-    options = (json.loads(args.options) if method == "vegas" else {}) | ({"pace": pace} if pace else {})
+    options = (json.loads(args.options) if method == "vegas" else {}) | (
+        {"pace": pace} if pace else {}
+    )
     cells = [cell_of(name) for name in args.cells]
-    more: dict[str, Any] = {"speculative_config": spec | {"num_speculative_tokens": args.drafts}} if spec else {}
+    more: dict[str, Any] = (
+        {"speculative_config": spec | {"num_speculative_tokens": args.drafts}} if spec else {}
+    )
     llm = LLM(
         args.model,
         dtype=args.dtype,
@@ -72,7 +80,10 @@ def work(args: argparse.Namespace) -> None:
         additional_config={"longdraft": options},
         **more,
     )
-    texts = {context: prompts(args.model, context, max(n for c, n in cells if c == context)) for context, _ in cells}
+    texts = {
+        context: prompts(args.model, context, max(n for c, n in cells if c == context))
+        for context, _ in cells
+    }
 
     def run(cell: str, **sampling: Any) -> list[Any]:
         context, count = cell_of(cell)
@@ -89,7 +100,9 @@ def work(args: argparse.Namespace) -> None:
             run(cell, max_tokens=1)
             run(cell, max_tokens=args.tokens)
         elif what == "time":
-            before, start, started = counters(llm), perf_counter(), process_time()
+            before = counters(llm)
+            start = perf_counter()
+            started = process_time()
             outputs = run(cell, max_tokens=args.tokens)
             found |= {"seconds": perf_counter() - start, "cpu": process_time() - started}
             found |= {name: after - before[name] for name, after in counters(llm).items()}
@@ -110,9 +123,16 @@ class Process:
 
     def __init__(self, method: str, environment: dict[str, str]):
         command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
-        self.method, self.warm = method, set[str]()  # cells
+        # cells
+        self.method = method
+        self.warm = set[str]()
         self.pipe = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         self.origin = self._answer()
 
@@ -139,18 +159,28 @@ class Process:
         self.pipe.wait()
 
 
-def compare(plain: list[Process], others: list[Process], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Records of these processes, timed in turn; those of plain decoding only with the first others."""
-    everyone, records = [*plain, *others], []
+def compare(
+    plain: list[Process], others: list[Process], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Records of these processes, timed in turn; those of plain decoding only with the first
+    others.
+    """
+    everyone = [*plain, *others]
+    records = []
     for cell in args.cells:
         new = others if cell in plain[0].warm else everyone
         for process in everyone:
             process.warm_up(cell)
-        rounds = [{p.method: p.ask("time", cell) for p in order(everyone, i)} for i in range(args.repeat)]
+        rounds = [
+            {p.method: p.ask("time", cell) for p in order(everyone, i)} for i in range(args.repeat)
+        ]
         base = [mean(r[p.method]["seconds"] for p in plain) for r in rounds]
         for process in new:
             found = record(process, [r[process.method] for r in rounds], args)
-            ratios = [round(s / r[process.method]["seconds"], 3) for s, r in zip(base, rounds, strict=True)]
+            ratios = [
+                round(s / r[process.method]["seconds"], 3)
+                for s, r in zip(base, rounds, strict=True)
+            ]
             more = {"margins": process.ask("rank", cell)["margins"]} if process is plain[0] else {}
             records.append(found | {"against_plain": ratios} | more)
             print(f"{process.method} {cell}: {median(ratios):.2f} of {ratios}", file=sys.stderr)
@@ -163,8 +193,11 @@ def order(processes: list[Process], number: int) -> list[Process]:
     return processes[at:] + processes[:at]
 
 
-def record(process: Process, times: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    context, count = times[0]["context"], times[0]["requests"]
+def record(
+    process: Process, times: list[dict[str, Any]], args: argparse.Namespace
+) -> dict[str, Any]:
+    context = times[0]["context"]
+    count = times[0]["requests"]
     tokens = count * args.tokens
     steps = sum(tokens - t["accepted"] for t in times)
     drafted = sum(t["drafts"] for t in times)
@@ -181,7 +214,10 @@ def record(process: Process, times: list[dict[str, Any]], args: argparse.Namespa
 
 
 def counters(llm: Any) -> dict[str, int]:
-    names = {"drafts": "vllm:spec_decode_num_drafts", "accepted": "vllm:spec_decode_num_accepted_tokens"}
+    names = {
+        "drafts": "vllm:spec_decode_num_drafts",
+        "accepted": "vllm:spec_decode_num_accepted_tokens",
+    }
     values = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
     return {short: int(values.get(name, 0)) for short, name in names.items()}
 
@@ -201,19 +237,34 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    given = {name: getattr(args, name) for name in ("tokens", "drafts", "page", "repeat", "dtype", "eager")}
-    found = {"vllm": vllm.__version__, "torch": torch.__version__, "cpu": (names or [platform.machine()])[0]}
+    given = {
+        name: getattr(args, name)
+        for name in ("tokens", "drafts", "page", "repeat", "dtype", "eager")
+    }
+    found = {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "cpu": (names or [platform.machine()])[0],
+    }
     return (
-        found | {"threads": torch.get_num_threads(), "model": Path(args.model).name, "time": now()} | given | checkout()
+        found
+        | {"threads": torch.get_num_threads(), "model": Path(args.model).name, "time": now()}
+        | given
+        | checkout()
     )
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """A Markdown table: medians, against plain decoding, and how many outputs came out as plain decoding's."""
+    """A Markdown table: medians, against plain decoding, and how many outputs came out as plain
+    decoding's.
+    """
     shares = any("steps_with_drafts" in r for r in records)
     names = ["context", "requests", "method", "tokens/s", "against plain", "tokens per step"]
     names += ["steps with drafts"] * shares + ["outputs as plain's"]
-    lines = ["| " + " | ".join(names) + " |", "| ---: | ---: | --- |" + " ---: |" * (len(names) - 3)]
+    lines = [
+        "| " + " | ".join(names) + " |",
+        "| ---: | ---: | --- |" + " ---: |" * (len(names) - 3),
+    ]
     cells = sorted({(r["context"], r["requests"]) for r in records})
     for context, requests in cells:
         here = [r for r in records if (r["context"], r["requests"]) == (context, requests)]
@@ -230,11 +281,15 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def agreement(plain: dict[str, Any], found: dict[str, Any]) -> str:
-    """How many outputs are equal, and how far apart plain decoding's best two tokens are where one first differs."""
+    """How many outputs are equal, and how far apart plain decoding's best two tokens are where one
+    first differs.
+    """
     margins = []
     for a, b, near in zip(plain["outputs"], found["outputs"], plain["margins"], strict=True):
         if a != b:
-            margins.append(near[next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)])
+            margins.append(
+                near[next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)]
+            )
     same = f"{len(plain['outputs']) - len(margins)} of {len(plain['outputs'])}"
     return same + (f" (ties within {max(margins):.2f})" if margins else "")
 
@@ -242,14 +297,23 @@ def agreement(plain: dict[str, Any], found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="a folder of safetensors")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="suffix/off: with pace=off")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHODS), help="suffix/off: with pace=off"
+    )
     every = ["1024x1", "1024x8", "7168x1", "7168x8"]
-    parser.add_argument("--cells", nargs="+", default=every, help="tokens of context x requests at once")
+    parser.add_argument(
+        "--cells", nargs="+", default=every, help="tokens of context x requests at once"
+    )
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--drafts", type=int, default=5)
     parser.add_argument("--page", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=4)
-    parser.add_argument("--together", type=int, default=3, help="processes beside plain decoding's that wait at once")
+    parser.add_argument(
+        "--together",
+        type=int,
+        default=3,
+        help="processes beside plain decoding's that wait at once",
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--options", default="{}", help="of vegas, as JSON")
@@ -263,7 +327,11 @@ def main() -> None:
         parser.error("give a model, or --table RECORDS")
     if args.one:
         return work(args)
-    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ
     methods = [method for method in args.methods if method not in PLAIN]
     plain = [Process(name, environment) for name in PLAIN]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ |= {  # one thread: the models are so small that on a busy machine threads mostly wait for each other
+# one thread: the models are so small that on a busy machine threads mostly wait for each other
+os.environ |= {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
@@ -24,7 +25,9 @@ VOCAB = 96
 
 
 def save_llama(folder: Path, vocab: int = VOCAB, std: float = 0.12, layers: int = 3) -> str:
-    """A random Llama whose greedy outputs repeat themselves, so that drafts from the text are accepted too."""
+    """A random Llama whose greedy outputs repeat themselves, so that drafts from the text are
+    accepted too.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab,

@@ -29,7 +29,9 @@ class Request:
 
 
 def mixed(vocab: int, longest: int) -> list[Request]:
-    """8 requests of different lengths and arrivals: three begin alike, one repeats itself, one fills the context."""
+    """8 requests of different lengths and arrivals: three begin alike, one repeats itself, one
+    fills the context.
+    """
     rng = random.Random(3)
     draw = lambda n: [rng.randrange(3, vocab) for _ in range(n)]  # noqa: E731
     shared = draw(100)
@@ -63,7 +65,9 @@ def config(method: str | None, **options: Any) -> dict[str, Any]:
     }
 
 
-def engine(model: str, method: str | None, options: dict[str, Any] | None = None, **given: Any) -> LLM:
+def engine(
+    model: str, method: str | None, options: dict[str, Any] | None = None, **given: Any
+) -> LLM:
     """A small engine: prompts are read in chunks, and not all of the requests fit at once."""
     settings: dict[str, Any] = {
         "dtype": "float32",
@@ -87,10 +91,14 @@ class Report:
     preempted: int
     cached: int  # prompt tokens that were found in the cache
     own: list[tuple[int, int]]  # (drafted, accepted) tokens of each request by itself
-    margins: list[list[float]]  # how much likelier each token was than the next best one, if logprobs were asked for
+    margins: list[
+        list[float]
+    ]  # how much likelier each token was than the next best one, if logprobs were asked for
 
 
-def run(model: str, method: str | None, requests: list[Request], options: Any = None, **given: Any) -> Report:
+def run(
+    model: str, method: str | None, requests: list[Request], options: Any = None, **given: Any
+) -> Report:
     llm = engine(model, method, options, **given)
     try:
         return serve(llm, requests)
@@ -100,13 +108,17 @@ def run(model: str, method: str | None, requests: list[Request], options: Any = 
 
 
 def serve(llm: LLM, requests: list[Request]) -> Report:
-    core, step, waiting = llm.llm_engine, 0, dict(enumerate(requests))
+    core = llm.llm_engine
+    step = 0
+    waiting = dict(enumerate(requests))
     found: dict[int, Any] = {}
     cached = 0
     while waiting or core.has_unfinished_requests():
         for i in [i for i, r in waiting.items() if r.arrives <= step]:
             r = waiting.pop(i)
-            sampling = SamplingParams(max_tokens=r.tokens, ignore_eos=True, detokenize=False, **r.sampling)
+            sampling = SamplingParams(
+                max_tokens=r.tokens, ignore_eos=True, detokenize=False, **r.sampling
+            )
             core.add_request(str(i), {"prompt_token_ids": r.prompt}, sampling)
         for done in core.step():
             if done.finished:
@@ -139,7 +151,9 @@ def margin(logprobs: dict[int, Any]) -> float:
 
 
 def off(plain: Report, found: Report) -> list[float]:
-    """The margin of plain decoding where an output first differs from it, for each output that does."""
+    """The margin of plain decoding where an output first differs from it, for each output that
+    does.
+    """
     margins = []
     for a, b, m in zip(plain.outputs, found.outputs, plain.margins, strict=True):
         if a != b:

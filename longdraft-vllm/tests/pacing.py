@@ -18,11 +18,16 @@ def at_random(monkeypatch: Any) -> None:
 
 
 class Machine:
-    """A clock that each pass moves by what it costs: a step 1, and more for each verified token and each draft."""
+    """A clock that each pass moves by what it costs: a step 1, and more for each verified token and
+    each draft.
+    """
 
     def __init__(self, monkeypatch: Any, runner: type[Any]):
-        self.now, self.verify, self.draft = 0.0, 0.0, 0.0
-        execute, chains = runner.execute_model, SelfDrafting._chains
+        self.now = 0.0
+        self.verify = 0.0
+        self.draft = 0.0
+        execute = runner.execute_model
+        chains = SelfDrafting._chains
 
         def executing(of: Any, scheduler_output: Any, *args: Any, **given: Any) -> Any:
             drafted = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))

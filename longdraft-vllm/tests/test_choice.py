@@ -35,12 +35,19 @@ def choosing(monkeypatch):
 
 
 def config(model: str | None, keyed: bool = False) -> Config:
-    spec = SimpleNamespace(method="custom_class", model=model, parallel_drafting=False) if model else None
+    spec = (
+        SimpleNamespace(method="custom_class", model=model, parallel_drafting=False)
+        if model
+        else None
+    )
     return Config(
         speculative_config=spec,
         additional_config={"longdraft": {"keyed_noise": True}} if keyed else {},
         parallel_config=SimpleNamespace(
-            distributed_executor_backend=None, pipeline_parallel_size=1, use_ubatching=False, worker_cls=CPU
+            distributed_executor_backend=None,
+            pipeline_parallel_size=1,
+            use_ubatching=False,
+            worker_cls=CPU,
         ),
         scheduler_config=SimpleNamespace(scheduler_cls=None, async_scheduling=True),
         attention_config=SimpleNamespace(hisparse_config=None),
@@ -97,7 +104,11 @@ def test_the_newer_runner_keeps_vllms_worker(model):
 
 def test_the_older_runner_needs_a_worker(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    for model, keyed in (("longdraft_vllm.Recycle", False), ("longdraft_vllm.Suffix", True), (None, True)):
+    for model, keyed in (
+        ("longdraft_vllm.Recycle", False),
+        ("longdraft_vllm.Suffix", True),
+        (None, True),
+    ):
         given = config(model, keyed)
         plugin.choose(given)
         assert given.parallel_config.worker_cls == "longdraft_vllm.cpu.Worker"

@@ -53,7 +53,8 @@ CHANGES = {  # module, its text, the changed text -> what is said
         RUNNER,
         "sampled_token_ids: torch.Tensor | list[list[int]]",
         "tokens: torch.Tensor | list[list[int]]",
-        "GPUModelRunner.propose_draft_token_ids takes (self, scheduler_output, tokens, sampling_metadata",
+        "GPUModelRunner.propose_draft_token_ids takes (self, scheduler_output, tokens, "
+        "sampling_metadata",
     ),
     "a function is gone": (
         "vllm.v1.worker.block_table",
@@ -93,14 +94,18 @@ def test_a_difference_is_named_in_one_line(change, monkeypatch):
 
 
 def test_a_vllm_that_does_not_fit_starts_without_the_plugin(monkeypatch, heard):
-    monkeypatch.setitem(contract.CONTRACT, "registration", [contract.Takes("vllm.platforms:nothing", "x")])
+    monkeypatch.setitem(
+        contract.CONTRACT, "registration", [contract.Takes("vllm.platforms:nothing", "x")]
+    )
     plugin.install()
     assert "vLLM has no vllm.platforms:nothing" in heard.text
     assert Scheduler.__init__.__module__.startswith("vllm.")
 
 
 def test_a_newer_runner_that_does_not_fit_is_left_as_it_is(monkeypatch, heard):
-    monkeypatch.setitem(contract.CONTRACT, "v2 registration", [contract.Takes("vllm.platforms:nothing", "x")])
+    monkeypatch.setitem(
+        contract.CONTRACT, "v2 registration", [contract.Takes("vllm.platforms:nothing", "x")]
+    )
     before = VllmConfig._get_v2_model_runner_unsupported_features
     v2.install()
     assert "vLLM has no vllm.platforms:nothing" in heard.text

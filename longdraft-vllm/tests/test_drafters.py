@@ -1,4 +1,6 @@
-"""Drafters that `longdraft export-drafter` wrote draft in an unmodified vLLM what they draft in longdraft."""
+"""Drafters that `longdraft export-drafter` wrote draft in an unmodified vLLM what they draft in
+longdraft.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from longdraft.models.loading import load_lm
 
 LAYERS = 8  # a target of fewer than 7 has no three different states for EAGLE-3
 SAID = 3  # how many tokens the target ever says, so that random drafts are often right
-LENGTHS, NEW = (5, 40, 150), 40
+LENGTHS = (5, 40, 150)
+NEW = 40
 OPTIONS = {"eagle3": {"topk": 1, "levels": COUNT, "nodes": COUNT + 1}, "dflash": {"gamma": COUNT}}
 MASK = 7
 
@@ -61,16 +64,22 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, VOCAB, (n,), generator=g).tolist() for n in LENGTHS]
 
 
-def by_longdraft(target: LM, drafter: Drafter, prompt: list[int]) -> tuple[list[int], list[list[int]]]:
+def by_longdraft(
+    target: LM, drafter: Drafter, prompt: list[int]
+) -> tuple[list[int], list[list[int]]]:
     """The new tokens, and what each step drafted."""
     drafts: list[list[int]] = []
     watch = lambda result: drafts.append(result.tree.tokens[0, 1:].tolist())  # noqa: E731
     seqs = prefill(target, [prompt], NEW, Sampler(), 0, (), keep=drafter.prompt_captures())
-    tokens = [t for step in decode(target, drafter, seqs, match, Stats(), watch) for t in step.tokens[0]]
+    tokens = [
+        t for step in decode(target, drafter, seqs, match, Stats(), watch) for t in step.tokens[0]
+    ]
     return tokens, drafts[1:]  # the first step does not draft
 
 
-def by_vllm(monkeypatch, target: LM, spec: dict[str, Any]) -> list[tuple[list[int], list[list[int]]]]:
+def by_vllm(
+    monkeypatch, target: LM, spec: dict[str, Any]
+) -> list[tuple[list[int], list[list[int]]]]:
     """The same of vLLM, for each prompt alone and read in one pass."""
     drafts: list[list[int]] = []
 
@@ -81,7 +90,13 @@ def by_vllm(monkeypatch, target: LM, spec: dict[str, Any]) -> list[tuple[list[in
 
     good = SpecDecodeBaseProposer.propose
     monkeypatch.setattr(SpecDecodeBaseProposer, "propose", propose)
-    llm = engine(target.name, None, speculative_config=spec, max_num_batched_tokens=256, enable_prefix_caching=False)
+    llm = engine(
+        target.name,
+        None,
+        speculative_config=spec,
+        max_num_batched_tokens=256,
+        enable_prefix_caching=False,
+    )
     found = []
     for prompt in prompts():
         drafts.clear()
@@ -116,11 +131,16 @@ def test_states_of_the_layer_after_are_caught(monkeypatch, tmp_path, target):
     spec = exported("eagle3", module, target, tmp_path)
     path = Path(spec["model"]) / "config.json"
     config = json.loads(path.read_text())
-    config["eagle_aux_hidden_state_layer_ids"] = [n + 1 for n in config["eagle_aux_hidden_state_layer_ids"]]
+    config["eagle_aux_hidden_state_layer_ids"] = [
+        n + 1 for n in config["eagle_aux_hidden_state_layer_ids"]
+    ]
     path.write_text(json.dumps(config))
     drafter = build("eagle3", target, drafter=module, **OPTIONS["eagle3"])
     theirs = by_vllm(monkeypatch, target, spec)
-    assert not any(same(d, by_longdraft(target, drafter, p)[1]) for p, (_, d) in zip(prompts(), theirs, strict=True))
+    assert not any(
+        same(d, by_longdraft(target, drafter, p)[1])
+        for p, (_, d) in zip(prompts(), theirs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])

@@ -1,4 +1,6 @@
-"""With keyed noise, a seeded request gives what longdraft's own engine gives, with every method and any company."""
+"""With keyed noise, a seeded request gives what longdraft's own engine gives, with every method and
+any company.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SETTINGS = [
 
 
 def requests() -> list[Request]:
-    """The mixed requests, sampled in different ways; the last one has no seed, so nothing is expected of it."""
+    """The mixed requests, sampled in different ways; the last one has no seed, so nothing is
+    expected of it.
+    """
     found = mixed(VOCAB, LONGEST)
     for i, (request, settings) in enumerate(zip(found, SETTINGS, strict=True)):
         request.sampling = dict(settings) | ({"seed": 1000 - 77 * i} if i < len(found) - 1 else {})
@@ -45,7 +49,9 @@ def by_longdraft(llama: str) -> list[list[int]]:
         given = dict(r.sampling)
         seed = given.pop("seed")
         count = min(r.tokens, LONGEST - len(r.prompt))
-        outputs += generate(target, [r.prompt], max_new_tokens=count, sampler=Sampler(**given), seed=seed, eos=())
+        outputs += generate(
+            target, [r.prompt], max_new_tokens=count, sampler=Sampler(**given), seed=seed, eos=()
+        )
     return outputs
 
 
@@ -54,10 +60,18 @@ def expected(llama) -> list[list[int]]:
     return by_longdraft(llama)
 
 
-def keyed_run(llama: str, method: str | None, given: list[Request] | None = None, pace="off", **settings) -> Report:
+def keyed_run(
+    llama: str, method: str | None, given: list[Request] | None = None, pace="off", **settings
+) -> Report:
     if method is None:
         settings |= {"additional_config": {"longdraft": {"keyed_noise": True}}}
-    return run(llama, method, given or requests(), {"keyed_noise": True, "pace": pace} if method else None, **settings)
+    return run(
+        llama,
+        method,
+        given or requests(),
+        {"keyed_noise": True, "pace": pace} if method else None,
+        **settings,
+    )
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])
@@ -84,7 +98,10 @@ def test_outputs_are_the_same_whatever_the_pace_decides(llama, expected, method,
 
 def test_drafts_by_the_same_noise_are_accepted(llama):
     """Drafted under a view of everything, they are what the verification draws."""
-    given = [Request(r.prompt, r.tokens, sampling={"temperature": 1.0, "seed": 5}) for r in mixed(VOCAB, LONGEST)[:3]]
+    given = [
+        Request(r.prompt, r.tokens, sampling={"temperature": 1.0, "seed": 5})
+        for r in mixed(VOCAB, LONGEST)[:3]
+    ]
     found = run(llama, "vegas", given, {"keyed_noise": True, "keep_ratio": 1.0})
     assert found.accepted > 0.9 * found.drafted > 50
 
@@ -111,8 +128,13 @@ def test_another_engine_of_the_process_is_not_affected(llama):
     """Its functions are vLLM's, some of which the option has wrapped for the process."""
     given = [Request([5, 6, 7] * 8, 30)]
     before = run(llama, None, given)
-    keyed_run(llama, "lookup", [Request([5, 6, 7] * 8, 30, sampling={"temperature": 1.0, "seed": 1})])
-    assert isinstance(rejection_sampler.rejection_sample, keyed.Verified) and keyed.ACTIVE.get() is None
+    keyed_run(
+        llama, "lookup", [Request([5, 6, 7] * 8, 30, sampling={"temperature": 1.0, "seed": 1})]
+    )
+    assert (
+        isinstance(rejection_sampler.rejection_sample, keyed.Verified)
+        and keyed.ACTIVE.get() is None
+    )
     assert run(llama, "lookup", given).outputs == before.outputs
 
 

@@ -1,4 +1,6 @@
-"""Sampled outputs keep the target's law: a chi-square test over many requests with seeds of their own."""
+"""Sampled outputs keep the target's law: a chi-square test over many requests with seeds of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
 from vllm.v1.sample import rejection_sampler
 
-VOCAB, TOKENS, REQUESTS = 5, 3, 2000
+VOCAB = 5
+TOKENS = 3
+REQUESTS = 2000
 OF_VLLM = rejection_sampler.expand_batch_to_tokens
 FALSE_ALARM = 1e-4  # of each of these tests, if the law is kept
 PROMPT = [(3 * i * i + i // 7) % VOCAB for i in range(90)] + [1, 2, 3, 4] * 3
@@ -30,25 +34,32 @@ def law(model: str) -> dict[tuple[int, ...], float]:
     llama = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     texts = list(product(range(VOCAB), repeat=TOKENS))
     with torch.no_grad():
-        logits = llama(torch.tensor([PROMPT + list(t) for t in texts])).logits[:, len(PROMPT) - 1 : -1]
+        logits = llama(torch.tensor([PROMPT + list(t) for t in texts])).logits[
+            :, len(PROMPT) - 1 : -1
+        ]
     p = logits.softmax(-1).gather(2, torch.tensor(texts)[..., None])[..., 0].prod(1)
     return dict(zip(texts, p.tolist(), strict=True))
 
 
 def p_value(model: str, method: str) -> float:
     """How likely a difference from the law as great as the observed one is by chance."""
-    requests = [Request(PROMPT, TOKENS + 1, sampling={"temperature": 1.0, "seed": seed}) for seed in range(REQUESTS)]
+    requests = [
+        Request(PROMPT, TOKENS + 1, sampling={"temperature": 1.0, "seed": seed})
+        for seed in range(REQUESTS)
+    ]
     options = {"keep_ratio": 0.2, "min_budget": 32} if method in SELF else {}
     found = run(model, method, requests, options, max_num_seqs=64, max_num_batched_tokens=512)
     assert found.drafted > REQUESTS / 2 and found.accepted > 0
     seen = Counter(tuple(output[:TOKENS]) for output in found.outputs)
     cells: list[tuple[float, int]] = []
-    rare, rarely = 0.0, 0
+    rare = 0.0
+    rarely = 0
     for text, p in law(model).items():
         if p * REQUESTS >= 5:
             cells.append((p * REQUESTS, seen[text]))
         else:
-            rare, rarely = rare + p * REQUESTS, rarely + seen[text]
+            rare = rare + p * REQUESTS
+            rarely = rarely + seen[text]
     if rare:
         cells.append((rare, rarely))
     statistic = sum((n - e) ** 2 / e for e, n in cells)
@@ -78,7 +89,9 @@ def test_a_sampler_that_accepts_too_much_is_caught(small, monkeypatch):
 
 
 def test_vllms_own_error_on_cpus_is_caught(small, monkeypatch):
-    """Without the repair the law is wrong, whatever drafts. If this fails, vLLM is right again: drop the repair."""
+    """Without the repair the law is wrong, whatever drafts. If this fails, vLLM is right again:
+    drop the repair.
+    """
     monkeypatch.setattr(proposers, "repair_sampling", lambda: False)
     monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", OF_VLLM)
     assert p_value(small, "lookup") < FALSE_ALARM

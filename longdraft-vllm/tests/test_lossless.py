@@ -1,4 +1,6 @@
-"""Greedy outputs equal vLLM's own plain decoding, token for token, whatever happens to the requests."""
+"""Greedy outputs equal vLLM's own plain decoding, token for token, whatever happens to the
+requests.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def test_outputs_equal_plain_decoding(llama, method):
     assert found.outputs == plain(llama).outputs
     assert found.drafted > 100 and found.accepted > 0
     assert found.cached > 0
-    assert (sum(d for d, _ in found.own), sum(a for _, a in found.own)) == (found.drafted, found.accepted)
+    assert (sum(d for d, _ in found.own), sum(a for _, a in found.own)) == (
+        found.drafted,
+        found.accepted,
+    )
     assert len({a for _, a in found.own}) > 1
 
 
@@ -70,8 +75,12 @@ def test_outputs_in_bfloat16_differ_at_ties_only(llama, plain_in_bfloat16, metho
 
 def test_a_wrong_token_is_no_tie(llama, plain_in_bfloat16):
     """The planted fault: one token of each output is another one."""
-    wrong = [[*tokens[:9], (tokens[9] + 1) % VOCAB, *tokens[10:]] for tokens in plain_in_bfloat16.outputs]
-    assert any(margin > TIE for margin in off(plain_in_bfloat16, replace(plain_in_bfloat16, outputs=wrong)))
+    wrong = [
+        [*tokens[:9], (tokens[9] + 1) % VOCAB, *tokens[10:]] for tokens in plain_in_bfloat16.outputs
+    ]
+    assert any(
+        margin > TIE for margin in off(plain_in_bfloat16, replace(plain_in_bfloat16, outputs=wrong))
+    )
 
 
 @pytest.mark.parametrize("method", SELF)
@@ -89,7 +98,9 @@ def test_drafts_in_a_committed_slot_are_caught(llama, method, monkeypatch):
     """The planted fault: draft keys land on the last committed token's."""
     slots = SelfDrafting.slots
     monkeypatch.setattr(
-        SelfDrafting, "slots", lambda self, paged, rows, at: slots(self, paged, rows, (at - 1).clamp(min=0))
+        SelfDrafting,
+        "slots",
+        lambda self, paged, rows, at: slots(self, paged, rows, (at - 1).clamp(min=0)),
     )
     found = run(llama, method, mixed(VOCAB, LONGEST))
     assert found.outputs != plain(llama).outputs
@@ -97,7 +108,8 @@ def test_drafts_in_a_committed_slot_are_caught(llama, method, monkeypatch):
 
 def test_a_view_is_used_for_some_steps(llama, monkeypatch):
     """Fewer views are chosen, rows that pause get new ones, and outputs are the same."""
-    count, select = Counter(), Vegas.select
+    count = Counter()
+    select = Vegas.select
 
     def counted(self, *args):
         count[self.every] += 1
@@ -112,7 +124,9 @@ def test_a_view_is_used_for_some_steps(llama, monkeypatch):
 
 
 def test_without_reserved_slots_fewer_drafts_are_made(llama):
-    """vLLM's own scheduler reserves none: rows whose pages are full do not draft, and nothing is overwritten."""
+    """vLLM's own scheduler reserves none: rows whose pages are full do not draft, and nothing is
+    overwritten.
+    """
     stock = "vllm.v1.core.sched.scheduler.Scheduler"
     found = run(llama, "vegas", mixed(VOCAB, LONGEST), scheduler_cls=stock)
     ours = run(llama, "vegas", mixed(VOCAB, LONGEST))

@@ -1,4 +1,6 @@
-"""A step without drafts is sampled as vLLM's verification would: tokens, log-probabilities, random numbers."""
+"""A step without drafts is sampled as vLLM's verification would: tokens, log-probabilities, random
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-ROWS, VOCAB = 3, 50
+ROWS = 3
+VOCAB = 50
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,8 +32,14 @@ def kernels() -> None:
 
 @pytest.fixture(params=["raw_logprobs", "processed_logprobs", "raw_logits"])
 def sampler(request, monkeypatch) -> RejectionSampler:
-    """As vLLM has it, though engines of other tests ran in this process, which is put back afterward."""
-    monkeypatch.setattr(RejectionSampler, "forward", getattr(RejectionSampler.forward, NAME, RejectionSampler.forward))
+    """As vLLM has it, though engines of other tests ran in this process, which is put back
+    afterward.
+    """
+    monkeypatch.setattr(
+        RejectionSampler,
+        "forward",
+        getattr(RejectionSampler.forward, NAME, RejectionSampler.forward),
+    )
     return RejectionSampler(Sampler(request.param))
 
 
@@ -38,15 +47,36 @@ def asked(greedy: bool, logprobs: int | None, top_p: bool = True) -> SamplingMet
     """Requests with penalties; unless they are greedy, with seeds, top-k and mostly top-p too."""
     given: dict[str, Any] = dict.fromkeys(SamplingMetadata.__dataclass_fields__)
     hot = torch.tensor([0.7, 1.3, 1.0])
-    given |= {"temperature": None if greedy else hot, "all_greedy": greedy, "all_random": not greedy}
-    given |= {"generators": {} if greedy else {b: torch.Generator().manual_seed(b) for b in range(ROWS)}}
+    given |= {
+        "temperature": None if greedy else hot,
+        "all_greedy": greedy,
+        "all_random": not greedy,
+    }
+    given |= {
+        "generators": {} if greedy else {b: torch.Generator().manual_seed(b) for b in range(ROWS)}
+    }
     if not greedy:
-        given |= {"top_k": torch.full((ROWS,), 20), "top_p": torch.full((ROWS,), 0.9) if top_p else None}
+        given |= {
+            "top_k": torch.full((ROWS,), 20),
+            "top_p": torch.full((ROWS,), 0.9) if top_p else None,
+        }
     given |= {"max_num_logprobs": logprobs, "no_penalties": False}
-    given |= {"prompt_token_ids": torch.arange(12).view(ROWS, 4), "output_token_ids": [[7, 9], [3], [4, 4, 4]]}
-    given |= {name: torch.full((ROWS,), 0.4) for name in ("frequency_penalties", "presence_penalties")}
-    given |= {"repetition_penalties": torch.full((ROWS,), 1.2), "spec_token_ids": [[] for _ in range(ROWS)]}
-    given |= {"allowed_token_ids_mask": None, "bad_words_token_ids": {}, "logitsprocs": LogitsProcessors()}
+    given |= {
+        "prompt_token_ids": torch.arange(12).view(ROWS, 4),
+        "output_token_ids": [[7, 9], [3], [4, 4, 4]],
+    }
+    given |= {
+        name: torch.full((ROWS,), 0.4) for name in ("frequency_penalties", "presence_penalties")
+    }
+    given |= {
+        "repetition_penalties": torch.full((ROWS,), 1.2),
+        "spec_token_ids": [[] for _ in range(ROWS)],
+    }
+    given |= {
+        "allowed_token_ids_mask": None,
+        "bad_words_token_ids": {},
+        "logitsprocs": LogitsProcessors(),
+    }
     return SamplingMetadata(**given)
 
 
@@ -56,17 +86,25 @@ def verified(drafts: list[list[int]]) -> SpecDecodeMetadata:
     bonus = (counts + 1).cumsum(0) - 1
     rows = torch.arange(int(bonus[-1]) + 1)
     tokens = torch.tensor([token for chain in drafts for token in chain], dtype=torch.int32)
-    target, ends = rows[~torch.isin(rows, bonus)], counts.cumsum(0).int()
+    target = rows[~torch.isin(rows, bonus)]
+    ends = counts.cumsum(0).int()
     return SpecDecodeMetadata(tokens, counts.tolist(), ends, (bonus + 1).int(), target, bonus, rows)
 
 
 def sampled(sampler: RejectionSampler, drafts: list[list[int]], **more: Any) -> tuple[Any, ...]:
     """What it gives, and the next random number of each request."""
-    found, metadata = replace(asked(**more), spec_token_ids=drafts), verified(drafts)
-    logits = torch.randn(ROWS + sum(map(len, drafts)), VOCAB, generator=torch.Generator().manual_seed(5))
+    found = replace(asked(**more), spec_token_ids=drafts)
+    metadata = verified(drafts)
+    logits = torch.randn(
+        ROWS + sum(map(len, drafts)), VOCAB, generator=torch.Generator().manual_seed(5)
+    )
     made = sampler(metadata, None, logits, found)
     probs = made.logprobs_tensors
-    numbers = [torch.zeros(0), torch.zeros(0)] if probs is None else [probs.logprobs, probs.logprob_token_ids]
+    numbers = (
+        [torch.zeros(0), torch.zeros(0)]
+        if probs is None
+        else [probs.logprobs, probs.logprob_token_ids]
+    )
     following = [torch.rand(1, generator=g).item() for g in found.generators.values()]
     return made.sampled_token_ids.tolist(), following, *numbers
 
@@ -87,8 +125,11 @@ def test_it_changes_nothing(sampler, greedy, logprobs, drafts):
 
 
 def test_only_steps_without_drafts_leave_the_verification_out(sampler, monkeypatch):
-    calls, verify = [], RejectionSampler.forward
-    monkeypatch.setattr(RejectionSampler, "forward", lambda *given: calls.append(1) or verify(*given))
+    calls = []
+    verify = RejectionSampler.forward
+    monkeypatch.setattr(
+        RejectionSampler, "forward", lambda *given: calls.append(1) or verify(*given)
+    )
     sample_plainly()
     for drafts in [[], [], []], [[5], [], []]:
         sampled(sampler, drafts, greedy=False, logprobs=None)
@@ -97,7 +138,9 @@ def test_only_steps_without_drafts_leave_the_verification_out(sampler, monkeypat
 
 @pytest.mark.parametrize("repaired", [False, True])
 def test_top_k_alone_does_not_end_the_engine(sampler, repaired):
-    """As it does in vLLM 0.32.0 on CPUs. If this fails, vLLM is right again: drop the sentence in the README."""
+    """As it does in vLLM 0.32.0 on CPUs. If this fails, vLLM is right again: drop the sentence in
+    the README.
+    """
     asks: dict[str, Any] = {"greedy": False, "logprobs": None, "top_p": False}
     if repaired:
         sample_plainly()
@@ -117,7 +160,9 @@ def test_leaving_it_out_where_something_was_drafted_is_noticed(sampler, monkeypa
 
 
 def test_a_vllm_that_does_not_fit_is_left_as_it_is(sampler, monkeypatch):
-    monkeypatch.setitem(contract.CONTRACT, "plain steps", [contract.Takes("vllm.platforms:nothing", "x")])
+    monkeypatch.setitem(
+        contract.CONTRACT, "plain steps", [contract.Takes("vllm.platforms:nothing", "x")]
+    )
     contract.fits.cache_clear()
     contract.check.cache_clear()
     assert not sample_plainly() and not hasattr(RejectionSampler.forward, NAME)

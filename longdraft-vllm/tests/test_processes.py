@@ -1,4 +1,6 @@
-"""vLLM as it runs by default: its engine in a process of its own, where the plugin must be loaded too."""
+"""vLLM as it runs by default: its engine in a process of its own, where the plugin must be loaded
+too.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def main():
     llm = LLM(sys.argv[2], skip_tokenizer_init=True, disable_log_stats=False, **settings)
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[4])]
     ways = json.loads(sys.argv[5])
-    sampling = [SamplingParams(max_tokens=30, ignore_eos=True, detokenize=False, **way) for way in ways]
-    outputs = [list(x.outputs[0].token_ids) for x in llm.generate(prompts, sampling, use_tqdm=False)]
-    accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
+    usual = {"max_tokens": 30, "ignore_eos": True, "detokenize": False}
+    sampling = [SamplingParams(**usual, **way) for way in ways]
+    answers = llm.generate(prompts, sampling, use_tqdm=False)
+    outputs = [list(answer.outputs[0].token_ids) for answer in answers]
+    name = "vllm:spec_decode_num_accepted_tokens"
+    accepted = sum(metric.value for metric in llm.get_metrics() if metric.name == name)
     print("FOUND " + json.dumps([outputs, accepted]))
 
 if __name__ == "__main__":
@@ -36,19 +41,35 @@ if __name__ == "__main__":
 """
 
 
-OLDER, NEWER = {}, {"TRITON_INTERPRET": "1"}  # vLLM takes the newer runner where Triton runs
-ONE, TWO = {}, {"tensor_parallel_size": 2}
+# vLLM takes the newer runner where Triton runs
+OLDER = {}
+NEWER = {"TRITON_INTERPRET": "1"}
+ONE = {}
+TWO = {"tensor_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
     ("given", "runner", "paced"),
-    [(ONE, OLDER, False), (TWO, OLDER, False), (TWO, OLDER, True), (TWO, NEWER, False), (TWO, NEWER, True)],
-    ids=["one worker", "two workers", "two workers, paced", "two workers, newer", "two workers, newer, paced"],
+    [
+        (ONE, OLDER, False),
+        (TWO, OLDER, False),
+        (TWO, OLDER, True),
+        (TWO, NEWER, False),
+        (TWO, NEWER, True),
+    ],
+    ids=[
+        "one worker",
+        "two workers",
+        "two workers, paced",
+        "two workers, newer",
+        "two workers, newer, paced",
+    ],
 )
 def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner, paced, tmp_path):
     requests = mixed(VOCAB, 256)[:3]
     for i, r in enumerate(requests):
-        r.tokens, r.arrives = 30, 0
+        r.tokens = 30
+        r.arrives = 0
         r.sampling = {"temperature": 0.5 * i, "seed": 100 + i}
     keyed = {"keyed_noise": True}
     options = keyed | ({"pace": "on"} if paced else {})
@@ -57,7 +78,9 @@ def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner,
     words = [sys.executable, str(script), os.path.dirname(__file__), llama, json.dumps(given)]
     words += [json.dumps([r.prompt for r in requests]), json.dumps([r.sampling for r in requests])]
     words.append(json.dumps(options))
-    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"} | runner
+    environment = (
+        os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"} | runner
+    )
     if given:
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_SGL_KERNEL": "0"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
@@ -65,5 +88,7 @@ def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner,
     assert lines, done.stderr[-2000:]
     outputs, accepted = json.loads(lines[0].removeprefix("FOUND "))
     assert outputs == run(llama, None, requests, additional_config={"longdraft": keyed}).outputs
-    assert accepted > 0 or paced  # what clocks decide is not known; workers whose decisions differ would wait
+    assert (
+        accepted > 0 or paced
+    )  # what clocks decide is not known; workers whose decisions differ would wait
     assert ("Using V2 Model Runner" in done.stdout) == (runner is NEWER)

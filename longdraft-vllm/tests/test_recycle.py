@@ -37,12 +37,16 @@ def test_a_draft_follows_the_table():
 
 
 def test_options_are_refused():
-    with pytest.raises(ValueError, match="Recycle has no option nodes; its options are keyed_noise"):
+    with pytest.raises(
+        ValueError, match="Recycle has no option nodes; its options are keyed_noise"
+    ):
         drafter(nodes=3)
 
 
 def bigrams_read(model, monkeypatch) -> tuple[set, set]:
-    """Of each verification of each request, the first pair that was read; and all pairs of neighbors in the texts."""
+    """Of each verification of each request, the first pair that was read; and all pairs of
+    neighbors in the texts.
+    """
     pairs: set = set()
     read = Recycle.read
 
@@ -66,6 +70,8 @@ def test_what_is_read_is_what_the_target_says(llama, monkeypatch):
 def test_a_row_that_reads_another_rows_logits_is_caught(llama, monkeypatch):
     """The planted fault: each row's logits are taken one row too late."""
     own = Recycling._read
-    monkeypatch.setattr(Recycling, "_read", lambda self, best, spec: own(self, [best[-1], *best[:-1]], spec))
+    monkeypatch.setattr(
+        Recycling, "_read", lambda self, best, spec: own(self, [best[-1], *best[:-1]], spec)
+    )
     pairs, neighbors = bigrams_read(llama, monkeypatch)
     assert not pairs <= neighbors

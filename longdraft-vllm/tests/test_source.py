@@ -1,4 +1,6 @@
-"""Signatures and attributes are read from source that is never imported, and a command names what a vLLM lacks."""
+"""Signatures and attributes are read from source that is never imported, and a command names what a
+vLLM lacks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from longdraft_vllm.source import Missing, Source
 FILES = {
     "__init__.py": "raise RuntimeError('imported')",
     "_version.py": "__version__ = version = '7.1'",
-    "config/__init__.py": "from vllm.config.engine import Config as Settings\nfrom .engine import Config",
+    "config/__init__.py": "from vllm.config.engine import Config as Settings\nfrom .engine import Config",  # noqa: E501
     "config/engine.py": """
 from dataclasses import dataclass
 import torch.nn as nn
@@ -46,7 +48,8 @@ class Runner(Base):
 class Alone(nn.Module): ...
 Alias = Runner
 """,
-    "worker/base.py": "class Base:\n    def forward(self, batch, count): self.seen = batch\n    def step(self): ...",
+    "worker/base.py": "class Base:\n    def forward(self, batch, count): self.seen = batch\n    def "  # noqa: E501
+    "step(self): ...",
 }
 
 
@@ -83,16 +86,35 @@ def test_parameters(source, where, names):
 
 def test_attributes(source):
     runner = source.attributes(source.get("vllm.worker.runner:Runner"))
-    assert runner == {"__init__", "limit", "most", "config", "x", "y", "device", "step", "forward", "seen"}
+    assert runner == {
+        "__init__",
+        "limit",
+        "most",
+        "config",
+        "x",
+        "y",
+        "device",
+        "step",
+        "forward",
+        "seen",
+    }
     assert source.attributes(source.get("vllm.config:Settings")) == {"first", "second", "third"}
 
 
 def test_code_has_single_spaces(source):
-    assert "return self.forward( batch, 1)" in source.code(source.get("vllm.worker.runner:Runner.step"))
+    assert "return self.forward( batch, 1)" in source.code(
+        source.get("vllm.worker.runner:Runner.step")
+    )
 
 
 @pytest.mark.parametrize(
-    "where", ["vllm.nothing:Runner", "vllm.worker.runner:Nothing", "vllm.worker.runner:Runner.nothing", "torch:Tensor"]
+    "where",
+    [
+        "vllm.nothing:Runner",
+        "vllm.worker.runner:Nothing",
+        "vllm.worker.runner:Runner.nothing",
+        "torch:Tensor",
+    ],
 )
 def test_what_is_missing(source, where):
     with pytest.raises(Missing):

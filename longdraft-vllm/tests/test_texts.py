@@ -12,7 +12,8 @@ from longdraft_vllm.proposers import Lookup, Suffix
 from longdraft_vllm.texts import Known
 
 METHODS = {"lookup": Lookup, "suffix": Suffix}
-COUNT, LONGEST = 5, 200
+COUNT = 5
+LONGEST = 200
 
 
 def config(**options):
@@ -30,7 +31,9 @@ def propose(proposer, batch):
     for row, (text, _) in enumerate(batch):
         table[row, : len(text)] = text
     lengths = np.array([len(text) for text, _ in batch])
-    return proposer.propose([[text[-1]] if new else [] for text, new in batch], lengths, table, slot_mappings=None)
+    return proposer.propose(
+        [[text[-1]] if new else [] for text, new in batch], lengths, table, slot_mappings=None
+    )
 
 
 def expected(method, text):
@@ -39,11 +42,16 @@ def expected(method, text):
 
 
 def moving_rows(method, steps=60):
-    """A batch like vLLM's: texts grow by a few tokens, rows are exchanged, dropped, taken back and replaced."""
+    """A batch like vLLM's: texts grow by a few tokens, rows are exchanged, dropped, taken back and
+    replaced.
+    """
     rng = random.Random(7)
     draw = lambda n: [rng.randrange(3) for _ in range(n)]  # noqa: E731
     shared = draw(30)
-    proposer, texts, paused, drafted = METHODS[method](config()), [shared + draw(2) for _ in range(3)], [], 0
+    proposer = METHODS[method](config())
+    texts = [shared + draw(2) for _ in range(3)]
+    paused = []
+    drafted = 0
     for step in range(steps):
         for text in texts:
             text += draw(rng.randrange(1, 4))
@@ -59,7 +67,9 @@ def moving_rows(method, steps=60):
         news = [rng.random() < 0.8 for _ in texts]
         found = propose(proposer, list(zip(texts, news, strict=True)))
         for text, new, draft in zip(texts, news, found, strict=True):
-            assert draft == (expected(method, text) if new and len(text) + COUNT < LONGEST else draft), step
+            assert draft == (
+                expected(method, text) if new and len(text) + COUNT < LONGEST else draft
+            ), step
             assert new or not draft
             drafted += len(draft)
         texts = [text for text in texts if len(text) < LONGEST - 20] or [shared[:]]
@@ -82,7 +92,9 @@ def test_a_row_that_keeps_another_rows_drafter_is_caught(method, monkeypatch):
 def test_a_paused_text_is_not_read_again(monkeypatch):
     read = []
     monkeypatch.setattr(module.Known, "__init__", counting(module.Known.__init__, read))
-    proposer, a, b = Lookup(config()), [1, 2, 3, 1, 2], [4, 5, 4, 5]
+    proposer = Lookup(config())
+    a = [1, 2, 3, 1, 2]
+    b = [4, 5, 4, 5]
     propose(proposer, [(a, True), (b, True)])
     propose(proposer, [([*b, 4], True)])
     propose(proposer, [([*b, 4, 5], True), ([*a, 3], True)])

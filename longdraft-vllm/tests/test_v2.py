@@ -1,4 +1,5 @@
-"""vLLM's newer model runner on a CPU, where Triton's interpreter runs its kernels, so it needs a process of its own.
+"""vLLM's newer model runner on a CPU, where Triton's interpreter runs its kernels, so it needs a
+process of its own.
 
 Run: TRITON_INTERPRET=1 pytest tests/test_v2.py tests/test_v2_keyed.py tests/test_v2_paced.py
 """
@@ -84,10 +85,15 @@ def test_a_view_of_everything_predicts_everything(llama, method, steps):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_request_reports_the_drafts_that_were_made(llama, method, steps):
-    """As many drafted and accepted tokens as on the older runner, where requests have drafts of any length."""
+    """As many drafted and accepted tokens as on the older runner, where requests have drafts of any
+    length.
+    """
     found = run(llama, method, mixed(VOCAB, LONGEST)[:4])
     assert steps and found.own == of_older_runner(llama, method, 4).own
-    assert (sum(d for d, _ in found.own), sum(a for _, a in found.own)) == (found.drafted, found.accepted)
+    assert (sum(d for d, _ in found.own), sum(a for _, a in found.own)) == (
+        found.drafted,
+        found.accepted,
+    )
     assert len(set(found.own)) > 1
 
 
@@ -101,7 +107,8 @@ def test_what_fills_drafts_up_is_not_reported(llama, monkeypatch):
         return drafts
 
     monkeypatch.setattr(speculator.Proposing, "propose", longer)
-    found, older = run(llama, "suffix", mixed(VOCAB, LONGEST)[:4]), of_older_runner(llama, "suffix", 4)
+    found = run(llama, "suffix", mixed(VOCAB, LONGEST)[:4])
+    older = of_older_runner(llama, "suffix", 4)
     assert found.outputs == older.outputs
     assert found.drafted > older.drafted
 
@@ -114,7 +121,9 @@ def test_recycle_reads_what_the_target_says(llama, monkeypatch, steps):
 def test_recycle_that_reads_another_rows_logits_is_caught(llama, monkeypatch):
     """The planted fault: each row's logits are taken one row too late."""
     read = RecycleSpeculator.read
-    monkeypatch.setattr(RecycleSpeculator, "read", lambda self, *rows: read(self, *rows[:3], rows[3].roll(1)))
+    monkeypatch.setattr(
+        RecycleSpeculator, "read", lambda self, *rows: read(self, *rows[:3], rows[3].roll(1))
+    )
     pairs, neighbors = bigrams_read(llama, monkeypatch)
     assert not pairs <= neighbors
 
@@ -128,7 +137,9 @@ def test_a_sampler_that_accepts_too_much_is_caught(llama, monkeypatch):
 def test_drafts_in_a_committed_slot_are_caught(llama, monkeypatch):
     """The planted fault: draft keys land on the last committed token's."""
     slots = SelfDrafting.slots
-    monkeypatch.setattr(SelfDrafting, "slots", lambda self, paged, rows, at: slots(self, paged, rows, at - 1))
+    monkeypatch.setattr(
+        SelfDrafting, "slots", lambda self, paged, rows, at: slots(self, paged, rows, at - 1)
+    )
     found = run(llama, "vegas", mixed(VOCAB, LONGEST))
     assert found.outputs != of_older_runner(llama, None).outputs
 

@@ -1,4 +1,5 @@
-"""On vLLM's newer model runner too, a seeded request with keyed noise gives what longdraft's own engine gives.
+"""On vLLM's newer model runner too, a seeded request with keyed noise gives what longdraft's own
+engine gives.
 
 Run: TRITON_INTERPRET=1 pytest tests/test_v2.py tests/test_v2_keyed.py tests/test_v2_paced.py
 """
@@ -41,7 +42,9 @@ def test_outputs_survive_preemption(llama, expected, method, steps):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_outputs_are_the_same_whatever_the_pace_decides(llama, expected, method, monkeypatch, steps):
+def test_outputs_are_the_same_whatever_the_pace_decides(
+    llama, expected, method, monkeypatch, steps
+):
     at_random(monkeypatch)
     found = keyed_run(llama, method, pace="on")
     assert steps and found.outputs[:-1] == expected
@@ -57,7 +60,9 @@ def test_drafts_by_the_same_noise_are_accepted(llama, steps):
 
 
 def test_noise_of_another_position_is_caught(llama, expected, monkeypatch):
-    """The planted fault: the tokens after a request's first one are drawn with the noise of that position."""
+    """The planted fault: the tokens after a request's first one are drawn with the noise of that
+    position.
+    """
     redraw = Draws.redraw
 
     def too_early(self, tokens, logits, expanded, positions):

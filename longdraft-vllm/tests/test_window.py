@@ -34,7 +34,9 @@ def common(lengths: list[int], queries: int, pages: int = 8) -> CommonAttentionM
         num_actual_tokens=queries * len(lengths),
         max_query_len=queries,
         max_seq_len=max(lengths),
-        block_table_tensor=torch.arange(pages * len(lengths), dtype=torch.int32).view(len(lengths), -1),
+        block_table_tensor=torch.arange(pages * len(lengths), dtype=torch.int32).view(
+            len(lengths), -1
+        ),
         slot_mapping=torch.zeros(queries * len(lengths), dtype=torch.long),
         seq_lens_cpu_upper_bound=torch.tensor(lengths, dtype=torch.int32),
     )
@@ -73,7 +75,8 @@ def test_no_sink_and_a_short_text():
 def passes(monkeypatch) -> dict[str, Any]:
     """The drafts of each step, and how many keys the drafter's passes read."""
     found: dict[str, Any] = {"drafts": [], "keys": 0}
-    propose, build = SpecDecodeBaseProposer.propose, AttentionGroup.build_metadata_for_drafting
+    propose = SpecDecodeBaseProposer.propose
+    build = AttentionGroup.build_metadata_for_drafting
 
     def proposing(self, *args, **given):
         drafts = propose(self, *args, **given)
@@ -89,9 +92,17 @@ def passes(monkeypatch) -> dict[str, Any]:
     return found
 
 
-def speculate(model: str, spec: dict[str, Any], passes: dict[str, Any], options: Any = None, **given: Any) -> Report:
+def speculate(
+    model: str, spec: dict[str, Any], passes: dict[str, Any], options: Any = None, **given: Any
+) -> Report:
     passes.update(drafts=[], keys=0)
-    llm = engine(model, None, speculative_config=spec, additional_config={"longdraft": options or {}}, **given)
+    llm = engine(
+        model,
+        None,
+        speculative_config=spec,
+        additional_config={"longdraft": options or {}},
+        **given,
+    )
     try:
         return serve(llm, mixed(VOCAB, 256))
     finally:
@@ -111,7 +122,10 @@ def drafter(kind: str, target: Any, folder: Any) -> dict[str, Any]:  # noqa: F81
     config = json.loads(path.read_text())
     if kind == "dflash":
         layers = config["transformer_layer_config"]
-        layers |= {"layer_types": ["full_attention"] * len(layers["layer_types"]), "use_sliding_window": False}
+        layers |= {
+            "layer_types": ["full_attention"] * len(layers["layer_types"]),
+            "use_sliding_window": False,
+        }
         path.write_text(json.dumps(config))
     return spec
 
@@ -120,7 +134,8 @@ def drafter(kind: str, target: Any, folder: Any) -> dict[str, Any]:  # noqa: F81
 def test_a_window(tmp_path, target, plain, passes, kind):  # noqa: F811
     spec = drafter(kind, target, tmp_path)
     whole = speculate(target.name, spec, passes)
-    drafts, keys = passes["drafts"], passes["keys"]
+    drafts = passes["drafts"]
+    keys = passes["keys"]
     large = speculate(target.name, spec, passes, LARGE)
     assert (passes["drafts"], passes["keys"]) == (drafts, keys)
     small = speculate(target.name, spec, passes, SMALL)
@@ -163,7 +178,8 @@ def test_a_window_for_mtp(with_mtp, passes):
     outputs = run(with_mtp, None, mixed(VOCAB, 256), **made_up).outputs
     spec = {"method": "mtp", "num_speculative_tokens": COUNT}
     whole = speculate(with_mtp, spec, passes, **made_up)
-    drafts, keys = passes["drafts"], passes["keys"]
+    drafts = passes["drafts"]
+    keys = passes["keys"]
     large = speculate(with_mtp, spec, passes, LARGE, **made_up)
     assert (passes["drafts"], passes["keys"]) == (drafts, keys)
     small = speculate(with_mtp, spec, passes, SMALL, **made_up)
@@ -172,7 +188,9 @@ def test_a_window_for_mtp(with_mtp, passes):
 
 
 def test_pages_in_the_wrong_place_are_caught(tmp_path, target, plain, passes, monkeypatch):  # noqa: F811
-    """The planted fault: with a window of everything, each page is read in another one's place. Outputs stay."""
+    """The planted fault: with a window of everything, each page is read in another one's place.
+    Outputs stay.
+    """
     spec = drafter("eagle3", target, tmp_path)
     speculate(target.name, spec, passes)
     drafts = passes["drafts"]
@@ -192,7 +210,10 @@ def test_pages_in_the_wrong_place_are_caught(tmp_path, target, plain, passes, mo
     [
         ({"drafter_sink": 4}, "drafter_sink needs drafter_window"),
         ({"drafter_window": 0}, "drafter_window is 0: give a number of tokens, at least 1"),
-        ({"drafter_window": 8, "drafter_sink": -1}, "drafter_sink is -1: give a number of tokens, at least 0"),
+        (
+            {"drafter_window": 8, "drafter_sink": -1},
+            "drafter_sink is -1: give a number of tokens, at least 0",
+        ),
         ({"drafter_window": 8}, "drafter_window is for vLLM's methods eagle, eagle3, mtp, dflash"),
     ],
 )

@@ -1,6 +1,7 @@
 """longdraft: speculative decoding for long contexts, without changing a single token.
 
-Each public name is imported when it is first used, so that `longdraft --help` does not import torch.
+Each public name is imported when it is first used, so that `longdraft --help` does not import
+torch.
 """
 
 from __future__ import annotations

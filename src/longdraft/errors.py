@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Bad input: one clear line that says what is wrong and what would be right; the command line exits with 2."""
+    """Bad input: one clear line that says what is wrong and what would be right; the command line
+    exits with 2.
+    """
 
 
 class FieldError(InputError):

@@ -15,8 +15,8 @@ def size() -> int:
 
 
 def world() -> tuple[int, int]:
-    """(this process's rank, number of processes); (0, 1) without torchrun. Raises InputError for variables that
-    torchrun would not set.
+    """(this process's rank, number of processes); (0, 1) without torchrun. Raises InputError for
+    variables that torchrun would not set.
     """
     count = size()
     if count == 1:
@@ -42,5 +42,8 @@ def local_rank() -> int:
 def _number(name: str, default: int | None, least: int) -> int:
     text = os.environ.get(name) or ("" if default is None else str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= least):
-        raise InputError(f"the environment variable {name} is {text[:40]!r}, not a number of {least} or more: {RIGHT}")
+        raise InputError(
+            f"the environment variable {name} is {text[:40]!r}, not a number of {least} or "
+            f"more: {RIGHT}"
+        )
     return int(text)

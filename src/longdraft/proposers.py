@@ -1,4 +1,6 @@
-"""Names of what proposes nodes, as traces have them (`Drafter.name`), each with its label on the server's page."""
+"""Names of what proposes nodes, as traces have them (`Drafter.name`), each with its label on the
+server's page.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The parameters of sampling: the library, `longdraft.hf`, the command line, the server and its page read this table.
+"""The parameters of sampling: the library, `longdraft.hf`, the command line, the server and its
+page read this table.
 
-A range is the same everywhere, and as wide as anyone needs. OpenAI documents temperatures up to 2, but other servers
-and our commands take higher ones; vLLM's clients send a top_k of -1.
+A range is the same everywhere, and as wide as anyone needs. OpenAI documents temperatures up to 2,
+but other servers and our commands take higher ones; vLLM's clients send a top_k of -1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ EXACT = (1 << 53) - 1  # the largest whole number that is exact in JavaScript, a
 
 @dataclass(frozen=True)
 class Parameter(Generic[N]):
-    """Values are of `kind`, from `low` to `high`; `above`: without `low` itself. name: as in Python."""
+    """Values are of `kind`, from `low` to `high`; `above`: without `low` itself. name: as in
+    Python.
+    """
 
     name: str
     kind: type[N]
@@ -29,10 +32,16 @@ class Parameter(Generic[N]):
     above: bool = False
 
     def check(self, value: Any, name: str = "") -> None:
-        """Raises InputError, with this name of the parameter (default: its own), for a value out of range."""
-        number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
+        """Raises InputError, with this name of the parameter (default: its own), for a value out of
+        range.
+        """
+        number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(
+            value, bool
+        )
         if not (number and self._holds(value)):
-            raise InputError(f"{name or self.name.replace('_', '-')} is {value}: give {self.allowed}")
+            raise InputError(
+                f"{name or self.name.replace('_', '-')} is {value}: give {self.allowed}"
+            )
 
     def _holds(self, value: Any) -> bool:
         return bool(self.low <= value <= self.high) and not (self.above and value == self.low)
@@ -40,7 +49,11 @@ class Parameter(Generic[N]):
     @property
     def span(self) -> str:
         """The range in words."""
-        return f"above {self.low}, {self.high} at most" if self.above else f"from {self.low} to {self.high}"
+        return (
+            f"above {self.low}, {self.high} at most"
+            if self.above
+            else f"from {self.low} to {self.high}"
+        )
 
     @property
     def allowed(self) -> str:
@@ -54,26 +67,69 @@ class Parameter(Generic[N]):
 
     @property
     def in_json(self) -> dict[str, Any]:
-        """The range for a page. A whole number that is not exact there is out of it: another would be sent."""
-        low, high = (max(-EXACT, min(EXACT, end)) if self.kind is int else end for end in (self.low, self.high))
+        """The range for a page. A whole number that is not exact there is out of it: another would
+        be sent.
+        """
+        low, high = (
+            max(-EXACT, min(EXACT, end)) if self.kind is int else end
+            for end in (self.low, self.high)
+        )
         span = Parameter(self.name, self.kind, low, high, self.default, self.about, self.above)
-        return {"whole": self.kind is int, "low": low, "high": high, "above": self.above, "allowed": span.allowed}
+        return {
+            "whole": self.kind is int,
+            "low": low,
+            "high": high,
+            "above": self.above,
+            "allowed": span.allowed,
+        }
 
 
-TEMPERATURE = Parameter("temperature", float, 0, 10_000, 0.0, "Sampling temperature; 0 is greedy decoding.")
+TEMPERATURE = Parameter(
+    "temperature", float, 0, 10_000, 0.0, "Sampling temperature; 0 is greedy decoding."
+)
 COLD = 1e-30  # a temperature below this is greedy: noise is lost in the logits that it divides
-TOP_K = Parameter("top_k", int, -1, 1 << 31, 0, "Sample from the k most likely tokens; 0 or -1 is off.")
-TOP_P = Parameter("top_p", float, 0, 1, 1.0, "Nucleus sampling: cumulative probability; 1 is off.", above=True)
-MIN_P = Parameter("min_p", float, 0, 1, 0.0, "Drop tokens below this share of the highest probability; 0 is off.")
+TOP_K = Parameter(
+    "top_k", int, -1, 1 << 31, 0, "Sample from the k most likely tokens; 0 or -1 is off."
+)
+TOP_P = Parameter(
+    "top_p", float, 0, 1, 1.0, "Nucleus sampling: cumulative probability; 1 is off.", above=True
+)
+MIN_P = Parameter(
+    "min_p", float, 0, 1, 0.0, "Drop tokens below this share of the highest probability; 0 is off."
+)
 ETA = Parameter("eta", float, 0, 1, 0.0, "Eta sampling: the cutoff of probabilities; 0 is off.")
-PENALTY = Parameter("penalty", float, 0.001, 1000, 1.0, "Divide the logits of recent tokens by this; 1 is off.")
-WINDOW = Parameter("window", int, 1, 1 << 31, 1024, "Number of recent tokens that the penalty considers.")
-FREQUENCY = Parameter("frequency", float, -2, 2, 0.0, "Subtracted from a logit per generated occurrence; 0 is off.")
-PRESENCE = Parameter("presence", float, -2, 2, 0.0, "Subtracted from the logits of generated tokens; 0 is off.")
-SAMPLER = (TEMPERATURE, TOP_K, TOP_P, MIN_P, ETA, PENALTY, WINDOW, FREQUENCY, PRESENCE)  # the fields of a Sampler
+PENALTY = Parameter(
+    "penalty", float, 0.001, 1000, 1.0, "Divide the logits of recent tokens by this; 1 is off."
+)
+WINDOW = Parameter(
+    "window", int, 1, 1 << 31, 1024, "Number of recent tokens that the penalty considers."
+)
+FREQUENCY = Parameter(
+    "frequency", float, -2, 2, 0.0, "Subtracted from a logit per generated occurrence; 0 is off."
+)
+PRESENCE = Parameter(
+    "presence", float, -2, 2, 0.0, "Subtracted from the logits of generated tokens; 0 is off."
+)
+SAMPLER = (
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    MIN_P,
+    ETA,
+    PENALTY,
+    WINDOW,
+    FREQUENCY,
+    PRESENCE,
+)  # the fields of a Sampler
 
 BIAS = Parameter("bias", float, -100, 100, 0.0, "Added to the logit of a token.")
 # torch.manual_seed's range: as there, a seed is taken as an int64.
 SEED = Parameter("seed", int, -(1 << 63), (1 << 64) - 1, 0, "Seed of random numbers.")
 MAX_TOKENS = Parameter("max_tokens", int, 1, (1 << 31) - 1, 256, "Maximum number of new tokens.")
-TRACE = (TEMPERATURE, TOP_P, TOP_K, SEED, MAX_TOKENS)  # the numbers of a trace's request, which the page asks for
+TRACE = (
+    TEMPERATURE,
+    TOP_P,
+    TOP_K,
+    SEED,
+    MAX_TOKENS,
+)  # the numbers of a trace's request, which the page asks for

@@ -1,4 +1,6 @@
-"""The audit can fail: it flags every planted fault that changes a text, and finds nothing where nothing is wrong."""
+"""The audit can fail: it flags every planted fault that changes a text, and finds nothing where
+nothing is wrong.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,19 @@ def levels(t):
     return Hierarchical(t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [1, 1]), 4)
 
 
-def audit(make, model="llama", chosen=None, tolerance=1e-3, verify=None, lengths=(70, 31), new=N) -> Audit:
+def audit(
+    make, model="llama", chosen=None, tolerance=1e-3, verify=None, lengths=(70, 31), new=N
+) -> Audit:
     lm = tiny.target(model)
     prompts = [Prompt(f"p{i}", p, new) for i, p in enumerate(tiny.prompts(*lengths))]
-    return Audit(lm, lambda: make(lm), prompts, ways(None, 1, 3) if chosen is None else chosen, tolerance, verify)
+    return Audit(
+        lm,
+        lambda: make(lm),
+        prompts,
+        ways(None, 1, 3) if chosen is None else chosen,
+        tolerance,
+        verify,
+    )
 
 
 def run(job: Audit, known=lambda index, way: False) -> list[dict]:
@@ -52,14 +63,29 @@ def run(job: Audit, known=lambda index, way: False) -> list[dict]:
     return list(job.run(lambda n, what: None, known))
 
 
-COMPARED = ("full view", "vegas tree", "triforce by itself", "triforce", "vegas", "lookup", "sd", "longspec")
+COMPARED = (
+    "full view",
+    "vegas tree",
+    "triforce by itself",
+    "triforce",
+    "vegas",
+    "lookup",
+    "sd",
+    "longspec",
+)
 GOOD = {"plain": lambda t: Drafter()} | {name: BUILD[name] for name in COMPARED}
 
 
 @pytest.mark.parametrize(
     "name,model",
-    [case(n, m, id=f"{n}-{m}", daily=m == "llama" or n in THREE) for m in ("llama", "gpt-oss") for n in GOOD]
-    + [case("vegas tree", m, id=f"vegas tree-{m}", daily=True) for m in ("deepseek", "qwen3.5")],  # no values; states
+    [
+        case(n, m, id=f"{n}-{m}", daily=m == "llama" or n in THREE)
+        for m in ("llama", "gpt-oss")
+        for n in GOOD
+    ]
+    + [
+        case("vegas tree", m, id=f"vegas tree-{m}", daily=True) for m in ("deepseek", "qwen3.5")
+    ],  # no values; states
 )
 def test_nothing_is_found_where_nothing_is_wrong(name, model):
     runs = run(audit(GOOD[name], model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70,)))
@@ -71,7 +97,11 @@ def test_nothing_is_found_where_nothing_is_wrong(name, model):
 
 # fault: (plant, drafter, model)
 PLANTED = {
-    "one draw per path (TokenSwift)": (plant_verifier("match", broken.per_path_draws), tree, "gpt-oss"),
+    "one draw per path (TokenSwift)": (
+        plant_verifier("match", broken.per_path_draws),
+        tree,
+        "gpt-oss",
+    ),
     "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, chain, "llama"),
     "position off by one": (broken.wrong_position, chain, "llama"),
     "a node sees its sibling": (broken.sees_sibling, tree, "gpt-oss"),
@@ -80,7 +110,11 @@ PLANTED = {
     "length off by one after acceptance": (broken.length_off, chain, "llama"),
     "rollback leaves one slot": (broken.rollback_off, levels, "llama"),
     "draft overwrites committed slots": (broken.corrupting_draft, chain, "llama"),
-    "the middle level counts as verified (TriForce)": (plant_verifier("match", broken.unverified), triforce, "llama"),
+    "the middle level counts as verified (TriForce)": (
+        plant_verifier("match", broken.unverified),
+        triforce,
+        "llama",
+    ),
     "the middle level's slots stay committed (TriForce)": (broken.middle_stays, triforce, "llama"),
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, triforce, "llama"),
     "noise by place in the batch": (broken.noise_by_place, chain, "llama"),
@@ -97,12 +131,18 @@ PLANTED = {
 
 
 @pytest.mark.parametrize(  # test_broken.py has all of them in `make test`
-    "fault", [pytest.param(name, marks=[pytest.mark.full] if i % 3 else []) for i, name in enumerate(PLANTED)]
+    "fault",
+    [
+        pytest.param(name, marks=[pytest.mark.full] if i % 3 else [])
+        for i, name in enumerate(PLANTED)
+    ],
 )
 def test_a_planted_fault_is_flagged(fault, monkeypatch):
     plant, make, model = PLANTED[fault]
     plant(monkeypatch)
-    assert failures(audit(make, model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70, 31, 90))) > 0
+    assert (
+        failures(audit(make, model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70, 31, 90))) > 0
+    )
     broken.caught(fault, "audit")
 
 
@@ -171,9 +211,12 @@ def test_a_drafter_that_touches_the_prompts_states_is_flagged():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "by", "seen"), [("float32", 0.01, True), ("float32", 1e-6, False), ("bfloat16", 0.01, False)]
+    ("dtype", "by", "seen"),
+    [("float32", 0.01, True), ("float32", 1e-6, False), ("bfloat16", 0.01, False)],
 )
-def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_right(dtype, by, seen):
+def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_right(
+    dtype, by, seen
+):
     lm = LM(tiny.stock("llama", dtype=getattr(torch, dtype)))
 
     class Scribbler(Drafter):
@@ -181,7 +224,9 @@ def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_
             if bool(seqs.done.all()):  # nothing reads it any more
                 seqs.cache.read(2, 0)[0][1, 72, 3] += by
 
-    [found] = run(Audit(lm, Scribbler, [Prompt("p", tiny.prompts(70)[0], N)], [Way(Sampler(1.0), 3)], 1e-3))
+    [found] = run(
+        Audit(lm, Scribbler, [Prompt("p", tiny.prompts(70)[0], N)], [Way(Sampler(1.0), 3)], 1e-3)
+    )
     assert found["tokens"] == N and [d["position"] for d in found["found"]] == [None] * seen
     assert all("not plain decoding's" in d["why"] for d in found["found"])
 
@@ -192,7 +237,9 @@ def slips(places: set[int]):
     def verifier(tree, logits, sampler, rows):
         verdict = match(tree, logits, sampler, rows)
         if int(rows.length[0]) not in places:
-            return Verdict(verdict.path[:, :1], torch.ones_like(verdict.count), verdict.emitted[:, :1])
+            return Verdict(
+                verdict.path[:, :1], torch.ones_like(verdict.count), verdict.emitted[:, :1]
+            )
         second = sampler.scores(logits, tree, rows)[:, 0].topk(2).indices[:, 1:]
         return Verdict(verdict.path[:, :1], torch.ones_like(verdict.count), second)
 
@@ -200,17 +247,32 @@ def slips(places: set[int]):
 
 
 @pytest.mark.parametrize(
-    ("way", "model"), [(Way(Sampler(), 0), "llama"), (Way(Sampler(1.0), 4), "llama"), (Way(Sampler(1.0), 4), "qwen3.5")]
+    ("way", "model"),
+    [
+        (Way(Sampler(), 0), "llama"),
+        (Way(Sampler(1.0), 4), "llama"),
+        (Way(Sampler(1.0), 4), "qwen3.5"),
+    ],
 )
 def test_a_tie_is_passed_and_what_follows_is_audited(way, model):
-    [found] = run(audit(chain, model, chosen=[way], tolerance=1e9, verify=slips({75, 80, 93}), lengths=(70,)))
+    [found] = run(
+        audit(chain, model, chosen=[way], tolerance=1e9, verify=slips({75, 80, 93}), lengths=(70,))
+    )
     assert (found["tokens"], found["ties"], found["failures"]) == (N, 3, 0)
     assert [d["position"] for d in found["found"]] == [5, 10, 23]
     assert all(d["gap"] == d["top2_gap"] > 0 and d["plain"] != d["method"] for d in found["found"])
     gaps = [d["gap"] for d in found["found"]]
-    [strict] = run(audit(chain, model, chosen=[way], tolerance=0.0, verify=slips({75, 80, 93}), lengths=(70,)))
-    assert (strict["tokens"], strict["ties"], strict["failures"]) == (6, 0, 1)  # a failure ends the run
-    [between] = run(audit(chain, model, chosen=[way], tolerance=gaps[0], verify=slips({75}), lengths=(70,)))
+    [strict] = run(
+        audit(chain, model, chosen=[way], tolerance=0.0, verify=slips({75, 80, 93}), lengths=(70,))
+    )
+    assert (strict["tokens"], strict["ties"], strict["failures"]) == (
+        6,
+        0,
+        1,
+    )  # a failure ends the run
+    [between] = run(
+        audit(chain, model, chosen=[way], tolerance=gaps[0], verify=slips({75}), lengths=(70,))
+    )
     assert (between["tokens"], between["ties"]) == (N, 1)
 
 
@@ -219,7 +281,9 @@ def test_a_token_far_from_the_best_is_no_tie_however_close_the_best_two_are():
         worst = logits[:, 0].argmin(-1, keepdim=True)
         return Verdict(torch.zeros_like(worst), torch.ones_like(worst[:, 0]), worst)
 
-    [found] = run(audit(chain, chosen=[Way(Sampler(), 0)], tolerance=1.0, verify=third, lengths=(70,)))
+    [found] = run(
+        audit(chain, chosen=[Way(Sampler(), 0)], tolerance=1.0, verify=third, lengths=(70,))
+    )
     assert found["failures"] == 1 and found["found"][0]["gap"] is None
 
 
@@ -239,8 +303,10 @@ def test_windows_are_spread_over_a_text_and_give_all_tokens():
 
 
 def test_an_interrupted_audit_is_resumed(tmp_path):
-    out, settings = tmp_path / "a.json", {"method": "full view"}
-    job, log = audit(chain), AuditLog(out, settings, 4, False)
+    out = tmp_path / "a.json"
+    settings = {"method": "full view"}
+    job = audit(chain)
+    log = AuditLog(out, settings, 4, False)
     log.write()
     count = iter(range(1000))
 
@@ -267,7 +333,8 @@ def test_an_interrupted_audit_is_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"task": "bench"}', '{"task": "audit"}', '{"task": "audit", "runs": 3}']
+    "text",
+    ["", "[]", "{}", '{"task": "bench"}', '{"task": "audit"}', '{"task": "audit", "runs": 3}'],
 )
 def test_a_file_that_is_no_audit_is_left_alone(tmp_path, text):
     out = tmp_path / "a.json"
@@ -310,13 +377,31 @@ def command(place: Path, *words: str, model: str = "m") -> int:
 
 def test_the_command(place, capsys, tmp_path):
     out = tmp_path / "x.json"
-    words = ["--method", "sd", "--random-drafter", "-o", "gamma=3", "--seeds", "2", "--out", str(out), "--json"]
+    words = [
+        "--method",
+        "sd",
+        "--random-drafter",
+        "-o",
+        "gamma=3",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+        "--json",
+    ]
     assert command(place, *words) == 0
     record = json.loads(capsys.readouterr().out)
-    assert (record["tokens"], record["differences"], record["ties"], record["failures"]) == (120, 0, 0, 0)
+    assert (record["tokens"], record["differences"], record["ties"], record["failures"]) == (
+        120,
+        0,
+        0,
+        0,
+    )
     assert record == json.loads(out.read_text()) and record["drafter"] == "random, seed 0"
     assert record["exact"] is record["native"]
-    assert all(r["mean_acceptance_length"] >= 1 and 0 < r["distinct_3"] <= 1 for r in record["runs"])
+    assert all(
+        r["mean_acceptance_length"] >= 1 and 0 < r["distinct_3"] <= 1 for r in record["runs"]
+    )
     assert str(place) not in json.dumps(record)
     assert command(place, *words[:-1], "--resume") == 0
     shown = capsys.readouterr().out
@@ -343,9 +428,12 @@ PLACES = {
 
 
 @pytest.mark.parametrize(
-    "where", [pytest.param(name, marks=[pytest.mark.full] if "torch" in name else []) for name in PLACES]
+    "where",
+    [pytest.param(name, marks=[pytest.mark.full] if "torch" in name else []) for name in PLACES],
 )
-def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(place, capsys, monkeypatch, where):
+def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(
+    place, capsys, monkeypatch, where
+):
     """At default settings, in float32 and in bfloat16, by the native step and by torch."""
     if "torch" in where:
         monkeypatch.setattr("longdraft.backends.native.fits", lambda hf, windows: False)
@@ -374,11 +462,28 @@ def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
     broken.favored(monkeypatch)
     monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
-    monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)  # more than sixteen tokens score as close as that
-    words = ["--method", "vegas", "-o", "min_budget=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
+    monkeypatch.setattr(
+        "longdraft.audit.passage.KEPT", 320
+    )  # more than sixteen tokens score as close as that
+    words = [
+        "--method",
+        "vegas",
+        "-o",
+        "min_budget=8",
+        "--temperature",
+        "0",
+        "--tokens",
+        "300",
+        "--tolerance",
+        "0.3",
+    ]
     assert command(place, *words, "--json", model="flat") == 1
     record = json.loads(capsys.readouterr().out)
-    assert record["failures"] == 0 and record["too_many_ties"] and record["tie_rate"] > record["tie_bound"] > 0
+    assert (
+        record["failures"] == 0
+        and record["too_many_ties"]
+        and record["tie_rate"] > record["tie_bound"] > 0
+    )
     assert record["control_rate"] == 0
 
 

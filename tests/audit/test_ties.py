@@ -38,8 +38,14 @@ def test_where_passes_are_exact_nothing_is_tolerated_and_nothing_is_found(name, 
 
 
 def test_what_ties_by_default():
-    assert default_tolerance(tiny.target("gpt-oss")) == default_tolerance(tiny.target("llama-torch")) == 1e-3
-    assert default_tolerance(half("gpt-oss", True)) == default_tolerance(half("llama", False)) == 0.25
+    assert (
+        default_tolerance(tiny.target("gpt-oss"))
+        == default_tolerance(tiny.target("llama-torch"))
+        == 1e-3
+    )
+    assert (
+        default_tolerance(half("gpt-oss", True)) == default_tolerance(half("llama", False)) == 0.25
+    )
 
 
 def totals(lm: LM, make, tokens: int, verify=None) -> dict:
@@ -53,21 +59,31 @@ def totals(lm: LM, make, tokens: int, verify=None) -> dict:
 
 
 def test_ties_by_rounding_are_as_many_as_the_controls():
-    """In bfloat16 by torch a pass of one token rounds otherwise than wider ones; random weights make ties common."""
+    """In bfloat16 by torch a pass of one token rounds otherwise than wider ones; random weights
+    make ties common.
+    """
     found = totals(half("llama", False), GOOD["vegas"], 100)
     assert found["failures"] == 0 and not found["too_many_ties"]
-    assert found["ties"] > 0 and found["control_ties"] > 0 and found["control_tokens"] == found["tokens"] == 200
+    assert (
+        found["ties"] > 0
+        and found["control_ties"] > 0
+        and found["control_tokens"] == found["tokens"] == 200
+    )
     assert found["tie_rate"] == found["ties"] / 200 <= found["tie_bound"] < 0.25
     assert found["control_rate"] == found["control_ties"] / 200
     assert "would be too many" in sentences(found, 0.25)[-2]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", ["drafts are favored by a little", "drafts near the best are accepted"])
+@pytest.mark.parametrize(
+    "fault", ["drafts are favored by a little", "drafts near the best are accepted"]
+)
 def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch):
-    """All of it lies within the tolerance. (That a lenient verifier accepts what its own pass did not choose is not
-    looked at where a verifier is given.)"""
-    lm, verifier = half("gpt-oss", False), broken.lenient
+    """All of it lies within the tolerance. (That a lenient verifier accepts what its own pass did
+    not choose is not looked at where a verifier is given.)
+    """
+    lm = half("gpt-oss", False)
+    verifier = broken.lenient
     honest = totals(lm, GOOD["vegas"], 40)
     assert (honest["failures"], honest["too_many_ties"]) == (0, False)
     if "favored" in fault:  # the control must not be favored too
@@ -84,7 +100,9 @@ def test_a_lenient_verifier_is_flagged_by_what_its_own_pass_says(monkeypatch):
     """Though the tolerance would excuse every token of it, and after the first of them."""
     plant_verifier("match", broken.lenient)(monkeypatch)
     found = totals(half("gpt-oss", False), GOOD["vegas"], 60)
-    assert found["failures"] == 2 and all("did not choose" in r["found"][-1]["why"] for r in found["runs"])
+    assert found["failures"] == 2 and all(
+        "did not choose" in r["found"][-1]["why"] for r in found["runs"]
+    )
 
 
 def exactly(n: int, k: int, p: float) -> float:
@@ -94,18 +112,30 @@ def exactly(n: int, k: int, p: float) -> float:
 @pytest.mark.parametrize(("tokens", "control"), [(200, 200), (300, 120), (60, 400)])
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.05, 0.2])
 def test_the_false_alarm_rate_of_the_bound(tokens, control, rate):
-    """Method and control tie with the same probability: an alarm is rarer than stated, by enumeration."""
+    """Method and control tie with the same probability: an alarm is rarer than stated, by
+    enumeration.
+    """
     alarm = 0.0
     for c in range(control + 1):
         most = most_ties(tokens, c, control)
-        alarm += exactly(control, c, rate) * sum(exactly(tokens, k, rate) for k in range(most + 1, tokens + 1))
+        alarm += exactly(control, c, rate) * sum(
+            exactly(tokens, k, rate) for k in range(most + 1, tokens + 1)
+        )
     assert alarm < FALSE_ALARM
 
 
 def test_the_bound_on_ties():
-    assert most_ties(720, 0, 720) == 19 and most_ties(10, 0, 10) == 10  # 20 of 720 where the control has none
-    assert most_ties(720, 5, 720) < 37  # what a verifier that accepts within 0.25 was once passed with
-    assert most_ties(100_000, 1000, 100_000) == 2000  # significance alone would forbid a little more than 1200
+    assert (
+        most_ties(720, 0, 720) == 19 and most_ties(10, 0, 10) == 10
+    )  # 20 of 720 where the control has none
+    assert (
+        most_ties(720, 5, 720) < 37
+    )  # what a verifier that accepts within 0.25 was once passed with
+    assert (
+        most_ties(100_000, 1000, 100_000) == 2000
+    )  # significance alone would forbid a little more than 1200
     found = [most_ties(720, c, 720) for c in range(100)]
     assert found == sorted(found) and most_ties(720, 720, 720) == 720
-    assert tail_probability(20, 0, 0.5) == pytest.approx(0.5**20) and tail_probability(0, 3, 0.5) == pytest.approx(1)
+    assert tail_probability(20, 0, 0.5) == pytest.approx(0.5**20) and tail_probability(
+        0, 3, 0.5
+    ) == pytest.approx(1)

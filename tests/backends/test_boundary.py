@@ -1,4 +1,6 @@
-"""The boundary of backends: views show what their types have, and the kernels get every part of a layer by name."""
+"""The boundary of backends: views show what their types have, and the kernels get every part of a
+layer by name.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,23 @@ from longdraft.views import Guided, Quest, SinkWindow
 from longdraft.views.base import View
 
 PROMPT = 60
-NATIVE = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+NATIVE = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 
 
 def members(protocol: type) -> set[str]:
-    return {name for name in {**vars(protocol), **protocol.__annotations__} if not name.startswith("_")}
+    return {
+        name for name in {**vars(protocol), **protocol.__annotations__} if not name.startswith("_")
+    }
 
 
 class Only:
     """Shows of a view the attributes of these names alone."""
 
     def __init__(self, view: Any, names: set[str]):
-        self._view, self._names = view, names
+        self._view = view
+        self._names = names
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._names:
@@ -38,12 +45,18 @@ class Only:
 
 
 def logits(model: str, policy: Any, names: set[str] | None = None) -> torch.Tensor:
-    """Of a pass under the policy's view, of which the backend sees the attributes of these names."""
+    """Of a pass under the policy's view, of which the backend sees the attributes of these
+    names.
+    """
     lm, [prompt] = tiny.target(model), tiny.prompts(PROMPT)
     cache = lm.new_cache(1, PROMPT + 4)
     lm.prefill(prompt[:-1], cache)
     view = policy.view(cache)
-    return lm(Tree.root(torch.tensor(prompt[-1:])), cache, view=view if names is None else Only(view, names))
+    return lm(
+        Tree.root(torch.tensor(prompt[-1:])),
+        cache,
+        view=view if names is None else Only(view, names),
+    )
 
 
 @torch.inference_mode()
@@ -69,7 +82,8 @@ def test_a_view_that_selects_by_the_queries_never_reaches_the_kernels():
     lm = tiny.target("llama")
     cache = lm.new_cache(1, 8)
     lm.prefill([1, 2, 3], cache)
-    view, tree = Quest().view(cache), Tree.root(torch.tensor([5]))
+    view = Quest().view(cache)
+    tree = Tree.root(torch.tensor([5]))
     assert lm.backend.name == "native" and not lm.backend.supports(view)
     with pytest.raises(AssertionError, match="QuestView"):
         lm.backend.forward(tree, cache, 0, view, Any)
@@ -80,14 +94,18 @@ def fields(structure: Any) -> dict[str, Any]:
 
 
 def test_the_list_of_a_layers_parts_is_the_kernels():
-    listed, layer = {part.field for part in (*LINEARS, *NORMS)}, fields(native.Layer)
+    listed = {part.field for part in (*LINEARS, *NORMS)}
+    layer = fields(native.Layer)
     assert listed | {"window", "kind"} == set(layer) and len(listed) == len(LINEARS) + len(NORMS)
-    assert {part.field for part in LINEARS} == {name for name, kind in layer.items() if kind is native.Linear}
+    assert {part.field for part in LINEARS} == {
+        name for name, kind in layer.items() if kind is native.Linear
+    }
 
 
 @NATIVE
 def test_a_part_of_a_wrong_name_is_refused(monkeypatch):
-    step, layer = tiny.target("llama").backend.step, tiny.stock("llama").model.layers[0]
+    step = tiny.target("llama").backend.step
+    layer = tiny.stock("llama").model.layers[0]
     assert step._layer(layer, 0, 0).q.weight
     wrong = (replace(NORMS[0], field="input_norms"), *NORMS[1:])
     monkeypatch.setattr("longdraft.backends.native.step.NORMS", wrong)
@@ -116,4 +134,7 @@ def test_the_kernels_say_which_heads_they_compute():
 def test_structures_have_no_other_names():
     with pytest.raises((AttributeError, TypeError)):
         native.Model(layer_count=2)
-    assert Pins().norm(None) is None and View(torch.zeros(1, 1, 0, dtype=torch.long), torch.zeros(1)).indexable
+    assert (
+        Pins().norm(None) is None
+        and View(torch.zeros(1, 1, 0, dtype=torch.long), torch.zeros(1)).indexable
+    )

@@ -42,10 +42,13 @@ def test_the_norm_of_the_embeddings_is_not_the_final_one():
 def test_text_has_as_many_axes_of_positions_as_the_rotation(monkeypatch):
     """HunYuan-VL has four, most models that read images have three."""
     hf = tiny_models.build(tiny_models.config("hunyuan_vl"))
-    layout, position = layout_of(hf), torch.arange(5)[None]
+    layout = layout_of(hf)
+    position = torch.arange(5)[None]
     cos, _ = layout.rotations(torch.zeros(1), position)
     assert len(layout.rotary.mrope_section) == 4 and cos.shape[-2] == 5
-    monkeypatch.setattr(Layout, "rotations", lambda self, like, x: self.rotary(like, x.expand(3, -1, -1)))  # planted
+    monkeypatch.setattr(
+        Layout, "rotations", lambda self, like, x: self.rotary(like, x.expand(3, -1, -1))
+    )  # planted
     with pytest.raises(RuntimeError):
         layout.rotations(torch.zeros(1), position)
 
@@ -54,11 +57,15 @@ def test_text_has_as_many_axes_of_positions_as_the_rotation(monkeypatch):
 def test_the_head_follows_from_the_last_state(kind):
     lm = LM(tiny_models.build(tiny_models.config(kind)))
     assert coverage.reads_states(lm, tiny_models.prompt(9))
-    lm.architecture.layout = replace(lm.architecture.layout, tail=())  # planted: a decoder without its norm
+    lm.architecture.layout = replace(
+        lm.architecture.layout, tail=()
+    )  # planted: a decoder without its norm
     assert not coverage.reads_states(lm, tiny_models.prompt(9))
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.full) for k in KINDS if k not in ("lfm2", "bert")])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.full) for k in KINDS if k not in ("lfm2", "bert")]
+)
 def test_every_method_on_other_layouts(kind):
     record = coverage.examined(kind, coverage.METHODS)
     assert record["class"] in ("equal", "refused"), record

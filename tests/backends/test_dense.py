@@ -1,4 +1,6 @@
-"""Models whose attention does not use Transformers' attention interface say what Transformers says, tree or chain."""
+"""Models whose attention does not use Transformers' attention interface say what Transformers says,
+tree or chain.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,26 @@ VARIANTS = {  # of a kind's tiny configuration
     "falcon-serial": {"alibi": True, "parallel_attn": False},
 }
 KINDS = ("falcon", "bloom")
-FULL = ("mpt", "stablelm", "gptj", "gpt_neo", "codegen", "gpt_neox_japanese", "biogpt", "xglm", *VARIANTS)
+FULL = (
+    "mpt",
+    "stablelm",
+    "gptj",
+    "gpt_neo",
+    "codegen",
+    "gpt_neox_japanese",
+    "biogpt",
+    "xglm",
+    *VARIANTS,
+)
 SHAPES = (*KINDS, *(pytest.param(kind, marks=pytest.mark.full) for kind in FULL))
 FAST = {"falcon": ("vegas-tree", "quantspec"), "bloom": ("vegas", "eagle3")}
 ROTATE = {"longspec"}  # drafters that need a rotation of Llama's kind
 PREFIX = 40  # more than gpt_neo's window
 ROUNDING = 2e-3  # of logits: more than this is a fault
-SIBLINGS = [[(0, 5), (0, 6), (1, 7), (2, 8), (2, 9), (3, 10)], [(0, 11), (0, 5), (0, 12), (3, 13)]]  # by row
+SIBLINGS = [
+    [(0, 5), (0, 6), (1, 7), (2, 8), (2, 9), (3, 10)],
+    [(0, 11), (0, 5), (0, 12), (3, 13)],
+]  # by row
 
 
 @cache
@@ -50,14 +65,18 @@ def target(kind: str) -> LM:
 
 
 def fresh(kind: str) -> Any:
-    """Another model with the same weights and a config of its own: Dense sets the implementation in it."""
+    """Another model with the same weights and a config of its own: Dense sets the implementation in
+    it.
+    """
     return tiny_models.build(deepcopy(model(kind).config))
 
 
 def logits_of(kind: str, tokens: list[int]) -> torch.Tensor:
     ids = torch.tensor([tokens])
     with torch.inference_mode():
-        return model(kind)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+        return model(kind)(
+            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False
+        ).logits[0]
 
 
 def prompts() -> list[list[int]]:
@@ -77,14 +96,20 @@ def tree() -> Tree:
 
 
 def error(kind: str) -> float:
-    """The largest difference between a node's logits in a tree over a batch and those of its path as one text."""
-    lm, worst, whole = target(kind), 0.0, tree()
+    """The largest difference between a node's logits in a tree over a batch and those of its path
+    as one text.
+    """
+    lm = target(kind)
+    worst = 0.0
+    whole = tree()
     with torch.inference_mode():
         ours = lm(whole, filled(lm))
     for b, prompt in enumerate(prompts()):
         for node in range(len(SIBLINGS[b]) + 1):
             path = whole.tokens[b, whole.mask[b, node]].tolist()
-            worst = max(worst, float((ours[b, node] - logits_of(kind, prompt + path)[-1]).abs().max()))
+            worst = max(
+                worst, float((ours[b, node] - logits_of(kind, prompt + path)[-1]).abs().max())
+            )
     return worst
 
 
@@ -101,7 +126,9 @@ def test_siblings_that_see_each_other_are_noticed(kind, monkeypatch):
     assert error(kind) > 0.1
 
 
-@pytest.mark.parametrize("kind", ["bloom", *(pytest.param(k, marks=pytest.mark.full) for k in ("mpt", "falcon-alibi"))])
+@pytest.mark.parametrize(
+    "kind", ["bloom", *(pytest.param(k, marks=pytest.mark.full) for k in ("mpt", "falcon-alibi"))]
+)
 def test_a_bias_by_slot_instead_of_position_is_noticed(kind, monkeypatch):
     right = DensePass._bias
 
@@ -115,7 +142,8 @@ def test_a_bias_by_slot_instead_of_position_is_noticed(kind, monkeypatch):
         try:
             return right(self, *args[:2], wide)
         finally:
-            self.position, self._columns = kept, told
+            self.position = kept
+            self._columns = told
 
     monkeypatch.setattr(DensePass, "_bias", by_slot)
     assert error(kind) > ROUNDING
@@ -136,17 +164,24 @@ def selection(layers: int, heads: int) -> View:
 
 
 def view_error(kind: str) -> float:
-    """The largest difference between a pass that reads selected slots and one that masks all others."""
-    lm, whole = target(kind), tree()
+    """The largest difference between a pass that reads selected slots and one that masks all
+    others.
+    """
+    lm = target(kind)
+    whole = tree()
     caches = filled(lm), filled(lm)
     heads = caches[0].shapes[0][0]
-    view, masked, lowest = selection(lm.depth, heads), DensePass._mask, torch.finfo(lm.dtype).min
+    view = selection(lm.depth, heads)
+    masked = DensePass._mask
+    lowest = torch.finfo(lm.dtype).min
 
     def hide(self: DensePass, layer: int, selected: Any) -> torch.Tensor:
         mask = masked(self, layer, selected)
         if layer in self.spans:
             return mask
-        hidden = torch.ones(heads, self.end, dtype=torch.bool).scatter(1, view.indices[layer, self.b], False)
+        hidden = torch.ones(heads, self.end, dtype=torch.bool).scatter(
+            1, view.indices[layer, self.b], False
+        )
         hidden[:, view.starts[self.b] :] = False
         by_head = hidden.repeat_interleave(lm.config.num_attention_heads // heads, 0)
         return mask.masked_fill(by_head[None, :, None], lowest)
@@ -158,21 +193,27 @@ def view_error(kind: str) -> float:
     return float(((ours - expected) * (whole.parent > PAD)[..., None]).abs().max())
 
 
-@pytest.mark.parametrize("kind", [k for k in SHAPES if "xglm" not in str(k)])  # its masks are the same for all heads
+@pytest.mark.parametrize(
+    "kind", [k for k in SHAPES if "xglm" not in str(k)]
+)  # its masks are the same for all heads
 def test_a_view_reads_the_selected_slots_at_their_positions(kind):
     assert view_error(kind) < 2e-3
 
 
 def test_positions_of_neighboring_copies_instead_of_slots_are_noticed(monkeypatch):
     right = DensePass._bias
-    monkeypatch.setattr(DensePass, "_bias", lambda self, n, s, g: right(self, n, None if s is None else s * 0, g))
+    monkeypatch.setattr(
+        DensePass, "_bias", lambda self, n, s, g: right(self, n, None if s is None else s * 0, g)
+    )
     assert view_error("bloom") > 1e-2
 
 
 def methods(kind: str, names: tuple[str, ...]) -> dict[str, str]:
     refuse(model(kind).config)
     probe(fresh(kind))
-    record = coverage.decoded(fresh(kind), {n: o for n, o in coverage.METHODS.items() if not names or n in names})
+    record = coverage.decoded(
+        fresh(kind), {n: o for n, o in coverage.METHODS.items() if not names or n in names}
+    )
     assert record["class"] == "equal" and record["backend"] == "dense", record
     return record["methods"]
 
@@ -194,7 +235,8 @@ def test_every_method_says_what_plain_and_transformers_say(kind):
 
 @pytest.mark.parametrize("kind", ["bloom", pytest.param("falcon", marks=pytest.mark.full)])
 def test_rows_of_a_session_come_and_go(kind):
-    lm, sampler = target(kind), Sampler(temperature=1.0)
+    lm = target(kind)
+    sampler = Sampler(temperature=1.0)
     given = [(31, 8), (9, 14), (17, 3), (1, 9), (24, 5)]
     session = Session(lm, build("vegas", lm, gamma=3, min_budget=12), 2, 64, sampler)
     for i, (length, new) in enumerate(given):
@@ -204,13 +246,17 @@ def test_rows_of_a_session_come_and_go(kind):
         for event in session.step():
             texts.setdefault(event.id, []).extend(event.tokens)
     for i, (length, new) in enumerate(given):
-        [alone] = generate(lm, [tiny_models.prompt(length)], max_new_tokens=new, seed=i, sampler=sampler, eos=())
+        [alone] = generate(
+            lm, [tiny_models.prompt(length)], max_new_tokens=new, seed=i, sampler=sampler, eos=()
+        )
         assert texts[i + 1] == alone
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_captures_are_those_of_transformers(kind):
-    lm, hf, chain = target(kind), fresh(kind), Tree.chain(torch.tensor([[4, 5, 6], [7, 8, 9]]))
+    lm = target(kind)
+    hf = fresh(kind)
+    chain = Tree.chain(torch.tensor([[4, 5, 6], [7, 8, 9]]))
     captured = Captures(CaptureSpec(rows="all", of="weights", hidden=(0, 1)))
     with torch.inference_mode():
         lm(chain, filled(lm), captured=captured)
@@ -221,11 +267,14 @@ def test_captures_are_those_of_transformers(kind):
             hf.config._attn_implementation = model(kind).config._attn_implementation
             states = hf(**given, output_hidden_states=True).hidden_states
             for n in (0, 1):
-                torch.testing.assert_close(captured.states[n][b], states[n][0, -3:], rtol=1e-3, atol=2e-3)
+                torch.testing.assert_close(
+                    captured.states[n][b], states[n][0, -3:], rtol=1e-3, atol=2e-3
+                )
             if hf.config.model_type == "falcon" and hf.config.alibi:
                 continue  # where its modules return weights they add alibi twice
             hf.config._attn_implementation = "eager"
-            attentions, known = hf(**given, output_attentions=True).attentions, len(prompt) + 1
+            attentions = hf(**given, output_attentions=True).attentions
+            known = len(prompt) + 1
             for layer, scores in captured.scores.items():
                 weights = attentions[layer][0, :, -3:, :known].mean(0)
                 torch.testing.assert_close(scores[b, :, 0, :known], weights, rtol=1e-3, atol=1e-4)
@@ -234,18 +283,22 @@ def test_captures_are_those_of_transformers(kind):
 
 def test_logits_rank_keys_as_weights_do():
     """Logits, apart from a constant: their softmax over all keys are the weights."""
-    lm, scores = target("bloom"), {}
+    lm = target("bloom")
+    scores = {}
     for of in ("weights", "logits"):
         captured = Captures(CaptureSpec(rows="first", of=of, split=True, only=1))
         with torch.inference_mode():
             lm(Tree.chain(torch.tensor([[4, 5], [7, 8]])), filled(lm), captured=captured)
         scores[of] = captured.scores[1]
-    torch.testing.assert_close(scores["logits"].softmax(-1), scores["weights"].clamp(min=0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        scores["logits"].softmax(-1), scores["weights"].clamp(min=0), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_parts_of_a_prompt_and_the_last_logits_alone(kind, monkeypatch):
-    lm, prompt = target(kind), prompts()[0]
+    lm = target(kind)
+    prompt = prompts()[0]
     monkeypatch.setattr(Dense, "max_nodes", 16)
     cache = lm.new_cache(1, 64)
     with torch.inference_mode():
@@ -256,19 +309,28 @@ def test_parts_of_a_prompt_and_the_last_logits_alone(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_of_transformers(kind):
-    hf, ids = model(kind), torch.tensor([tiny_models.prompt(20)])
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    hf = model(kind)
+    ids = torch.tensor([tiny_models.prompt(20)])
+    given = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 10,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     expected = hf.generate(ids, **given)
     drafted = hf.generate(ids, custom_generate=hf_generate, method="lookup", **given)
     assert drafted.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
-    ("kind", "lacking"), [("cpmant", "position_ids"), ("openai-gpt", "past_key_values"), ("trocr", "position_ids"),
+    ("kind", "lacking"), [("cpmant", "position_ids"), ("openai-gpt", "past_key_values"), ("trocr",
+    "position_ids"),
                           ("blt", "groups of bytes")]
 )  # fmt: skip
 def test_others_are_refused_with_what_they_lack(kind, lacking):
-    with pytest.raises(InputError, match=f"{kind} has no attention interface in Transformers and .*{lacking}"):
+    with pytest.raises(
+        InputError, match=f"{kind} has no attention interface in Transformers and .*{lacking}"
+    ):
         refuse(tiny_models.default(kind))
 
 

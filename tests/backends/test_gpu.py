@@ -1,4 +1,6 @@
-"""What can be known of the GPU's kernels without one: right under the interpreter, and they compile."""
+"""What can be known of the GPU's kernels without one: right under the interpreter, and they
+compile.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ OTHERS = "Kimi-Linear", "Nemotron-3-Nano"  # of gpu_compiled.RECURRENT
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[str]:
-    """What all checks and planted faults print. Triton reads the variable when it defines kernels: a new process."""
+    """What all checks and planted faults print. Triton reads the variable when it defines kernels:
+    a new process.
+    """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, "-c", "from support import gpu_interpreted; gpu_interpreted.main()"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=HERE)
@@ -41,19 +45,28 @@ def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
 def test_every_planted_fault_is_caught(interpreted):
     from support.gpu_interpreted import FAULTS
 
-    assert [line for line in interpreted if not line.startswith("right: ")] == [f"caught: {name}" for name in FAULTS]
+    assert [line for line in interpreted if not line.startswith("right: ")] == [
+        f"caught: {name}" for name in FAULTS
+    ]
 
 
 @pytest.mark.parametrize(
     ("nodes", "capability"),
     [
         (1, 90),
-        *(pytest.param(n, c, marks=pytest.mark.full) for n in (1, 69) for c in (80, 90, 100) if (n, c) != (1, 90)),
+        *(
+            pytest.param(n, c, marks=pytest.mark.full)
+            for n in (1, 69)
+            for c in (80, 90, 100)
+            if (n, c) != (1, 90)
+        ),
     ],
 )
 @pytest.mark.parametrize("part", ["attention", "over_slots", "around", "other_sizes"])
 def test_kernels_compile(part, nodes, capability):
-    """To cubins whose shared memory the chip has: heads of 128 in bfloat16, four to a key head, a 69-node tree."""
+    """To cubins whose shared memory the chip has: heads of 128 in bfloat16, four to a key head, a
+    69-node tree.
+    """
     from support import gpu_compiled
 
     getattr(gpu_compiled, part)(capability, nodes)
@@ -66,8 +79,12 @@ def test_noise_and_norms_compile(capability):
     gpu_compiled.rows(capability)
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5-27B", *(pytest.param(n, marks=pytest.mark.full) for n in OTHERS)])
-@pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.full) for c in (80, 100))])
+@pytest.mark.parametrize(
+    "name", ["Qwen3.5-27B", *(pytest.param(n, marks=pytest.mark.full) for n in OTHERS)]
+)
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(c, marks=pytest.mark.full) for c in (80, 100))]
+)
 def test_scans_compile(name, capability):
     from support import gpu_compiled
 

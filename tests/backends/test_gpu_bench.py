@@ -12,7 +12,9 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.full
-pytest.importorskip("triton", reason="triton is not installed: nothing of the GPU's can be measured")
+pytest.importorskip(
+    "triton", reason="triton is not installed: nothing of the GPU's can be measured"
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,14 +32,30 @@ def test_every_part_is_measured_and_written_down(tmp_path):
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     if any("only 0-dimensional arrays" in r.get("failed", "") for r in rows):
         pytest.skip("this Triton's interpreter does not run with this numpy")
-    assert {r["part"] for r in rows} == {"errors", "same text", "memory", "steps", "bandwidth", "generate"}
-    assert {r["method"] for r in rows if "failed" in r} == {"varlen_attn"}  # which has no CPU kernel
+    assert {r["part"] for r in rows} == {
+        "errors",
+        "same text",
+        "memory",
+        "steps",
+        "bandwidth",
+        "generate",
+    }
+    assert {r["method"] for r in rows if "failed" in r} == {
+        "varlen_attn"
+    }  # which has no CPU kernel
     assert not [r for r in rows if "skipped" in r]
-    assert all(r["error"] < 1e-5 for r in rows if "error" in r) and all(r["equal"] for r in rows if "equal" in r)
-    assert all({"device", "versions", "git_sha", "command", "seed", "time", "run"} <= r.keys() for r in rows)
+    assert all(r["error"] < 1e-5 for r in rows if "error" in r) and all(
+        r["equal"] for r in rows if "equal" in r
+    )
+    assert all(
+        {"device", "versions", "git_sha", "command", "seed", "time", "run"} <= r.keys()
+        for r in rows
+    )
     assert len({r["model"] for r in rows if r["part"] == "steps"}) == 2
     table = out.with_suffix(".md").read_text().splitlines()
-    assert len([line for line in table if line.startswith("| ")]) == len(rows) + 2  # a head and its rule
+    assert (
+        len([line for line in table if line.startswith("| ")]) == len(rows) + 2
+    )  # a head and its rule
 
 
 def test_what_does_not_fit_the_time_is_left_out_and_says_so(tmp_path):
@@ -50,4 +68,8 @@ def test_what_does_not_fit_the_time_is_left_out_and_says_so(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_line():
     done = bench()
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "--tiny" in done.stderr
+    assert (
+        done.returncode == 2
+        and len(done.stderr.strip().splitlines()) == 1
+        and "--tiny" in done.stderr
+    )

@@ -1,4 +1,6 @@
-"""When a step is recorded, replayed and given up, and which models it declines: without a GPU, so nothing runs here."""
+"""When a step is recorded, replayed and given up, and which models it declines: without a GPU, so
+nothing runs here.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,10 @@ def test_a_graph_is_made_anew_where_the_bucket_or_the_number_of_nodes_grows(monk
 def test_a_model_that_cannot_be_recorded_runs_on_without(monkeypatch):
     step = Recorder(monkeypatch, fails=True)
     step()
-    with pytest.warns(UserWarning, match="no CUDA graphs for llama: operation not permitted when stream is capturing$"):
+    with pytest.warns(
+        UserWarning,
+        match="no CUDA graphs for llama: operation not permitted when stream is capturing$",
+    ):
         step()
     step()
     assert step.done == ["run", "capture", "run", "run"]
@@ -103,7 +108,9 @@ def test_the_oldest_graphs_go_first(monkeypatch):
     assert [shape.nodes for shape in step.step.passes] == [1, 3]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "gemma2-softcap", "phi3", "olmo3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "mistral-window", "gemma2-softcap", "phi3", "olmo3"]
+)
 def test_plain_models_fit(name):
     assert is_plain(target(name).architecture)
 
@@ -116,11 +123,18 @@ def test_models_whose_experts_the_host_must_know_do_not(name):
 def test_a_grown_cache_has_a_new_table(monkeypatch):
     cache = target("llama").new_cache(2, 8)
     first = cache.table(8, 2, 2, 16, torch.float32)
-    assert cache.table(5, 2, 2, 16, torch.float32) is first and first.shape == (2, 4) and first[0, 2] == 8
+    assert (
+        cache.table(5, 2, 2, 16, torch.float32) is first
+        and first.shape == (2, 4)
+        and first[0, 2] == 8
+    )
     for layer, k in enumerate((0, 0)):
         cache.write(layer, torch.ones(2, 2, 4, 16), torch.ones(2, 2, 4, 16), [k + 6, k + 6])
     again = cache.table(9, 2, 2, 16, torch.float32)
-    assert again[0, 0] == cache.read(0, 0)[0].data_ptr() and again[1, 1] == cache.read(1, 0)[1].data_ptr()
+    assert (
+        again[0, 0] == cache.read(0, 0)[0].data_ptr()
+        and again[1, 1] == cache.read(1, 0)[1].data_ptr()
+    )
     assert again[0, 2] == cache.read(0, 0)[0].shape[1] > 8
     second = cache.row(1).table(9, 2, 2, 16, torch.float32)
     assert second[0, 0] == cache.read(0, 1)[0].data_ptr()
@@ -140,7 +154,9 @@ def test_a_kernel_that_is_wrong_here_is_not_used_and_says_so_once(monkeypatch, u
     monkeypatch.setattr(trial, "compare", wrong)
     monkeypatch.setattr(trial, "find_spec", lambda name: True)
     assert trial.kernels() is None and trial.kernels() is None
-    assert [str(w.message) for w in recwarn] == ["Triton kernels are not used on this device: attention differs"]
+    assert [str(w.message) for w in recwarn] == [
+        "Triton kernels are not used on this device: attention differs"
+    ]
 
 
 def test_triton_can_be_turned_off(monkeypatch, untried):
@@ -151,7 +167,9 @@ def test_triton_can_be_turned_off(monkeypatch, untried):
 
 def test_tensors_on_a_cpu_never_ask_for_triton(monkeypatch):
     monkeypatch.setattr(trial, "kernels", lambda: pytest.fail("asked"))
-    seed, position = torch.tensor([3]), torch.tensor([[5]])
+    seed = torch.tensor([3])
+    position = torch.tensor([[5]])
     assert ops.gumbel(seed, position, 10).equal(noise.gumbel(seed, position, 10))
-    q, k = torch.randn(2, 1, 16), torch.randn(2, 4, 16)
+    q = torch.randn(2, 1, 16)
+    k = torch.randn(2, 4, 16)
     assert ops.attend(q, [ops.Segment(k, k)], 0.25).out.shape == (1, 2, 16)

@@ -35,7 +35,8 @@ def tokens(count: int, rows: int = 1) -> Tensor:
 
 def run(lm: LM, given: Tensor, sizes: list[int]) -> tuple[Tensor, KVCache]:
     """Logits of rows [B,N] that are committed in passes of these sizes, and the cache."""
-    cache, out = lm.new_cache(len(given), 32), list[Tensor]()
+    cache = lm.new_cache(len(given), 32)
+    out = list[Tensor]()
     for part in given.split(sizes, 1):
         with cache.appending(part.shape[1]):
             out.append(lm(Tree.chain(part), cache))
@@ -44,7 +45,8 @@ def run(lm: LM, given: Tensor, sizes: list[int]) -> tuple[Tensor, KVCache]:
 
 def tree() -> Tree:
     """A root with two branches, one of which branches again."""
-    given, whole = tokens(7), Tree.root(tokens(7)[:, 0])
+    given = tokens(7)
+    whole = Tree.root(tokens(7)[:, 0])
     for i, parent in enumerate([0, 0, 1, 1, 2, 4], 1):
         whole = whole.grow(torch.tensor([[parent]]), given[:, i : i + 1])
     return whole
@@ -53,20 +55,25 @@ def tree() -> Tree:
 @torch.inference_mode()
 @pytest.mark.parametrize("keys", [1, 2, 4])
 def test_equals_transformers(keys: int) -> None:
-    lm, given = hybrid(linear_num_key_heads=keys), tokens(40)
+    lm = hybrid(linear_num_key_heads=keys)
+    given = tokens(40)
     spec = CaptureSpec(hidden=(0, 2, 4))
-    captured, expected = Captures(spec), Captures(spec)
+    captured = Captures(spec)
+    expected = Captures(spec)
     actual = lm(Tree.chain(given), lm.new_cache(1, 64), captured=captured)
     right = lm.eager.forward(Tree.chain(given), lm.new_cache(1, 64), 0, None, expected)
     torch.testing.assert_close(actual, right, rtol=1e-3, atol=2e-3)
     for layer in spec.hidden:
-        torch.testing.assert_close(captured.states[layer], expected.states[layer], rtol=1e-3, atol=2e-3)
+        torch.testing.assert_close(
+            captured.states[layer], expected.states[layer], rtol=1e-3, atol=2e-3
+        )
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_the_passes(dtype: torch.dtype) -> None:
-    lm, given = hybrid(dtype), tokens(150, rows=2)
+    lm = hybrid(dtype)
+    given = tokens(150, rows=2)
     expected, _ = run(lm, given, [1] * 150)
     for sizes in ([128, 22], [7] * 21 + [3], [100, 1, 8, 41]):
         assert torch.equal(run(lm, given, sizes)[0], expected), sizes
@@ -75,7 +82,9 @@ def test_bits_do_not_depend_on_the_passes(dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def test_nodes_of_a_tree_are_those_of_their_paths() -> None:
-    lm, given, branching = hybrid(), tokens(20), tree()
+    lm = hybrid()
+    given = tokens(20)
+    branching = tree()
     _, cache = run(lm, given, [20])
     actual = lm(branching, cache)
     for node in range(7):
@@ -86,7 +95,8 @@ def test_nodes_of_a_tree_are_those_of_their_paths() -> None:
 
 @torch.inference_mode()
 def test_a_gate_of_the_node_beside_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, given = hybrid(), tokens(12)
+    lm = hybrid()
+    given = tokens(12)
     expected, _ = run(lm, given, [1] * 12)
     compute = GatedDelta.__call__
 
@@ -98,11 +108,14 @@ def test_a_gate_of_the_node_beside_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def threads_beside(block) -> list[int]:
-    """Torch's threads inside the block: in the thread that is in it, in one that begins there, and in one from before.
+    """Torch's threads inside the block: in the thread that is in it, in one that begins there, and
+    in one from before.
 
     Then what the first one has after the block.
     """
-    inside, seen, found = Event(), Event(), []
+    inside = Event()
+    seen = Event()
+    found = []
 
     def from_before() -> None:
         torch.get_num_threads()
@@ -110,7 +123,8 @@ def threads_beside(block) -> list[int]:
         found.append(torch.get_num_threads())
         seen.set()
 
-    older, newer = Thread(target=from_before), Thread(target=lambda: found.append(torch.get_num_threads()))
+    older = Thread(target=from_before)
+    newer = Thread(target=lambda: found.append(torch.get_num_threads()))
     older.start()
     with block():
         own = torch.get_num_threads()

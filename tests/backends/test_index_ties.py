@@ -1,7 +1,9 @@
-"""Indexers of few heads, with many equal scores: which of these are chosen is all that differs from Transformers.
+"""Indexers of few heads, with many equal scores: which of these are chosen is all that differs from
+Transformers.
 
-The scores are sums of rectified products, so they are often exactly zero. Transformers takes what `torch.topk` returns
-first, which is not an order: on CPUs it changes with the number of scores. longdraft takes the lowest positions.
+The scores are sums of rectified products, so they are often exactly zero. Transformers takes what
+`torch.topk` returns first, which is not an order: on CPUs it changes with the number of scores.
+longdraft takes the lowest positions.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ KINDS = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4", "dots3_n
 LATER = ("glm_moe_dsa", "axk2", "hy_v4", "dots3_note")
 MORE = [pytest.param(kind, seed, marks=full) for kind in KINDS for seed in range(1, 5)]
 each = pytest.mark.parametrize(
-    ("kind", "seed"), [*(pytest.param(k, 0, marks=full if k in LATER[1:] else ()) for k in KINDS), *MORE]
+    ("kind", "seed"),
+    [*(pytest.param(k, 0, marks=full if k in LATER[1:] else ()) for k in KINDS), *MORE],
 )
 LENGTH = 90
-Chosen = list[tuple[Tensor, Tensor]]  # per indexer its scores [1,W,S] and what it chose of them [1,W,k]
+Chosen = list[
+    tuple[Tensor, Tensor]
+]  # per indexer its scores [1,W,S] and what it chose of them [1,W,k]
 
 
 @cache
@@ -95,23 +100,31 @@ def logits_of(hf: Any, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def check_all_but_ties(kind: str, seed: int = 0, heads: int = 1) -> None:
-    """Transformers with equal scores in the order of positions: the same logits, and the same tokens by `generate`."""
-    hf, prompt = stock(kind, seed, heads), tiny_models.prompt(beyond(kind, heads))
+    """Transformers with equal scores in the order of positions: the same logits, and the same
+    tokens by `generate`.
+    """
+    hf = stock(kind, seed, heads)
+    prompt = tiny_models.prompt(beyond(kind, heads))
     ids = torch.tensor([prompt])
     with choosing(hf, by_position):
         want = hf(input_ids=ids, use_cache=False).logits
         options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-        said = hf.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
+        said = hf.generate(ids, attention_mask=torch.ones_like(ids), **options)[
+            0, len(prompt) :
+        ].tolist()
     torch.testing.assert_close(logits_of(hf, ids), want, rtol=1e-3, atol=1e-3)
     assert generate(LM(hf), [prompt], max_new_tokens=8, eos=())[0] == said
 
 
 @torch.inference_mode()
 def check_choice(kind: str, monkeypatch: Any) -> int:
-    """The first indexer, whose inputs are equal: every query's scores of what is chosen are Transformers' -> how many
-    queries chose other slots of equal scores."""
-    hf, ids = stock(kind), torch.tensor([tiny_models.prompt(beyond(kind))])
-    theirs, ours = Chosen(), Chosen()
+    """The first indexer, whose inputs are equal: every query's scores of what is chosen are
+    Transformers' -> how many queries chose other slots of equal scores.
+    """
+    hf = stock(kind)
+    ids = torch.tensor([tiny_models.prompt(beyond(kind))])
+    theirs = Chosen()
+    ours = Chosen()
     with choosing(hf, lambda func: noting(func, theirs) if func in TOPK else None):
         hf(input_ids=ids, use_cache=False)
     with monkeypatch.context() as patch:
@@ -124,7 +137,9 @@ def check_choice(kind: str, monkeypatch: Any) -> int:
 
 
 def _shown(scores: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of what each query chose, in order, and the slots; those that it may not see count as none."""
+    """The scores of what each query chose, in order, and the slots; those that it may not see count
+    as none.
+    """
     best = scores.gather(-1, slots)
     hidden = best < torch.finfo(best.dtype).min / 2
     return best.masked_fill(hidden, float("-inf")).sort(-1).values, slots.masked_fill(hidden, -1)
@@ -145,7 +160,8 @@ def test_other_slots_are_chosen_only_of_equal_scores(kind, monkeypatch):
 @each
 def test_without_ties_nothing_differs(kind, seed):
     """With many heads no score is zero, and what is chosen has one order: torch's."""
-    hf, ids = stock(kind, seed, heads=32), torch.tensor([tiny_models.prompt(beyond(kind, 32))])
+    hf = stock(kind, seed, heads=32)
+    ids = torch.tensor([tiny_models.prompt(beyond(kind, 32))])
     chosen = Chosen()
     with choosing(hf, lambda func: noting(func, chosen) if func in TOPK else None):
         want = hf(input_ids=ids, use_cache=False).logits
@@ -153,11 +169,13 @@ def test_without_ties_nothing_differs(kind, seed):
     torch.testing.assert_close(logits_of(hf, ids), want, rtol=1e-3, atol=1e-3)
 
 
-# What the checks must catch ------------------------------------------------------------------------------------------
+# What the checks must catch -----------------------------------------------------------------------
 
 
 def _but_the_best(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
-    """A choice that has the next score instead of the best, where there are more than are chosen."""
+    """A choice that has the next score instead of the best, where there are more than are
+    chosen.
+    """
     if not 0 < k < scores.shape[-1]:
         return first_of_best(scores, k, dim)
     best = scores.topk(k + 1, dim)

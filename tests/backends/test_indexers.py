@@ -1,4 +1,6 @@
-"""Layers that choose the keys they read (indexers), or compress them: selection, ties, rollback, borders of blocks."""
+"""Layers that choose the keys they read (indexers), or compress them: selection, ties, rollback,
+borders of blocks.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,30 @@ from longdraft.models.lm import LM
 from longdraft.models.support import refuse
 from longdraft.views import View
 
-KINDS = ("deepseek_v32", "minimax_m3_vl_text", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4", "dots3_note")
+KINDS = (
+    "deepseek_v32",
+    "minimax_m3_vl_text",
+    "deepseek_v4",
+    "glm_moe_dsa",
+    "axk2",
+    "hy_v4",
+    "dots3_note",
+)
 LATER = {"glm_moe_dsa", "axk2", "dots3_note", "hy_v4"}  # like others of these
 DAILY = {"vegas-tree", "magicdec-quest"}  # a tree under a list of slots, slots by queries
-REFUSING = {"longspec", "longspec-chain", "longspec-guided", "longspec, then lookup", "longspec, best paths", "auto"}
+REFUSING = {
+    "longspec",
+    "longspec-chain",
+    "longspec-guided",
+    "longspec, then lookup",
+    "longspec, best paths",
+    "auto",
+}
 REFUSING |= {name for name in BUILD if name.startswith("mtp")}
 METHODS = [pytest.param(m, marks=() if m in DAILY else full) for m in BUILD if m not in REFUSING]
-each_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=full if k in LATER else ()) for k in KINDS])
+each_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=full if k in LATER else ()) for k in KINDS]
+)
 TIES = "with ties"  # deepseek_v32 with an indexer of one head: half of the scores are zero
 
 
@@ -52,36 +71,52 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [tiny_models.prompt(n) for n in lengths]
 
 
-# What is computed ----------------------------------------------------------------------------------------------------
+# What is computed ---------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
 @each_kind
 def test_plain_decoding_is_that_of_transformers(kind):
     """Rows of which one has fewer tokens than an indexer chooses, and others many more."""
-    hf, rows = stock(kind), prompts(50, 9, 27)
+    hf = stock(kind)
+    rows = prompts(50, 9, 27)
     hf.set_attn_implementation("eager")
     inputs = [torch.tensor([p]) for p in rows]
     options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    want = [hf.generate(x, attention_mask=torch.ones_like(x), **options)[0, x.shape[1] :].tolist() for x in inputs]
+    want = [
+        hf.generate(x, attention_mask=torch.ones_like(x), **options)[0, x.shape[1] :].tolist()
+        for x in inputs
+    ]
     assert generate(LM(hf), rows, max_new_tokens=10) == want
 
 
-SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
-COMBINATIONS = [([SLIDING, SPARSE], 4, 8), ([HEAVY], 4, 16), ([SLIDING, HEAVY, SPARSE], 3, 7), ([SLIDING] * 2, 4, 8)]
+SLIDING = "sliding_attention"
+SPARSE = "compressed_sparse_attention"
+HEAVY = "heavily_compressed_attention"
+COMBINATIONS = [
+    ([SLIDING, SPARSE], 4, 8),
+    ([HEAVY], 4, 16),
+    ([SLIDING, HEAVY, SPARSE], 3, 7),
+    ([SLIDING] * 2, 4, 8),
+]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("types", "sparse", "heavy"), COMBINATIONS)
 def test_compressed_layers_in_any_combination(types, sparse, heavy):
-    """Of any rates, and none at all: the configuration is accepted, and the model says what Transformers' says."""
+    """Of any rates, and none at all: the configuration is accepted, and the model says what
+    Transformers' says.
+    """
     if "deepseek_v4" not in tiny_models.KINDS:
         pytest.skip("this version of Transformers has no such model")
     config = tiny_models.config("deepseek_v4")
-    config.layer_types, config.mlp_layer_types = types, ["moe"] * len(types)
-    config.num_hidden_layers, config.compress_rates = len(types), {SPARSE: sparse, HEAVY: heavy}
+    config.layer_types = types
+    config.mlp_layer_types = ["moe"] * len(types)
+    config.num_hidden_layers = len(types)
+    config.compress_rates = {SPARSE: sparse, HEAVY: heavy}
     refuse(config)
-    hf, ids = tiny_models.build(config), torch.tensor(prompts(40))
+    hf = tiny_models.build(config)
+    ids = torch.tensor(prompts(40))
     hf.set_attn_implementation("eager")
     options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     want = hf.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, 40:].tolist()
@@ -90,13 +125,17 @@ def test_compressed_layers_in_any_combination(types, sparse, heavy):
 
 @torch.inference_mode()
 def check_paths(kind: str, length: int = 37, seed: int = 0) -> None:
-    """A text of which each pass commits a part, beside a branch that is dropped, has the logits of its tokens alone.
+    """A text of which each pass commits a part, beside a branch that is dropped, has the logits of
+    its tokens alone.
 
     Passes have from one to nine nodes, so they end on every side of a block's border.
     """
-    lm, g = target(kind), torch.Generator().manual_seed(seed)
+    lm = target(kind)
+    g = torch.Generator().manual_seed(seed)
     text = tiny_models.prompt(length)
-    alone, held, start = lm.new_cache(1, 8), lm.new_cache(1, 8), 0
+    alone = lm.new_cache(1, 8)
+    held = lm.new_cache(1, 8)
+    start = 0
     for token in text:
         wanted = lm(Tree.chain(torch.tensor([[token]])), alone)
         alone.length += 1
@@ -105,16 +144,21 @@ def check_paths(kind: str, length: int = 37, seed: int = 0) -> None:
             tree = Tree.root(torch.tensor([text[start]]))
             tree = tree.add_paths(torch.tensor([[0]]), torch.randint(3, 96, (1, 1, 3), generator=g))
             if width > 1:
-                tree = tree.add_paths(torch.tensor([[0]]), torch.tensor([[text[start + 1 : start + width]]]))
+                tree = tree.add_paths(
+                    torch.tensor([[0]]), torch.tensor([[text[start + 1 : start + width]]])
+                )
             path = [0, *range(4, 3 + width)]
             logits = lm(tree, held)[:, path]
             held.keep(torch.tensor([path]), torch.tensor([width]))
-            first, start = start, start + width
+            first = start
+            start = start + width
         mine = logits[:, int(alone.length) - 1 - first]
         torch.testing.assert_close(mine, wanted[:, 0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", [*(pytest.param(k, marks=full if k in LATER else ()) for k in KINDS), TIES])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(k, marks=full if k in LATER else ()) for k in KINDS), TIES]
+)
 def test_each_node_reads_its_own_path(kind):
     check_paths(kind)
 
@@ -130,11 +174,14 @@ def test_each_node_reads_its_own_path_of_long_texts(kind, seed):
 @pytest.mark.parametrize("kind", ["minimax_m3_vl_text", "deepseek_v4"])
 def test_padding_and_rows_without_new_nodes(kind):
     """Nodes that are drafted in two passes, of which the second has some for one row alone."""
-    lm, rows = target(kind), prompts(21, 12)
+    lm = target(kind)
+    rows = prompts(21, 12)
     held = lm.new_cache(2, 64)
     for b, row in enumerate(rows):
         lm.prefill(row, held.row(b))
-    tree = Tree.root(torch.tensor([5, 6])).grow(torch.tensor([[0, 0], [0, PAD]]), torch.tensor([[7, 8], [9, 0]]))
+    tree = Tree.root(torch.tensor([5, 6])).grow(
+        torch.tensor([[0, 0], [0, PAD]]), torch.tensor([[7, 8], [9, 0]])
+    )
     lm(tree, held)
     deeper = tree.grow(torch.tensor([[2], [PAD]]), torch.tensor([[11], [0]]))
     logits = lm(deeper, held, start=3)
@@ -145,11 +192,13 @@ def test_padding_and_rows_without_new_nodes(kind):
     assert bool(logits.isfinite().all())
 
 
-# Ties ----------------------------------------------------------------------------------------------------------------
+# Ties ---------------------------------------------------------------------------------------------
 
 
 def check_order_of_ties() -> None:
-    """Scores of which most are zero: the choice is by index, and the same for a node alone and among many."""
+    """Scores of which most are zero: the choice is by index, and the same for a node alone and
+    among many.
+    """
     scores = torch.randint(-1, 2, (2, 9, 40), generator=torch.Generator().manual_seed(1)).float()
     scores[:, :, 30:] = float("-inf")
     many = indexers.first_of_best(scores, 16, dim=-1).indices.sort(-1).values
@@ -157,7 +206,9 @@ def check_order_of_ties() -> None:
     assert torch.equal(many, stable)
     for b in range(2):
         for node in range(9):
-            one = indexers.first_of_best(scores[b : b + 1, node : node + 1, : 30 + node], 16, dim=-1).indices
+            one = indexers.first_of_best(
+                scores[b : b + 1, node : node + 1, : 30 + node], 16, dim=-1
+            ).indices
             assert torch.equal(one.sort(-1).values[0, 0], many[b, node])
 
 
@@ -168,11 +219,13 @@ def test_order_of_ties():
     assert first_of_best(torch.zeros(1, 2, 0), 0).indices.shape == (1, 2, 0)
 
 
-# Views ---------------------------------------------------------------------------------------------------------------
+# Views --------------------------------------------------------------------------------------------
 
 
 def test_a_view_narrows_the_choice():
-    """Of slots 0, 2, 3 and 5 the view shows 2 and those from 4 on; a query that chose none of these reads them all."""
+    """Of slots 0, 2, 3 and 5 the view shows 2 and those from 4 on; a query that chose none of these
+    reads them all.
+    """
     held = KVCache(1, 8)
     k = torch.arange(6.0).expand(1, 1, 6).mT[None]
     held.write(0, k[0][None], k[0][None], [0])
@@ -182,12 +235,18 @@ def test_a_view_narrows_the_choice():
     view = View(torch.tensor([[[2]]]), torch.tensor([4]))
     [segments] = choice.groups(0, 0, *held.read(0, 0), view, torch.zeros(1, 2, 1), False)
     assert [s.k[0, :, 0].tolist() for s in segments] == [[2.0], [4.0, 5.0]]
-    assert [s.visible.tolist() for s in segments] == [[[True], [True]], [[False, False], [True, True]]]
+    assert [s.visible.tolist() for s in segments] == [
+        [[True], [True]],
+        [[False, False], [True, True]],
+    ]
     [[every]] = choice.groups(0, 0, *held.read(0, 0), None, torch.zeros(1, 2, 1), True)
-    assert every.visible.tolist() == [[True, False, True, True, False, False], [True, True, False, True, False, False]]
+    assert every.visible.tolist() == [
+        [True, False, True, True, False, False],
+        [True, True, False, True, False, False],
+    ]
 
 
-# Lossless decoding ---------------------------------------------------------------------------------------------------
+# Lossless decoding --------------------------------------------------------------------------------
 
 
 def check_method(kind: str, method: str, sampler: str, lm: LM | None = None) -> None:
@@ -211,9 +270,12 @@ def test_other_kinds(kind, method):
     check_method(kind, method, "T=1")
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v32", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v32")])
+@pytest.mark.parametrize(
+    "kind", ["deepseek_v32", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v32")]
+)
 def test_rows_that_come_and_go(kind):
-    lm, options = target(kind), {"max_new_tokens": 8, "sampler": SAMPLERS["T=1"]}
+    lm = target(kind)
+    options = {"max_new_tokens": 8, "sampler": SAMPLERS["T=1"]}
     texts = prompts(40, 21, 9, 50, 12)
     events = serve(lm, iter(texts), BUILD["vegas-tree"](lm), 2, seed=SEED, slots=160, **options)
     tokens = {e.index: e.tokens for e in events}
@@ -227,9 +289,13 @@ def test_keys_in_8_bits(kind):
     check_method(kind, "vegas-tree", "T=1", LM(stock(kind), kv="int8"))
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v4", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v4")])
+@pytest.mark.parametrize(
+    "kind", ["deepseek_v4", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v4")]
+)
 def test_prompts_that_are_kept(kind, tmp_path, monkeypatch):
-    """A file of a prompt, and a session's blocks of earlier ones, with which another prompt begins."""
+    """A file of a prompt, and a session's blocks of earlier ones, with which another prompt
+    begins.
+    """
     monkeypatch.setattr("longdraft.models.lm.PART", 16)  # where a part of a prompt may end
     lm, [text, more] = target(kind), prompts(50, 11)
     options = {"max_new_tokens": 8, "sampler": SAMPLERS["T=1"], "eos": ()}
@@ -247,13 +313,15 @@ def test_prompts_that_are_kept(kind, tmp_path, monkeypatch):
     assert said == want and session.prefixes.hits == 48
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
 
 
 def test_refusals():
     config = tiny_models.config("llama")
     config.layer_types = ["full_attention", "spherical_attention"] * 2
-    with pytest.raises(InputError, match="has spherical_attention layers, which longdraft does not support yet"):
+    with pytest.raises(
+        InputError, match="has spherical_attention layers, which longdraft does not support yet"
+    ):
         refuse(config)
     with pytest.raises(InputError, match="mtp does not run"):
         BUILD["mtp"](target("deepseek_v32"))
@@ -262,11 +330,13 @@ def test_refusals():
         choice.chosen(3, 0)
 
 
-# What the checks must catch ------------------------------------------------------------------------------------------
+# What the checks must catch -----------------------------------------------------------------------
 
 
 def _leaving_behind(keep):
-    """A commit that moves the keys of attention alone, so that the others' slots keep what a dropped branch wrote."""
+    """A commit that moves the keys of attention alone, so that the others' slots keep what a
+    dropped branch wrote.
+    """
 
     def kept(self, path, count):
         layers = self._store.layers
@@ -305,7 +375,9 @@ def test_the_order_of_torch_is_caught(monkeypatch):
 
 
 def test_slots_taken_for_positions_are_caught(monkeypatch):
-    monkeypatch.setattr(Choice, "by_position", lambda self, scores, *mask: scores.masked_fill(*mask))
+    monkeypatch.setattr(
+        Choice, "by_position", lambda self, scores, *mask: scores.masked_fill(*mask)
+    )
     with pytest.raises(AssertionError):
         check_paths("minimax_m3_vl_text")
 

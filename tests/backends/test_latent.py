@@ -1,4 +1,6 @@
-"""Latent attention: what is cached, and that it computes what Transformers computes with expanded heads."""
+"""Latent attention: what is cached, and that it computes what Transformers computes with expanded
+heads.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,24 @@ from longdraft.ops import Segment, reference
 from longdraft.training.frozen import Frozen
 
 MODEL = "deepseek"
-KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu", "axk1")
+KINDS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "longcat_flash",
+    "minicpm3",
+    "youtu",
+    "axk1",
+)
 DAILY = {"vegas-tree", "magicdec-quest", "quantspec"}  # a tree, slots by queries, codes
-REFUSING = {"longspec", "longspec-chain", "longspec-guided", "longspec, then lookup", "longspec, best paths", "auto"}
+REFUSING = {
+    "longspec",
+    "longspec-chain",
+    "longspec-guided",
+    "longspec, then lookup",
+    "longspec, best paths",
+    "auto",
+}
 METHODS = [pytest.param(m, marks=() if m in DAILY else full) for m in BUILD if m not in REFUSING]
 LENGTHS = (70, 31, 9, 50, 12)
 
@@ -49,18 +66,27 @@ def texts(lm: LM, prompts: list[list[int]], new: int = 12) -> list[list[int]]:
 def stock_texts(hf, prompts: list[list[int]], new: int = 12) -> list[list[int]]:
     hf.set_attn_implementation("eager")
     rows = [torch.tensor([p]) for p in prompts]
-    return [hf.generate(r, max_new_tokens=new, do_sample=False, pad_token_id=0)[0, r.shape[1] :].tolist() for r in rows]
+    return [
+        hf.generate(r, max_new_tokens=new, do_sample=False, pad_token_id=0)[
+            0, r.shape[1] :
+        ].tolist()
+        for r in rows
+    ]
 
 
-# What is cached ------------------------------------------------------------------------------------------------------
+# What is cached -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "kind", [k if k in ("deepseek_v2", "longcat_flash") else pytest.param(k, marks=full) for k in KINDS]
+    "kind",
+    [k if k in ("deepseek_v2", "longcat_flash") else pytest.param(k, marks=full) for k in KINDS],
 )
 def test_plain_decoding_is_transformers_and_caches_latents(kind):
-    """Rows of two lengths. Each attention, of which LongCat has two per layer, caches its rank and rotated part."""
-    hf, prompts = stock(kind), [tiny_models.prompt(n) for n in (40, 17)]
+    """Rows of two lengths. Each attention, of which LongCat has two per layer, caches its rank and
+    rotated part.
+    """
+    hf = stock(kind)
+    prompts = [tiny_models.prompt(n) for n in (40, 17)]
     want = stock_texts(hf, prompts)
     lm = LM(hf)
     assert texts(lm, prompts) == want
@@ -74,16 +100,20 @@ def test_plain_decoding_is_transformers_and_caches_latents(kind):
 @torch.inference_mode()
 def test_new_nodes_are_not_expanded():
     """A pass gives the projection no numbers: it is read as a matrix."""
-    lm, seen = tiny.target(MODEL), []
+    lm = tiny.target(MODEL)
+    seen = []
     linears = absorbed_linears(lm.hf)
-    hooks = [m.register_forward_pre_hook(lambda module, args: seen.append(args[0].device.type)) for m in linears]
+    hooks = [
+        m.register_forward_pre_hook(lambda module, args: seen.append(args[0].device.type))
+        for m in linears
+    ]
     lm(Tree.chain(torch.tensor([[5, 6]])), lm.new_cache(1, 8))
     for hook in hooks:
         hook.remove()
     assert len(linears) == lm.config.num_hidden_layers and seen == ["meta"] * len(linears)
 
 
-# What is computed ----------------------------------------------------------------------------------------------------
+# What is computed ---------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -92,7 +122,8 @@ def test_both_ways_are_attention_of_expanded_heads(queries, monkeypatch):
     """Cached latents as keys, and expanded keys some heads at a time, under a mask."""
     monkeypatch.setattr(latent, "EXPANDED", 1)  # one head at a time
     module = tiny.target(MODEL).hf.model.layers[1].self_attn
-    ours, g = latents_of(tiny.target(MODEL).hf)[1], torch.Generator().manual_seed(0)
+    ours = latents_of(tiny.target(MODEL).hf)[1]
+    g = torch.Generator().manual_seed(0)
     q = torch.randn(4, queries, ours.dim + ours.rotated, generator=g)
     c, r = (torch.randn(1, 1, 200, n, generator=g) for n in (ours.rank, ours.rotated))
     visible = torch.ones(queries, queries).tril().bool()
@@ -100,11 +131,18 @@ def test_both_ways_are_attention_of_expanded_heads(queries, monkeypatch):
     want = reference.attend(q, [Segment(k, v, visible)], 0.3, None, None).out
     cached = [Segment(torch.cat([c, r], -1)[0], c[0, ..., :0], visible)]
     close(ours.attend_expanded(q, cached, 0.3, None, None, None).out, want)
-    close(ours.output(ours.attend_cached(ours.query(q[None])[0], cached, 0.3, None, None, None).out[None])[0], want)
+    close(
+        ours.output(
+            ours.attend_cached(ours.query(q[None])[0], cached, 0.3, None, None, None).out[None]
+        )[0],
+        want,
+    )
 
 
 def test_wide_passes_expand_and_others_do_not(monkeypatch):
-    """So both ways are behind the checks of this file. DeepSeek V3's numbers are where the costs cross."""
+    """So both ways are behind the checks of this file. DeepSeek V3's numbers are where the costs
+    cross.
+    """
     ours = latents_of(tiny.target(MODEL).hf)[0]
     assert ours.pays_expanded(17) and not ours.pays_expanded(16)
     large = Latent(ours.linear, 512, 128, 64, 128)
@@ -112,7 +150,9 @@ def test_wide_passes_expand_and_others_do_not(monkeypatch):
     widths = []
     attend = Latent.attend_expanded
     monkeypatch.setattr(
-        Latent, "attend_expanded", lambda self, q, *more: widths.append(q.shape[1]) or attend(self, q, *more)
+        Latent,
+        "attend_expanded",
+        lambda self, q, *more: widths.append(q.shape[1]) or attend(self, q, *more),
     )
     texts(tiny.target(MODEL), tiny.prompts(40), 3)
     assert widths == [39] * 3
@@ -122,7 +162,11 @@ def test_wide_passes_expand_and_others_do_not(monkeypatch):
 @pytest.mark.parametrize("rows", ["first", "mean"])
 def test_scores_are_those_of_expanded_heads(rows):
     """Of the one key head that is cached: the mean over all heads."""
-    lm, [prompt], chain = tiny.target(MODEL), tiny.prompts(40), Tree.chain(torch.tensor([[5, 17, 33]]))
+    lm, [prompt], chain = (
+        tiny.target(MODEL),
+        tiny.prompts(40),
+        Tree.chain(torch.tensor([[5, 17, 33]])),
+    )
     lm.prefill(prompt, held := lm.new_cache(1, 64))
     captured = Captures(CaptureSpec(rows, "weights", True))
     lm(chain, held, captured=captured)
@@ -133,7 +177,7 @@ def test_scores_are_those_of_expanded_heads(rows):
         close(scores[0, :, 0], want[:1] if rows == "first" else want.mean(0, keepdim=True))
 
 
-# Lossless decoding ---------------------------------------------------------------------------------------------------
+# Lossless decoding --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampler", ["greedy", pytest.param("T=1", marks=full)])
@@ -146,7 +190,8 @@ def test_every_method_says_what_plain_decoding_says(method, sampler):
     "method", ["vegas-tree", pytest.param("quantspec", marks=full), pytest.param("sd", marks=full)]
 )
 def test_rows_that_come_and_go(method):
-    lm, options = tiny.target(MODEL), {"max_new_tokens": 10, "sampler": SAMPLERS["T=1"]}
+    lm = tiny.target(MODEL)
+    options = {"max_new_tokens": 10, "sampler": SAMPLERS["T=1"]}
     prompts = tiny.prompts(*LENGTHS)
     events = serve(lm, iter(prompts), BUILD[method](lm), 2, seed=SEED, slots=160, **options)
     found = {e.index: e.tokens for e in events}
@@ -161,11 +206,13 @@ def test_latents_in_8_bits(method):
     want = generate(lm, tiny.prompts(70, 31), **options)
     assert generate(lm, tiny.prompts(70, 31), BUILD[method](lm), **options) == want
     lm.prefill(tiny.prompts(9)[0], held := lm.new_cache(1, 16))
-    assert [held.slot_bytes(layer) for layer in held.layers] == [34] * 3  # a scale and 32 codes, of 24 numbers
+    assert [held.slot_bytes(layer) for layer in held.layers] == [
+        34
+    ] * 3  # a scale and 32 codes, of 24 numbers
     assert [x.shape[2] for x in held.stored(0, 0)] == [34, 0]
 
 
-# What is not understood, and what must not be read -------------------------------------------------------------------
+# What is not understood, and what must not be read ------------------------------------------------
 
 
 def changed(fault: str):
@@ -175,7 +222,9 @@ def changed(fault: str):
     for layer in hf.model.layers:
         module = layer.self_attn
         if fault == "a bias":
-            module.kv_b_proj.bias = torch.nn.Parameter(torch.full((len(module.kv_b_proj.weight),), 0.3))
+            module.kv_b_proj.bias = torch.nn.Parameter(
+                torch.full((len(module.kv_b_proj.weight),), 0.3)
+            )
         elif fault == "a module of another kind":
             module.kv_b_proj = torch.nn.Sequential(module.kv_b_proj)
         else:
@@ -187,8 +236,10 @@ def changed(fault: str):
 
 @pytest.mark.parametrize("fault", ["a bias", "a module of another kind", "another expansion"])
 def test_modules_that_are_not_understood_cache_heads(fault):
-    hf, prompts = changed(fault), tiny.prompts(40, 27)
-    want, lm = stock_texts(hf, prompts), LM(hf)
+    hf = changed(fault)
+    prompts = tiny.prompts(40, 27)
+    want = stock_texts(hf, prompts)
+    lm = LM(hf)
     assert latents_of(hf) == {} and texts(lm, prompts) == want
     lm.prefill(prompts[0], held := lm.new_cache(1, 64))
     assert held.shapes[0][:3] == (4, 16, 12)
@@ -196,7 +247,8 @@ def test_modules_that_are_not_understood_cache_heads(fault):
 
 def test_an_expansion_that_is_not_compared_is_caught(monkeypatch):
     monkeypatch.setattr(latent, "_agrees", lambda *given: True)
-    hf, prompts = changed("another expansion"), tiny.prompts(40, 27)
+    hf = changed("another expansion")
+    prompts = tiny.prompts(40, 27)
     want = stock_texts(hf, prompts)
     assert texts(LM(hf), prompts) != want
 
@@ -208,7 +260,9 @@ def test_what_expands_latents_is_not_packed():
     hf = tiny_models.build(config)
     quantize_linears(hf, "int8")
     attention = hf.model.layers[0].self_attn
-    assert isinstance(attention.o_proj, PackedLinear) and type(attention.kv_b_proj) is torch.nn.Linear
+    assert (
+        isinstance(attention.o_proj, PackedLinear) and type(attention.kv_b_proj) is torch.nn.Linear
+    )
     assert len(latents_of(hf)) == config.num_hidden_layers
     prompts = [tiny_models.prompt(n) for n in (40, 17)]
     hf.generation_config.eos_token_id = None
@@ -222,7 +276,7 @@ def test_training_on_part_of_a_small_models_values_is_refused():
         BudgetObjective(Frozen(tiny.target("llama")), lm)
 
 
-# Planted faults ------------------------------------------------------------------------------------------------------
+# Planted faults -----------------------------------------------------------------------------------
 
 
 def another_row(self: KVCache, layer: int, b: int, read=KVCache.read):
@@ -235,10 +289,14 @@ def another_row(self: KVCache, layer: int, b: int, read=KVCache.read):
 def kept_part(self: Pass, layer: int, q, k, v, *options, attend=Pass.attend):
     """The rotated part of a node is that of the node before it."""
     width = self.latents[layer].rank
-    return attend(self, layer, q, torch.cat([k[..., :width], k[..., width:].roll(1, 2)], -1), v, *options)
+    return attend(
+        self, layer, q, torch.cat([k[..., :width], k[..., width:].roll(1, 2)], -1), v, *options
+    )
 
 
-@pytest.mark.parametrize(("owner", "name", "fault"), [(KVCache, "read", another_row), (Pass, "attend", kept_part)])
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"), [(KVCache, "read", another_row), (Pass, "attend", kept_part)]
+)
 def test_a_wrong_latent_is_caught(owner, name, fault, monkeypatch):
     """Slot 3 of a row is read from another row; a rotated part is its neighbor's."""
     monkeypatch.setattr(owner, name, fault)

@@ -1,4 +1,6 @@
-"""Recurrent layers of every model that has them: a tree's nodes say what Transformers says of their paths."""
+"""Recurrent layers of every model that has them: a tree's nodes say what Transformers says of their
+paths.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,31 @@ from longdraft.views.retrieval import last_layer
 
 DAILY = ("nemotron_h", "zamba", "minimax", "zaya")
 KINDS = (
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
-    *("nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "zamba2", "zamba", "jamba", "lfm2", "lfm2_moe", "lfm3"),
+    *(
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "olmo_hybrid",
+        "kimi_linear",
+        "bailing_hybrid",
+    ),
+    *(
+        "nemotron_h",
+        "granitemoehybrid",
+        "bamba",
+        "falcon_h1",
+        "zamba2",
+        "zamba",
+        "jamba",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+    ),
     *("minimax", "recurrent_gemma", "zaya", "mamba", "mamba2", "falcon_mamba"),
 )
 each_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k in DAILY else full) for k in KINDS if k in CONFIG_MAPPING]
+    "kind",
+    [pytest.param(k, marks=() if k in DAILY else full) for k in KINDS if k in CONFIG_MAPPING],
 )
 ROUNDING = 1e-3  # of the largest logit
 
@@ -56,16 +77,22 @@ def logits_of(kind: str, tokens: list[int]) -> torch.Tensor:
 
 def branches(roots: list[int], shift: int = 0) -> Tree:
     """Two rows: a root with two branches, of which the first has another."""
-    tokens = [[[11, 12, 13], [11, 14, 15], [16, 17, 18]], [[21, 22, 23], [24, 25, 26], [24, 27, 28]]]
+    tokens = [
+        [[11, 12, 13], [11, 14, 15], [16, 17, 18]],
+        [[21, 22, 23], [24, 25, 26], [24, 27, 28]],
+    ]
     paths = torch.tensor(tokens) + shift
     return Tree.root(torch.tensor(roots)).add_paths(torch.zeros_like(paths[..., 0]), paths)
 
 
 @torch.inference_mode()
 def error(kind: str) -> float:
-    """The largest difference of a node from its path as a text of its own, over two trees one after the other, between
-    which a path is accepted; as a share of the largest logit."""
-    lm, texts, worst = target(kind), [tiny_models.prompt(40), tiny_models.prompt(17)], 0.0
+    """The largest difference of a node from its path as a text of its own, over two trees one after
+    the other, between which a path is accepted; as a share of the largest logit.
+    """
+    lm = target(kind)
+    texts = [tiny_models.prompt(40), tiny_models.prompt(17)]
+    worst = 0.0
     cache = lm.new_cache(2, 80)
     for b, text in enumerate(texts):
         lm.prefill(text[:9], cache.row(b))
@@ -80,9 +107,15 @@ def error(kind: str) -> float:
                 worst = max(worst, float((ours[b, path] - right).abs().max() / right.abs().max()))
         ends = torch.tensor([tree.size - 1, 1])
         paths = [tree.mask[b, end].nonzero()[:, 0].tolist() for b, end in enumerate(ends.tolist())]
-        counts, most = [len(p) for p in paths], max(map(len, paths))
-        cache.keep(torch.tensor([p + p[-1:] * (most - len(p)) for p in paths]), torch.tensor(counts))
-        texts = [text + tree.tokens[b, path].tolist() for b, (text, path) in enumerate(zip(texts, paths, strict=True))]
+        counts = [len(p) for p in paths]
+        most = max(map(len, paths))
+        cache.keep(
+            torch.tensor([p + p[-1:] * (most - len(p)) for p in paths]), torch.tensor(counts)
+        )
+        texts = [
+            text + tree.tokens[b, path].tolist()
+            for b, (text, path) in enumerate(zip(texts, paths, strict=True))
+        ]
     return worst
 
 
@@ -97,7 +130,7 @@ def test_the_comparison_at_loading_accepts_it(kind):
     probe(tiny_models.build(tiny_models.config(kind)))
 
 
-# Planted faults -------------------------------------------------------------------------------------------------------
+# Planted faults -----------------------------------------------------------------------------------
 
 
 def scan_without_decay(self, scan, inputs, queries, in_chunks=None, right=RecurrentPass.scan):
@@ -121,14 +154,24 @@ def windows_by_slot(self, x, size, right=RecurrentPass.windows):
 FAULTS = {
     "a slope that is ignored": ("minimax", RecurrentPass, "scan", scan_without_decay),
     "a state that is forgotten": ("recurrent_gemma", Additive, "along", along_from_nothing),
-    "a convolution without its left context": ("recurrent_gemma", Convolution, "before", left_context_of_zeros),
+    "a convolution without its left context": (
+        "recurrent_gemma",
+        Convolution,
+        "before",
+        left_context_of_zeros,
+    ),
     "values of the node beside": ("zaya", RecurrentPass, "windows", windows_by_slot),
     "a shared block's other layer": ("zamba", architecture, "number_of", lambda module: 2),
 }
-LATE = {"a state that is forgotten", "a convolution without its left context"}  # the kind takes long to build
+LATE = {
+    "a state that is forgotten",
+    "a convolution without its left context",
+}  # the kind takes long to build
 
 
-@pytest.mark.parametrize("fault", [pytest.param(f, marks=full if f in LATE else ()) for f in FAULTS])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=full if f in LATE else ()) for f in FAULTS]
+)
 def test_a_fault_is_noticed(fault, monkeypatch):
     kind, owner, name, broken = FAULTS[fault]
     target(kind)
@@ -143,7 +186,7 @@ def test_a_layer_that_does_not_scan_in_a_pass_is_refused(monkeypatch):
         lm.prefill([3, 4, 5], lm.new_cache(1, 8))
 
 
-# Drafters that copy or read a layer -----------------------------------------------------------------------------------
+# Drafters that copy or read a layer ---------------------------------------------------------------
 
 
 def test_drafters_read_the_last_layer_that_has_keys():
@@ -152,9 +195,12 @@ def test_drafters_read_the_last_layer_that_has_keys():
         Host(target("nemotron_h"))
 
 
-@pytest.mark.parametrize("kind", ["nemotron_h", *(pytest.param(k, marks=full) for k in ("bamba", "jamba", "lfm2_moe"))])
+@pytest.mark.parametrize(
+    "kind", ["nemotron_h", *(pytest.param(k, marks=full) for k in ("bamba", "jamba", "lfm2_moe"))]
+)
 def test_mtp_layers_are_attention_layers_of_a_hybrid(kind):
-    lm, prompts = target(kind), [tiny_models.prompt(30), tiny_models.prompt(11)]
+    lm = target(kind)
+    prompts = [tiny_models.prompt(30), tiny_models.prompt(11)]
     assert not scans_in(random_mtp(lm, 1))
     drafter = build("mtp", lm, WEIGHTS["mtp"].random(lm, 1), widths=[3], sink=3, window=20)
     options = {"max_new_tokens": 8, "sampler": Sampler(), "eos": ()}
@@ -162,7 +208,9 @@ def test_mtp_layers_are_attention_layers_of_a_hybrid(kind):
 
 
 @full
-@pytest.mark.parametrize(("kind", "reason"), [("falcon_h1", "have a state"), ("mamba", "no layers with attention")])
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("falcon_h1", "have a state"), ("mamba", "no layers with attention")]
+)
 def test_mtp_refuses_layers_with_a_state(kind, reason):
     with pytest.raises(InputError, match=reason):
         random_mtp(target(kind), 1)
@@ -173,14 +221,19 @@ def test_mtp_refuses_layers_with_a_state(kind, reason):
 def test_the_head_has_the_factors_that_its_decoder_keeps():
     lm = target("falcon_h1")
     captured = Captures(CaptureSpec(hidden=(lm.depth,)))
-    logits = lm(Tree.chain(torch.tensor([tiny_models.prompt(9)])), lm.new_cache(1, 16), captured=captured)
+    logits = lm(
+        Tree.chain(torch.tensor([tiny_models.prompt(9)])), lm.new_cache(1, 16), captured=captured
+    )
     assert torch.allclose(lm.head(captured.states[lm.depth]), logits, rtol=1e-4, atol=1e-4)
 
 
 def in_chunks_error(kind: str, monkeypatch) -> float:
-    """The largest difference of a prompt from Transformers', where no kernel reads it token after token."""
+    """The largest difference of a prompt from Transformers', where no kernel reads it token after
+    token.
+    """
     monkeypatch.setattr("longdraft.ops.recurrence.has_kernel", lambda *tensors: False)
-    lm, prompt = target(kind), tiny_models.prompt(150)
+    lm = target(kind)
+    prompt = tiny_models.prompt(150)
     cache = lm.new_cache(1, 160)
     with torch.inference_mode(), cache.appending(150):
         said = lm.eager.forward(Tree.chain(torch.tensor([prompt])), cache, 0, None, Captures())[0]
@@ -188,7 +241,9 @@ def in_chunks_error(kind: str, monkeypatch) -> float:
     return float((said - want).abs().max() / want.abs().max())
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", pytest.param("kimi_linear", marks=full)])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_5_text", "nemotron_h", pytest.param("kimi_linear", marks=full)]
+)
 def test_prompts_in_chunks_say_what_transformers_says(kind, monkeypatch):
     assert in_chunks_error(kind, monkeypatch) < ROUNDING
 

@@ -1,4 +1,6 @@
-"""A state along the paths of a tree in one launch: its order is right, and passes use it on a GPU."""
+"""A state along the paths of a tree in one launch: its order is right, and passes use it on a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,23 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def terms_of(tokens: int, wanted: int, seed: int = 0) -> Terms:
-    k, v, g, beta, q = drawn(seed, (tokens, 2, 8), (tokens, 4, 6), (tokens, 4), (tokens, 4), (wanted, 2, 8))
+    k, v, g, beta, q = drawn(
+        seed, (tokens, 2, 8), (tokens, 4, 6), (tokens, 4), (tokens, 4), (wanted, 2, 8)
+    )
     return Terms(k, v, -g.abs(), beta.sigmoid(), q, 8**-0.5, normalized=True)
 
 
 KINDS = {
     "delta rule": (DeltaRule(True), lambda k, v, g, beta: (k, v, g, beta)),
     "delta rule, a gate for each channel": (
-        DeltaRule(False), lambda k, v, g, beta: (0.3 * k, v, g[..., None] * k.abs().repeat(1, 2, 1), beta)
+        DeltaRule(False), lambda k, v, g, beta: (0.3 * k, v, g[..., None] * k.abs().repeat(1, 2,
+        1), beta)
     ),
     "decaying sum": (Additive(), lambda k, v, g, beta: (g, k, v)),
-    "state space": (StateSpace(-torch.tensor([0.5, 1, 2, 4])), lambda k, v, g, beta: (v, g.abs(), k)),
-    "state space, a decay for each channel": (StateSpace(-torch.rand(4, 8)), lambda k, v, g, beta: (v, g.abs(), k)),
+    "state space": (StateSpace(-torch.tensor([0.5, 1, 2, 4])), lambda k, v, g, beta: (v, g.abs(),
+    k)),
+    "state space, a decay for each channel": (StateSpace(-torch.rand(4, 8)), lambda k, v, g,
+    beta: (v, g.abs(), k)),
 }  # fmt: skip
 
 
@@ -51,7 +58,9 @@ def test_what_kernels_are_given_is_the_recurrence(kind):
     inputs = inputs_of(terms.k, terms.v, terms.gate, terms.beta)
     for held in (state, None):
         out, end = own.run(held, inputs, (terms.q,))
-        computed, saved = scan.along(own.terms(inputs, (terms.q,)), held, chain(7, torch.device("cpu")))
+        computed, saved = scan.along(
+            own.terms(inputs, (terms.q,)), held, chain(7, torch.device("cpu"))
+        )
         torch.testing.assert_close(computed, out)
         torch.testing.assert_close(saved[0], end)
         replayed = scan.along(own.terms(inputs, None), held, chain(7, torch.device("cpu")))
@@ -63,13 +72,15 @@ def by_paths(terms: Terms, state: Tensor, parent: list[int], first: int) -> Tens
     assert terms.beta is not None and terms.q is not None
     out = torch.zeros(len(parent) - first, *terms.v.shape[1:])
     for i in range(first, len(parent)):
-        path, node = [], i
+        path = []
+        node = i
         while parent[i] != PAD and node >= 0:
             path.insert(0, node)
             node = parent[node]
         if path:
             own = Terms(
-                terms.k[path], terms.v[path], terms.gate[path], terms.beta[path], terms.q[[i - first]],
+                terms.k[path], terms.v[path], terms.gate[path], terms.beta[path],
+                terms.q[[i - first]],
                 terms.scale, terms.normalized,
             )  # fmt: skip
             out[i - first] = scan.along(own, state, chain(len(path), torch.device("cpu")))[0][0]
@@ -77,16 +88,25 @@ def by_paths(terms: Terms, state: Tensor, parent: list[int], first: int) -> Tens
 
 
 def a_tree(seed: int) -> tuple[int, int, list[int]]:
-    """(committed tokens without a state, start, parents of the nodes), with padding and forks of every depth."""
+    """(committed tokens without a state, start, parents of the nodes), with padding and forks of
+    every depth.
+    """
     r = random.Random(seed)
-    size, parent = r.randint(1, 14), [-1]
+    size = r.randint(1, 14)
+    parent = [-1]
     for i in range(1, size):
-        parent.append(PAD if r.random() < 0.1 else r.choice([p for p in range(i) if parent[p] != PAD]))
+        parent.append(
+            PAD if r.random() < 0.1 else r.choice([p for p in range(i) if parent[p] != PAD])
+        )
     start = r.randint(0, size - 1) if r.random() < 0.5 else 0
     return r.randint(0, 4), start, parent
 
 
-FORKS = 0, 0, [-1, 0, 0, 2, 3, 3, 2]  # the last branch of a fork has a fork, whose first branch has one
+FORKS = (
+    0,
+    0,
+    [-1, 0, 0, 2, 3, 3, 2],
+)  # the last branch of a fork has a fork, whose first branch has one
 
 
 def settled(plan: RowPlan, terms: Terms, state: Tensor, kept: Tensor) -> bool:
@@ -94,8 +114,18 @@ def settled(plan: RowPlan, terms: Terms, state: Tensor, kept: Tensor) -> bool:
     for token, own in zip(plan.kept, kept, strict=True):
         tokens = slice(token + 1)
         assert terms.beta is not None
-        alone = Terms(terms.k[tokens], terms.v[tokens], terms.gate[tokens], terms.beta[tokens], None, terms.scale, True)
-        if not torch.equal(scan.along(alone, state, chain(token + 1, torch.device("cpu")))[1][0], own):
+        alone = Terms(
+            terms.k[tokens],
+            terms.v[tokens],
+            terms.gate[tokens],
+            terms.beta[tokens],
+            None,
+            terms.scale,
+            True,
+        )
+        if not torch.equal(
+            scan.along(alone, state, chain(token + 1, torch.device("cpu")))[1][0], own
+        ):
             return False
     return True
 
@@ -104,7 +134,10 @@ def order_is_right(order_of, count: int = 60) -> bool:
     for seed, (early, start, parent) in enumerate([FORKS, *map(a_tree, range(count))]):
         plan = RowPlan(RowStates(position=3), 3 + early, parent, start)
         order = order_of(plan)
-        terms, (state,) = terms_of(len(plan.parent), len(plan.parent) - plan.known, seed), drawn(seed, (4, 8, 6))
+        terms, (state,) = (
+            terms_of(len(plan.parent), len(plan.parent) - plan.known, seed),
+            drawn(seed, (4, 8, 6)),
+        )
         computed, saved = scan.along(terms, state, order)
         wanted = by_paths(terms, state, plan.parent, plan.known)
         if not torch.equal(computed, wanted) or not settled(plan, terms, state, saved):
@@ -157,7 +190,9 @@ class Spec:
     """What a GPU's kernels compute, by their specification, and how many launches there were."""
 
     def __init__(self) -> None:
-        self.scans = self.convolutions = self.branches = 0
+        self.scans = 0
+        self.convolutions = 0
+        self.branches = 0
 
     def along(self, terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Tensor]:
         self.scans += 1
@@ -166,13 +201,16 @@ class Spec:
 
     def convolve(self, state, x, windows, taps, bias) -> Tensor:
         self.convolutions += 1
-        source = torch.cat([x.new_zeros(taps.shape[1] - 1, x.shape[1]) if state is None else state, x])
+        source = torch.cat(
+            [x.new_zeros(taps.shape[1] - 1, x.shape[1]) if state is None else state, x]
+        )
         return convolved(source[windows], taps, bias).to(x.dtype)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", pytest.param("nemotron_h", marks=full)])
 def test_passes_by_kernels_write_the_text_of_torch(kind, monkeypatch):
-    lm, gpu = LM(tiny_models.build(tiny_models.config(kind))), Spec()
+    lm = LM(tiny_models.build(tiny_models.config(kind)))
+    gpu = Spec()
     prompts = tiny.prompts(21, 140, seed=5)
     plain = generate(lm, prompts, max_new_tokens=12)
     monkeypatch.setattr(ops, "scans", lambda x: gpu)
@@ -188,7 +226,8 @@ def test_a_row_may_have_no_new_node(gpu, monkeypatch):
     """The other row's are computed as they are alone."""
     monkeypatch.setattr(ops, "scans", lambda x: gpu)
     lm = LM(tiny_models.build(tiny_models.config("qwen3_5_text")))
-    cache, alone = lm.new_cache(2, 32), lm.new_cache(1, 32)
+    cache = lm.new_cache(2, 32)
+    alone = lm.new_cache(1, 32)
     for held in (cache.row(0), cache.row(1), alone):
         lm.extend_cache(torch.arange(3, 9)[None], held)
     tree = Tree.chain(torch.tensor([[5], [5]]))
@@ -203,7 +242,8 @@ def test_planted_a_kernel_that_forgets_the_state_changes_the_text(monkeypatch):
         def along(self, terms, state, order):
             return super().along(terms, None, order)
 
-    lm, gpu = LM(tiny_models.build(tiny_models.config("qwen3_5_text"))), Forgets()
+    lm = LM(tiny_models.build(tiny_models.config("qwen3_5_text")))
+    gpu = Forgets()
     plain = generate(lm, tiny.prompts(21, seed=5), max_new_tokens=12)
     monkeypatch.setattr(ops, "scans", lambda x: gpu)
     assert generate(lm, tiny.prompts(21, seed=5), max_new_tokens=12) != plain

@@ -1,6 +1,8 @@
-"""Layers that read another layer's keys, layers that differ in heads, and two kinds of attention beside softmax(qk)v.
+"""Layers that read another layer's keys, layers that differ in heads, and two kinds of attention
+beside softmax(qk)v.
 
-Plain decoding is Transformers' own, methods are plain decoding, and the cache holds what is needed once.
+Plain decoding is Transformers' own, methods are plain decoding, and the cache holds what is needed
+once.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def own_copies(monkeypatch) -> None:
     monkeypatch.setattr(architecture, "sources_of", lambda hf: {})
 
 
-@pytest.mark.parametrize(("name", "methods"), [("shared", QUICK), ("global-heads", {})], ids=["shared", "global-heads"])
+@pytest.mark.parametrize(
+    ("name", "methods"), [("shared", QUICK), ("global-heads", {})], ids=["shared", "global-heads"]
+)
 def test_methods(name, methods):
     record = coverage.decoded(layers.stock(name), methods)
     assert record["class"] == "equal" and record["methods"] == dict.fromkeys(methods, ""), record
@@ -52,8 +56,12 @@ def test_layers_without_keys_store_nothing(monkeypatch):
     assert lm.sources == {4: 2, 5: 3} and cache.layers == [0, 1, 2, 3]
     own_copies(monkeypatch)
     copied, copies = prefilled("shared")
-    assert 6 * sum(map(cache.slot_bytes, cache.layers)) == 4 * sum(map(copies.slot_bytes, copies.layers))
-    assert keys_read(lm, cache) == keys_read(copied, copies)  # what is stored once is read by each of its layers
+    assert 6 * sum(map(cache.slot_bytes, cache.layers)) == 4 * sum(
+        map(copies.slot_bytes, copies.layers)
+    )
+    assert keys_read(lm, cache) == keys_read(
+        copied, copies
+    )  # what is stored once is read by each of its layers
 
 
 def prefilled(name: str, kv: str | None = None):
@@ -65,7 +73,9 @@ def prefilled(name: str, kv: str | None = None):
 
 def scored_tree(lm: LM, cache) -> tuple[torch.Tensor, Captures]:
     """A tree of five nodes: its logits, and the scores of all of its nodes."""
-    tree = Tree.chain(torch.tensor([[7, 8]])).grow(torch.tensor([[0, 1, 1]]), torch.tensor([[9, 10, 11]]))
+    tree = Tree.chain(torch.tensor([[7, 8]])).grow(
+        torch.tensor([[0, 1, 1]]), torch.tensor([[9, 10, 11]])
+    )
     captured = Captures(CaptureSpec(rows="all", of="weights", split=True))
     return lm(tree, cache, captured=captured), captured
 
@@ -84,7 +94,8 @@ def test_a_source_is_read_as_a_copy_of_it_would_be(monkeypatch):
 def test_states_of_a_prompt_do_not_depend_on_what_logits_are_wanted(name):
     """Transformers may compute layers without keys for the last nodes alone."""
     lm = LM(layers.stock(name))
-    prompt, last = tiny_models.prompt(20), lm.config.num_hidden_layers
+    prompt = tiny_models.prompt(20)
+    last = lm.config.num_hidden_layers
     spec = CaptureSpec(hidden=tuple(range(last + 1)))
     whole = Captures(spec)
     lm(Tree.chain(torch.tensor([prompt])), lm.new_cache(1, 32), captured=whole)
@@ -96,7 +107,8 @@ def test_states_of_a_prompt_do_not_depend_on_what_logits_are_wanted(name):
 
 def last_logits(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of a prompt's last two nodes, where they are asked for alone and where all are."""
-    lm, tree = LM(layers.stock(name)), Tree.chain(torch.tensor([tiny_models.prompt(40)]))
+    lm = LM(layers.stock(name))
+    tree = Tree.chain(torch.tensor([tiny_models.prompt(40)]))
     return lm(tree, lm.new_cache(1, 64), logits=2), lm(tree, lm.new_cache(1, 64))[:, -2:]
 
 
@@ -105,25 +117,34 @@ def test_the_last_queries_alone_read_what_they_read_among_all(name, monkeypatch)
     torch.testing.assert_close(*last_logits(name))
     first_queries(monkeypatch)
     body = LM(layers.stock(name)).architecture.layout.body
-    if "logits_to_keep" in signature(body.forward).parameters:  # others, and Transformers 5.17, compute all queries
+    if (
+        "logits_to_keep" in signature(body.forward).parameters
+    ):  # others, and Transformers 5.17, compute all queries
         with pytest.raises(AssertionError):
             torch.testing.assert_close(*last_logits(name))
 
 
 def session_texts(name: str, kv: str | None = None) -> tuple[list[list[int]], list[list[int]]]:
-    """The texts of requests of a session of two rows, which come and go, and those of plain decoding."""
+    """The texts of requests of a session of two rows, which come and go, and those of plain
+    decoding.
+    """
     lm = LM(layers.stock(name), kv=kv)
-    session = Session(lm, build("vegas", lm, **coverage.METHODS["vegas"]), 2, 96, Sampler(temperature=1.0))
+    session = Session(
+        lm, build("vegas", lm, **coverage.METHODS["vegas"]), 2, 96, Sampler(temperature=1.0)
+    )
     asked = [(40, 9), (17, 3), (30, 12), (25, 5)]
     options = [{"max_new_tokens": new, "seed": n, "eos": ()} for n, new in asked]
-    ids = [session.submit(tiny_models.prompt(n), **o) for (n, _), o in zip(asked, options, strict=True)]
+    ids = [
+        session.submit(tiny_models.prompt(n), **o) for (n, _), o in zip(asked, options, strict=True)
+    ]
     texts: dict[int, list[int]] = {}
     while session.running or session.waiting:
         for event in session.step():
             texts.setdefault(event.id, []).extend(event.tokens)
     sampler = Sampler(temperature=1.0)
     alone = [
-        generate(lm, [tiny_models.prompt(n)], sampler=sampler, **o)[0] for (n, _), o in zip(asked, options, strict=True)
+        generate(lm, [tiny_models.prompt(n)], sampler=sampler, **o)[0]
+        for (n, _), o in zip(asked, options, strict=True)
     ]
     return [texts[i] for i in ids], alone
 
@@ -148,7 +169,10 @@ def test_a_prompt_longer_than_what_the_biases_are_for_is_refused():
     lm.architecture.longest = 30
     with pytest.raises(InputError, match="drops keys from 30 tokens on"):
         generate(lm, [tiny_models.prompt(28)], max_new_tokens=4, eos=())
-    assert limit == 2048 and len(generate(lm, [tiny_models.prompt(28)], max_new_tokens=2, eos=())[0]) == 2
+    assert (
+        limit == 2048
+        and len(generate(lm, [tiny_models.prompt(28)], max_new_tokens=2, eos=())[0]) == 2
+    )
 
 
 def test_training_on_keys_with_biases_is_refused():
@@ -156,7 +180,7 @@ def test_training_on_keys_with_biases_is_refused():
         BudgetObjective(Frozen(tiny.target("llama")), LM(layers.stock("biases")))
 
 
-# Planted faults ------------------------------------------------------------------------------------------------------
+# Planted faults -----------------------------------------------------------------------------------
 
 
 def wrong_source(monkeypatch) -> None:
@@ -168,7 +192,8 @@ def first_queries(monkeypatch) -> None:
     segments = eager.Pass.segments
 
     def wrong(self, layer, b, q):
-        whole, rows = self.visible[b], q.shape[1]
+        whole = self.visible[b]
+        rows = q.shape[1]
         self.visible[b] = None if whole is None else whole[:rows]
         out = segments(self, layer, b, q)
         self.visible[b] = whole
@@ -179,7 +204,9 @@ def first_queries(monkeypatch) -> None:
 
 def one_half_twice(monkeypatch) -> None:
     read = differential.Halves.read
-    monkeypatch.setattr(differential.Halves, "read", lambda self, s: (setattr(self, "call", 0), read(self, s))[1])
+    monkeypatch.setattr(
+        differential.Halves, "read", lambda self, s: (setattr(self, "call", 0), read(self, s))[1]
+    )
 
 
 def no_biases(monkeypatch) -> None:
@@ -188,7 +215,9 @@ def no_biases(monkeypatch) -> None:
 
 def biases_of_other_heads(monkeypatch) -> None:
     add = biased_keys.with_biases
-    monkeypatch.setattr(architecture, "with_biases", lambda q, k, mask, scale: add(q, k, mask.flip(1), scale))
+    monkeypatch.setattr(
+        architecture, "with_biases", lambda q, k, mask, scale: add(q, k, mask.flip(1), scale)
+    )
 
 
 FAULTS = [
@@ -206,4 +235,6 @@ def test_a_fault_is_a_difference_to_transformers(name, fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(InputError, match="differs from Transformers' own"):
         probe(hf)
-    assert coverage.decoded(hf, {}).get("why") == "greedy output differs from Transformers' generate"
+    assert (
+        coverage.decoded(hf, {}).get("why") == "greedy output differs from Transformers' generate"
+    )

@@ -47,7 +47,8 @@ def test_plain_decoding_is_transformers_across_borders(hf, lm):
 
 
 @pytest.mark.parametrize(
-    "method", [m if m in FAST else pytest.param(m, marks=pytest.mark.full) for m in coverage.METHODS]
+    "method",
+    [m if m in FAST else pytest.param(m, marks=pytest.mark.full) for m in coverage.METHODS],
 )
 def test_methods_are_plain_decoding(lm, method):
     if method == "quantspec" and "router" in str(lm.hf):
@@ -57,9 +58,13 @@ def test_methods_are_plain_decoding(lm, method):
 
 
 def test_a_tree_that_straddles_a_border_is_its_paths(lm):
-    """A node sees the chunk of its own position: siblings in slots beyond the border can lie before it."""
+    """A node sees the chunk of its own position: siblings in slots beyond the border can lie before
+    it.
+    """
     (prompt,) = borders.prompts(22)
-    parent = torch.tensor([[-1, 0, 0, 1, 1, 2, 3, 5, 6, 7]])  # depths 0 to 4: positions 22 to 26, of chunks 0 and 1
+    parent = torch.tensor(
+        [[-1, 0, 0, 1, 1, 2, 3, 5, 6, 7]]
+    )  # depths 0 to 4: positions 22 to 26, of chunks 0 and 1
     tokens = torch.tensor([[5, 9, 30, 41, 17, 62, 8, 77, 33, 51]])
     logits = lm(tree_of(tokens, parent), filled(lm, prompt))
     for node in (4, 8, 9):
@@ -72,7 +77,8 @@ def test_a_tree_that_straddles_a_border_is_its_paths(lm):
 
 def tree_of(tokens, parent) -> Tree:
     size = parent.shape[1]
-    mask, depth = torch.eye(size, dtype=torch.bool)[None], torch.zeros_like(parent)
+    mask = torch.eye(size, dtype=torch.bool)[None]
+    depth = torch.zeros_like(parent)
     for i in range(1, size):
         up = int(parent[0, i])
         mask[0, i] |= mask[0, up]
@@ -104,17 +110,36 @@ def passes_own(positions: torch.Tensor, beta: float, size: int) -> torch.Tensor:
 
 
 FAULTS = {
-    "a chunk that begins late": ("llama4_text", Chunk, "low", lambda self, p: p - (p - 1) % self.size),
-    "a chunk that begins early": ("llama4_text", Chunk, "low", lambda self, p: p - (p + 1) % self.size),
+    "a chunk that begins late": (
+        "llama4_text",
+        Chunk,
+        "low",
+        lambda self, p: p - (p - 1) % self.size,
+    ),
+    "a chunk that begins early": (
+        "llama4_text",
+        Chunk,
+        "low",
+        lambda self, p: p - (p + 1) % self.size,
+    ),
     "a temperature that is ignored": ("llama4_text", temperature, "at_positions", None),
-    "a temperature by the place in the pass": ("ministral3", ministral3, "get_llama_4_attn_scale", passes_own),
+    "a temperature by the place in the pass": (
+        "ministral3",
+        ministral3,
+        "get_llama_4_attn_scale",
+        passes_own,
+    ),
     "a window that is short": ("gemma3_text", Window, "low", later(Window.low)),
     "a window that is long": ("gemma3_text", Window, "low", lambda self, p: p - self.size),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.full if n == "a chunk that begins early" else ()) for n in FAULTS]
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.full if n == "a chunk that begins early" else ())
+        for n in FAULTS
+    ],
 )
 def test_the_probe_at_load_sees(monkeypatch, name):
     """With the numbers of a real model: a temperature from 8,192 tokens on, for example."""

@@ -1,4 +1,6 @@
-"""States of recurrent layers: whatever happens to a row, a node reads what its own path has left."""
+"""States of recurrent layers: whatever happens to a row, a node reads what its own path has
+left.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,20 @@ from longdraft.core.rewinding import Rewinding
 from longdraft.core.states import RECENT, ROOM, RowStates
 from longdraft.ops.scan import ON
 
-PRIME, TAPS = 1009, torch.tensor([[3.0, 5.0, 7.0, 11.0]])
+PRIME = 1009
+TAPS = torch.tensor([[3.0, 5.0, 7.0, 11.0]])
 
 
 class Digest(Scan):
-    """A toy recurrence whose state tells the whole path: s becomes (31 s + x + 1) mod PRIME, and is the output."""
+    """A toy recurrence whose state tells the whole path: s becomes (31 s + x + 1) mod PRIME, and is
+    the output.
+    """
 
     def along(self, state, inputs, queries, order):
         (x,), empty = inputs, torch.zeros(1)
-        out, saved, now = torch.zeros(len(x), 1), torch.zeros(order.saved, 1), empty
+        out = torch.zeros(len(x), 1)
+        saved = torch.zeros(order.saved, 1)
+        now = empty
         for token, before, save in order.steps.tolist():
             if before != ON:
                 now = saved[before].clone() if before >= 0 else empty if state is None else state
@@ -51,9 +58,12 @@ class History:
     """Rows of a cache through random operations, beside lists of the tokens that each row holds."""
 
     def __init__(self, seed: int, rows: int = 3, every: int = 8):
-        self.draw, self.cache = random.Random(seed), KVCache(rows, 1)
+        self.draw = random.Random(seed)
+        self.cache = KVCache(rows, 1)
         self.texts: list[list[int]] = [[] for _ in range(rows)]
-        self.since = [0] * rows  # where each row was resumed or shortened to: earlier inputs are not known
+        self.since = [
+            0
+        ] * rows  # where each row was resumed or shortened to: earlier inputs are not known
         self.cache.keep_checkpoints(every)
 
     def token(self) -> int:
@@ -64,22 +74,30 @@ class History:
         tree = Tree.root(torch.tensor([self.token() for _ in self.texts]))
         trees = [tree]
         for wide in sizes:
-            parent = [[self.draw.choice([*range(tree.size), PAD]) for _ in range(wide)] for _ in self.texts]
+            parent = [
+                [self.draw.choice([*range(tree.size), PAD]) for _ in range(wide)]
+                for _ in self.texts
+            ]
             rows = zip(parent, tree.parent.tolist(), strict=True)
             real = [[PAD if p >= 0 and row[p] == PAD else p for p in new] for new, row in rows]
             tree = tree.grow(
-                torch.tensor(real), torch.tensor([[self.token() for _ in range(wide)] for _ in self.texts])
+                torch.tensor(real),
+                torch.tensor([[self.token() for _ in range(wide)] for _ in self.texts]),
             )
             trees.append(tree)
         return trees
 
     def run(self, trees: list[Tree], whole: bool = True) -> None:
-        """Passes over the levels of a tree, each compared with the paths of its nodes. whole: through all layers."""
+        """Passes over the levels of a tree, each compared with the paths of its nodes. whole:
+        through all layers.
+        """
         start = 0
         for tree in trees:
             p = RecurrentPass(tree, self.cache, start)
             tokens = tree.tokens[:, start:].float()
-            out = p.scan(Digest(), (tokens[..., None],), (tokens,))  # queries only tell which outputs are wanted
+            out = p.scan(
+                Digest(), (tokens[..., None],), (tokens,)
+            )  # queries only tell which outputs are wanted
             conv = p.convolve(tokens[:, None], TAPS, None)[:, 0] if whole else None
             p.finish()
             for b, text in enumerate(self.texts):
@@ -121,13 +139,18 @@ class History:
         self.texts = [text + new for text, new in zip(self.texts, tokens.tolist(), strict=True)]
 
     def drafted(self) -> None:
-        """A chain of drafts that may be as long as a prompt; a backend runs it in parts, and some of it is accepted."""
-        many, part = self.draw.choice([10, 30, 64, 100, 150]), 64
+        """A chain of drafts that may be as long as a prompt; a backend runs it in parts, and some
+        of it is accepted.
+        """
+        many = self.draw.choice([10, 30, 64, 100, 150])
+        part = 64
         kept = self.draw.randrange(1, many + 1)
         tokens = torch.tensor([[self.token() for _ in range(many)] for _ in self.texts])
         self.run([Tree.chain(tokens[:, :end]) for end in [*range(part, many, part), many]])
         self.cache.length += kept
-        self.texts = [text + new[:kept] for text, new in zip(self.texts, tokens.tolist(), strict=True)]
+        self.texts = [
+            text + new[:kept] for text, new in zip(self.texts, tokens.tolist(), strict=True)
+        ]
 
     def rolled_back(self) -> None:
         before = list(self.texts)
@@ -137,9 +160,11 @@ class History:
         self.texts = before
 
     def reopened(self) -> None:
-        before, count = list(self.texts), self.draw.randrange(1, 30)
+        before = list(self.texts)
+        count = self.draw.randrange(1, 30)
         if all(
-            self.cache.row(b).resumable(max(len(t) - count, 0)) == max(len(t) - count, 0) for b, t in enumerate(before)
+            self.cache.row(b).resumable(max(len(t) - count, 0)) == max(len(t) - count, 0)
+            for b, t in enumerate(before)
         ):
             with self.cache.reopen(count):
                 self.texts = [t[: max(len(t) - count, 0)] for t in before]
@@ -148,7 +173,8 @@ class History:
 
     def shortened(self) -> None:
         b = self.draw.randrange(len(self.texts))
-        row, length = self.cache.row(b), len(self.texts[b])
+        row = self.cache.row(b)
+        length = len(self.texts[b])
         wanted = length - self.draw.randrange(min(length, self.draw.choice([100, length])) + 1)
         count = row.resumable(wanted)
         assert count == wanted or (count < wanted < max(len(self.texts[b]) - RECENT, self.since[b]))
@@ -156,7 +182,8 @@ class History:
 
     def cut(self, count: int, b: int = 0) -> None:
         self.cache.row(b).truncate(count)
-        self.texts[b], self.since[b] = self.texts[b][:count], count
+        self.texts[b] = self.texts[b][:count]
+        self.since[b] = count
 
     def moved(self) -> None:
         source, to = self.draw.sample(range(len(self.texts)), 2)
@@ -166,7 +193,8 @@ class History:
     def cleared(self) -> None:
         b = self.draw.randrange(len(self.texts))
         self.cache.row(b).clear()
-        self.texts[b], self.since[b] = [], 0
+        self.texts[b] = []
+        self.since[b] = 0
 
     def resumed(self) -> None:
         """Another row begins with what one row's checkpoint has."""
@@ -175,10 +203,12 @@ class History:
         states = self.cache.row(source).states_at(count)
         if states is not None:
             self.cache.row(to).resume(count, states)
-            self.texts[to], self.since[to] = self.texts[source][:count], count
+            self.texts[to] = self.texts[source][:count]
+            self.since[to] = count
 
     def marked(self) -> None:
-        before, mark = list(self.texts), self.cache.mark()
+        before = list(self.texts)
+        mark = self.cache.mark()
         for _ in range(3):
             self.step()
         self.cache.restore(mark)
@@ -186,10 +216,18 @@ class History:
 
 
 def live(seed: int, steps: int = 30) -> None:
-    """A random life of three rows; AssertionError where a node reads another state than its path's."""
+    """A random life of three rows; AssertionError where a node reads another state than its
+    path's.
+    """
     history = History(seed)
     history.read(history.draw.choice([1, 5, 70]))
-    rare = [history.rolled_back, history.reopened, history.shortened, history.moved, history.cleared]
+    rare = [
+        history.rolled_back,
+        history.reopened,
+        history.shortened,
+        history.moved,
+        history.cleared,
+    ]
     rare += [history.resumed, history.marked, history.shortened, history.read, history.drafted]
     for _ in range(steps):
         history.step()
@@ -198,11 +236,15 @@ def live(seed: int, steps: int = 30) -> None:
 
 
 def edit(seed: int, steps: int = 40) -> None:
-    """A random life of one row whose text is cut and goes on otherwise, again and again; errors as in `live`."""
+    """A random life of one row whose text is cut and goes on otherwise, again and again; errors as
+    in `live`.
+    """
     history = History(seed, rows=1, every=seed % 2 * 32)
     history.read(history.draw.choice([20, 100, 300]))
     for _ in range(steps):
-        history.draw.choice([history.shortened, history.shortened, history.read, history.drafted, history.step])()
+        history.draw.choice(
+            [history.shortened, history.shortened, history.read, history.drafted, history.step]
+        )()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -219,7 +261,9 @@ def test_a_node_reads_the_states_of_its_path_in_many_histories(seed):
 
 
 def cut_twice(first: int, second: int) -> None:
-    """A text is cut after `first` tokens and goes on with others, and so again where it was the same for `second`."""
+    """A text is cut after `first` tokens and goes on with others, and so again where it was the
+    same for `second`.
+    """
     history = History(first, rows=1, every=64)
     history.read(64)
     history.read(64)
@@ -285,7 +329,9 @@ def sibling(monkeypatch):
 
 def no_left(monkeypatch):
     """A convolution forgets what is to the left of a pass."""
-    monkeypatch.setattr(Convolution, "before", lambda self, state, x: x.new_zeros(self.size - 1, x.shape[1]))
+    monkeypatch.setattr(
+        Convolution, "before", lambda self, state, x: x.new_zeros(self.size - 1, x.shape[1])
+    )
 
 
 def stale_tip(monkeypatch):
@@ -306,8 +352,12 @@ def refused(monkeypatch):
 
 
 def beyond(monkeypatch):
-    """What is committed inside a rollback stays in the states, and nobody compares their position with the length."""
-    monkeypatch.setattr(RowStates, "floor", property(lambda self: None, lambda self, value: None), raising=False)
+    """What is committed inside a rollback stays in the states, and nobody compares their position
+    with the length.
+    """
+    monkeypatch.setattr(
+        RowStates, "floor", property(lambda self: None, lambda self, value: None), raising=False
+    )
     adopt = RowStates.adopt
 
     def wrong(self, length, recurrences):
@@ -338,29 +388,52 @@ def later_checkpoints(monkeypatch):
     """A row that was shortened keeps the checkpoints of the text that it has left."""
     rewound = RowStates.rewound
     monkeypatch.setattr(
-        RowStates, "rewound", lambda self, length: replace(rewound(self, length), checkpoints=self.checkpoints)
+        RowStates,
+        "rewound",
+        lambda self, length: replace(rewound(self, length), checkpoints=self.checkpoints),
     )
 
 
 def later_states(monkeypatch):
     """A row that was shortened keeps the latest states of the text that it has left."""
     rewound = RowStates.rewound
-    monkeypatch.setattr(RowStates, "rewound", lambda self, length: replace(rewound(self, length), recent=self.recent))
+    monkeypatch.setattr(
+        RowStates,
+        "rewound",
+        lambda self, length: replace(rewound(self, length), recent=self.recent),
+    )
 
 
 def stale_inputs(monkeypatch):
-    """Behind what a long pass left out, inputs of refused nodes or of another text count as the row's."""
+    """Behind what a long pass left out, inputs of refused nodes or of another text count as the
+    row's.
+    """
     open_ = RowStates.open
-    monkeypatch.setattr(RowStates, "open", lambda self, begin, end, left_out=0: open_(self, begin + left_out, end))
+    monkeypatch.setattr(
+        RowStates, "open", lambda self, begin, end, left_out=0: open_(self, begin + left_out, end)
+    )
 
 
-FAULTS = [too_many, swapped, some_layers, sibling, no_left, stale_tip, refused, beyond, neighbor, shared]
+FAULTS = [
+    too_many,
+    swapped,
+    some_layers,
+    sibling,
+    no_left,
+    stale_tip,
+    refused,
+    beyond,
+    neighbor,
+    shared,
+]
 FAULTS += [later_checkpoints, later_states, stale_inputs]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_states_would_be_noticed(fault, monkeypatch):
-    """By a node that reads another state: an error of the library's own would be no proof that the tests compare."""
+    """By a node that reads another state: an error of the library's own would be no proof that the
+    tests compare.
+    """
     fault(monkeypatch)
     with pytest.raises(AssertionError):
         for seed in range(12):
@@ -393,11 +466,15 @@ def test_any_split_of_a_chain_has_the_same_bits(kind):
     scan, inputs, queries = random_inputs(kind, 12)
     whole, end = scan.run(None, inputs, queries)
     for parts in ([1] * 12, [5, 7], [8, 1, 3]):
-        state, outputs, begin = None, [], 0
+        state = None
+        outputs = []
+        begin = 0
         for n in parts:
             some = slice(begin, begin + n)
             replayed = scan.replay(state, tuple(x[some] for x in inputs))
-            out, state = scan.run(state, tuple(x[some] for x in inputs), tuple(q[some] for q in queries))
+            out, state = scan.run(
+                state, tuple(x[some] for x in inputs), tuple(q[some] for q in queries)
+            )
             assert torch.equal(replayed, state)
             outputs.append(out)
             begin += n

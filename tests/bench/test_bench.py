@@ -1,4 +1,6 @@
-"""Measurements say what they measured: controls differ, the text is fed as it is, tables come from records alone."""
+"""Measurements say what they measured: controls differ, the text is fed as it is, tables come from
+records alone.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,49 @@ from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 
-KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
-KEYS |= {"mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device"}
-KEYS |= {"dtype", "versions", "task", "context", "batch", "repeat", "git_sha", "text_name", "text_sha256", "threads"}
+KEYS = {
+    "text",
+    "token_ids",
+    "method",
+    "prompt_tokens",
+    "new_tokens",
+    "prefill_s",
+    "decode_s",
+    "tokens_per_s",
+}
+KEYS |= {
+    "mean_acceptance_length",
+    "acceptance_per_position",
+    "verify_steps",
+    "draft_s",
+    "verify_s",
+    "seed",
+    "device",
+}
+KEYS |= {
+    "dtype",
+    "versions",
+    "task",
+    "context",
+    "batch",
+    "repeat",
+    "git_sha",
+    "text_name",
+    "text_sha256",
+    "threads",
+}
 KEYS |= {"command", "equal", "first_difference", "speedup", "exact"}
-ANCHORED = {"anchors", "stderr", "task", "context", "batch", "repeat", "git_sha", "mean_acceptance_length", "accepted"}
+ANCHORED = {
+    "anchors",
+    "stderr",
+    "task",
+    "context",
+    "batch",
+    "repeat",
+    "git_sha",
+    "mean_acceptance_length",
+    "accepted",
+}
 ANCHORED |= {"exact"}
 SMALL = {"min_budget": "8", "keep_ratio": "0.02"}
 
@@ -52,18 +92,23 @@ def folder(tmp_path_factory) -> Path:
     bytewise.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=bytewise).save_pretrained(where)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**{**tiny.BASE, "vocab_size": 256, "max_position_embeddings": 4096}))
+    model = LlamaForCausalLM(
+        LlamaConfig(**{**tiny.BASE, "vocab_size": 256, "max_position_embeddings": 4096})
+    )
     for p in model.parameters():
         if p.dim() > 1:
             torch.nn.init.normal_(p, std=0.25)
     model.save_pretrained(where)
-    (where / "prompt.txt").write_text(inputs.BOOK.read_text(encoding="utf-8")[:6000], encoding="utf-8")
+    (where / "prompt.txt").write_text(
+        inputs.BOOK.read_text(encoding="utf-8")[:6000], encoding="utf-8"
+    )
     return where
 
 
 def run(*words: str) -> SimpleNamespace:
     """status, and what was printed."""
-    out, err = StringIO(), StringIO()
+    out = StringIO()
+    err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = main(words)
     return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue())
@@ -84,7 +129,18 @@ def speed(folder, tmp_path_factory) -> Path:
     """A run of every kind of method, two rows, two contexts, two turns."""
     out = tmp_path_factory.mktemp("speed") / "records.jsonl"
     stock = "vegas,lookup,hf-dynamic,hf-static"
-    words = ["--methods", stock, "--context", "64,96", "--max-new-tokens", "20", "--batch", "2", "--repeat", "2"]
+    words = [
+        "--methods",
+        stock,
+        "--context",
+        "64,96",
+        "--max-new-tokens",
+        "20",
+        "--batch",
+        "2",
+        "--repeat",
+        "2",
+    ]
     measure(folder, out, *words, "-o", "vegas.min_budget=8", "-o", "vegas.gamma=4")
     return out
 
@@ -129,11 +185,15 @@ def test_the_report_rebuilds_the_medians(speed, tmp_path):
     records = record.load([speed])
     for context in (64, 96):
         rates = {
-            name: median(r["tokens_per_s"] for r in records if (r["context"], r["label"]) == (context, name))
+            name: median(
+                r["tokens_per_s"] for r in records if (r["context"], r["label"]) == (context, name)
+            )
             for name in ("plain", "vegas", "lookup")
         }
         for name, rate in rates.items():
-            row = next(line for line in text.splitlines() if line.startswith(f"| {context} | {name} |"))
+            row = next(
+                line for line in text.splitlines() if line.startswith(f"| {context} | {name} |")
+            )
             assert f" {rate:.1f} (" in row
             gains = [r["speedup"] for r in records if (r["context"], r["label"]) == (context, name)]
             assert f" {median(gains):.2f}x" in row
@@ -145,7 +205,19 @@ def test_the_report_rebuilds_the_medians(speed, tmp_path):
 def test_an_oracle_accepts_what_it_is_told(tmp_path):
     """On random weights of a shape, K drafts of gamma, up to what the last step cuts off."""
     out = tmp_path / "records.jsonl"
-    words = ["bench", "--shape", "2x64", "--accept", "2.5", "--methods", "vegas", "--context", "300", "--repeat", "1"]
+    words = [
+        "bench",
+        "--shape",
+        "2x64",
+        "--accept",
+        "2.5",
+        "--methods",
+        "vegas",
+        "--context",
+        "300",
+        "--repeat",
+        "1",
+    ]
     result = run(*words, "--max-new-tokens", "120", "--dtype", "float32", "--out", str(out))
     assert result.status == 0, result.err
     vegas = next(r for r in record.load([out]) if r["method"] == "vegas")
@@ -155,10 +227,13 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
 
 
 def test_only_chains_of_fixed_length_have_an_oracle():
-    target, weights = tiny.target("llama"), DrafterWeights(random=True)
+    target = tiny.target("llama")
+    weights = DrafterWeights(random=True)
     made = parse("vegas,vegas-reuse,longspec,suffix", [], weights)
     assert [e.chain_depth(target) for e in made] == [7, 0, 0, 0]
-    made = parse("longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], weights)
+    made = parse(
+        "longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], weights
+    )
     assert [e.chain_depth(target) for e in made] == [3, 4]
 
 
@@ -194,20 +269,34 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
     assert (full["anchors"], full["windows"], full["score"]) == (30, 10, "weights")
     assert random["mean_acceptance_length"] < 7
     assert random["stderr"] > 0
-    assert sum(random["acceptance_per_position"]) + 1 == pytest.approx(random["mean_acceptance_length"])
+    assert sum(random["acceptance_per_position"]) + 1 == pytest.approx(
+        random["mean_acceptance_length"]
+    )
     section = report.sections(record.load([out]))[0]
     assert section.rows[1][3].startswith(f"+{8 - random['mean_acceptance_length']:.3f} ± ")
 
 
 def test_sampled_anchors_under_a_full_view_accept_everything(folder, tmp_path):
-    words = ["--task", "anchored", "--methods", "vegas@keep_ratio=1", "--context", "64", "--anchors", "10"]
-    found = measure(folder, tmp_path / "records.jsonl", *words, "--temperature", "1", "--warmup-rounds", "1")
+    words = [
+        "--task",
+        "anchored",
+        "--methods",
+        "vegas@keep_ratio=1",
+        "--context",
+        "64",
+        "--anchors",
+        "10",
+    ]
+    found = measure(
+        folder, tmp_path / "records.jsonl", *words, "--temperature", "1", "--warmup-rounds", "1"
+    )
     assert found[0]["mean_acceptance_length"] == 8
 
 
 @pytest.mark.parametrize("name", ["vegas", "lookup", "recents"])
 def test_an_anchor_leaves_the_cache_as_plain_feeding_would(name):
-    target, tokens = tiny.target("llama"), tiny.prompts(200)[0]
+    target = tiny.target("llama")
+    tokens = tiny.prompts(200)[0]
     entry = MethodSpec(name, name, SMALL if name != "lookup" else {})
     job = TeacherForced(target, [entry], [], [64], every=8)
     want = target.new_cache(1, 256)
@@ -227,8 +316,11 @@ def test_an_anchor_leaves_the_cache_as_plain_feeding_would(name):
 
 
 def test_an_anchor_counts_what_the_engine_accepts():
-    """One speculative step of the engine from the same prompt gives as many tokens as the anchor says, and one."""
-    target, prompt = tiny.target("llama"), tiny.prompts(90, seed=3)[0]
+    """One speculative step of the engine from the same prompt gives as many tokens as the anchor
+    says, and one.
+    """
+    target = tiny.target("llama")
+    prompt = tiny.prompts(90, seed=3)[0]
     entry = MethodSpec("recents", "recents", SMALL)
     job = TeacherForced(target, [entry], [], [90])
     steps = engine.stream(target, [prompt], entry.build(target), max_new_tokens=job.limit)
@@ -252,7 +344,8 @@ def test_windows_share_no_anchor():
 
 @pytest.mark.parametrize("task", ["speed", "anchored"])
 def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, task):
-    out, calls = tmp_path / "records.jsonl", []
+    out = tmp_path / "records.jsonl"
+    calls = []
 
     def stop(*a):
         calls.append(a)
@@ -261,7 +354,18 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
 
     monkeypatch.setattr("longdraft.bench.teacher_forced.accepted_at", lambda *a: stop() or 3)
     monkeypatch.setattr("longdraft.bench.speed.first_difference", lambda *a: stop())
-    words = ["--task", task, "--methods", "vegas,recents", "--context", "64", "--anchors", "30", "--repeat", "99"]
+    words = [
+        "--task",
+        task,
+        "--methods",
+        "vegas,recents",
+        "--context",
+        "64",
+        "--anchors",
+        "30",
+        "--repeat",
+        "99",
+    ]
     file = ["--prompt-file", str(folder / "prompt.txt"), "--max-new-tokens", "2"]
     result = bench(folder, *file, "--out", str(out), *words)
     assert result.status == 130
@@ -313,10 +417,15 @@ def test_bad_input_is_one_clear_line(folder, words, says):
 
 
 def test_bad_files_are_named(folder, tmp_path):
-    empty, pickled = tmp_path / "empty.txt", tmp_path / "x.txt"
+    empty = tmp_path / "empty.txt"
+    pickled = tmp_path / "x.txt"
     empty.touch()
     pickled.write_bytes(b"\xff\xfe\x80")
-    for path, says in ((empty, "is empty"), (pickled, "not UTF-8"), (tmp_path / "no.txt", "cannot read")):
+    for path, says in (
+        (empty, "is empty"),
+        (pickled, "not UTF-8"),
+        (tmp_path / "no.txt", "cannot read"),
+    ):
         with pytest.raises(InputError, match=says):
             inputs.read(path)
     (tmp_path / "a.jsonl").write_text('{"task": "other", "method": "plain", "context": 1}\n{"half')
@@ -346,7 +455,9 @@ def test_amended_records_replace_their_own_lines_alone(tmp_path):
 
 
 def test_errors_of_means():
-    mean, simple, clustered = averages.mean_and_errors([[1, 1], [3, 3], [1, 1], [3, 3], [1, 1], [3, 3]])
+    mean, simple, clustered = averages.mean_and_errors(
+        [[1, 1], [3, 3], [1, 1], [3, 3], [1, 1], [3, 3]]
+    )
     assert mean == 2
     assert simple == pytest.approx((12 / 11 / 12) ** 0.5)
     assert clustered == pytest.approx((6 / 5 * 6 * 4) ** 0.5 / 12)
@@ -358,7 +469,12 @@ def test_errors_of_means():
 def test_a_shape_has_the_heads_and_width_it_says():
     lm = shapes.random_model("2x384", "float32", seed=1, vocab=128, positions=256)
     c = lm.config
-    assert (c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads) == (2, 384, 6, 6)
+    assert (c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads) == (
+        2,
+        384,
+        6,
+        6,
+    )
     assert (c.head_dim, c.intermediate_size) == (64, 1024)
     plain = engine.generate(lm, [tiny.prompts(20)[0]], max_new_tokens=8, sampler=Sampler())[0]
     assert len(set(plain)) == 8  # no loop, and no tie: each token is the one after
@@ -367,7 +483,8 @@ def test_a_shape_has_the_heads_and_width_it_says():
 
 def test_a_hybrid_shape_has_the_proportions_of_qwen():
     lm = shapes.random_model("hybrid:4x128", "float32", seed=1, vocab=128, positions=256)
-    attention, nets = lm.hf.model.layers[3].self_attn, [layer.linear_attn for layer in lm.hf.model.layers[:3]]
+    attention = lm.hf.model.layers[3].self_attn
+    nets = [layer.linear_attn for layer in lm.hf.model.layers[:3]]
     assert attention.head_dim == 256 and {(n.num_v_heads, n.head_v_dim) for n in nets} == {(2, 128)}
     plain = engine.generate(lm, [tiny.prompts(20)[0]], max_new_tokens=8, sampler=Sampler())[0]
     assert [b - a for a, b in pairwise(plain)] == [1] * 7
@@ -382,17 +499,26 @@ def test_paths_of_this_machine_stay_out(tmp_path, monkeypatch):
 
 @torch.inference_mode()
 def test_steps_of_layers_that_views_do_not_reach():
-    """DeepSeek V4's keys are not selected, so neither selecting them nor drafting with a view is timed."""
+    """DeepSeek V4's keys are not selected, so neither selecting them nor drafting with a view is
+    timed.
+    """
     lm = LM(tiny_models.build(tiny_models.config("deepseek_v4")))
     timed = operations(lm, DecodeSession(lm, [tiny_models.prompt(160)], 8, eos=()))
     assert "plain" in timed and not {"choose and copy 7%", "draft at 7%"} & timed.keys()
 
 
 def test_steps_are_timed_and_shown(folder, tmp_path):
-    found = measure(folder, tmp_path / "s.jsonl", "--task", "steps", "--context", "300,600", "--repeat", "2")
+    found = measure(
+        folder, tmp_path / "s.jsonl", "--task", "steps", "--context", "300,600", "--repeat", "2"
+    )
     names = [r["method"] for r in found if r["context"] == 300]
-    assert names[0] == "plain" and {"verify 8 rows", "draft at 7%", "choose and copy 7%"} <= set(names)
-    assert all(len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 and "exact" in r for r in found)
+    assert names[0] == "plain" and {"verify 8 rows", "draft at 7%", "choose and copy 7%"} <= set(
+        names
+    )
+    assert all(
+        len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 and "exact" in r
+        for r in found
+    )
     path = report_files.write(record.load([tmp_path / "s.jsonl"]), tmp_path)[0]
     text = path.read_text()
     assert (

@@ -1,4 +1,6 @@
-"""Times are read once the device has done its work: a GPU goes on after the call that asked for it has returned."""
+"""Times are read once the device has done its work: a GPU goes on after the call that asked for it
+has returned.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,11 @@ class Slow(Drafter):
 
 @pytest.fixture
 def device(monkeypatch) -> list[float]:
-    """Work in seconds that a device still has to do; its clock moves only while someone waits for it."""
-    left, now = [], [0.0]
+    """Work in seconds that a device still has to do; its clock moves only while someone waits for
+    it.
+    """
+    left = []
+    now = [0.0]
 
     def waiting(place):
         assert place == torch.device("cpu")  # the target's own device is asked
@@ -51,7 +56,9 @@ def device(monkeypatch) -> list[float]:
 
 
 def test_each_part_is_charged_with_the_work_it_asked_for(device, monkeypatch):
-    lm, stats, call = tiny.target("llama"), Stats(), type(tiny.target("llama")).__call__
+    lm = tiny.target("llama")
+    stats = Stats()
+    call = type(tiny.target("llama")).__call__
 
     def pass_of(self, *args, **options):
         device.append(7)

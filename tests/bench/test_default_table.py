@@ -1,4 +1,6 @@
-"""The tables of default settings: ratios to the best fixed setting of a method and to plain decoding, by cell."""
+"""The tables of default settings: ratios to the best fixed setting of a method and to plain
+decoding, by cell.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 
 from longdraft.errors import InputError
 
-SPEEDS = {"plain": 100, "vegas@pace=off": 150, "vegas@pace=off@gamma=4": 200, "vegas": 190, "suffix": 120, "auto": 180}
+SPEEDS = {
+    "plain": 100,
+    "vegas@pace=off": 150,
+    "vegas@pace=off@gamma=4": 200,
+    "vegas": 190,
+    "suffix": 120,
+    "auto": 180,
+}
 
 
 @pytest.fixture
@@ -21,7 +30,9 @@ def records(tmp_path):
             for noise in (0.5, 1.0, 1.1):
                 row = dict(zip(default_table.KEYS, ("m", "k", text, 8, 1, 9, 0.0), strict=True))
                 tokens = speed * noise * (1 if label == "plain" else factor)
-                rows.append(row | {"task": "speed", "method": label, "label": label, "tokens_per_s": tokens})
+                rows.append(
+                    row | {"task": "speed", "method": label, "label": label, "tokens_per_s": tokens}
+                )
     file = tmp_path / "records.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -30,8 +41,14 @@ def records(tmp_path):
 def check(file) -> None:
     found = default_table.compared(default_table.speeds([file]))
     code, book = (("m", "k", text, 8, 1, 9, 0.0) for text in ("code", "book"))
-    assert found["vegas"] == {code: (0.95, 1.9), book: (0.95, 0.95)}  # of its best fixed setting, of plain
-    assert found["auto"] == {code: (0.9, 1.8), book: (0.9, 0.9)}  # of the best of all, plain decoding included
+    assert found["vegas"] == {
+        code: (0.95, 1.9),
+        book: (0.95, 0.95),
+    }  # of its best fixed setting, of plain
+    assert found["auto"] == {
+        code: (0.9, 1.8),
+        book: (0.9, 0.9),
+    }  # of the best of all, plain decoding included
     assert "suffix" not in found  # there is no fixed setting beside it
     assert "| auto | 2 | 0.90 | 0.90 | 0.90 | 1.35 | 0.99 | 0.90 |" in default_table.report([file])
 
@@ -44,7 +61,9 @@ def test_ratios_of_medians(records, capsys):
 
 def test_means_in_place_of_medians_are_noticed(records, monkeypatch):
     """A planted fault: a slow repeat counts."""
-    monkeypatch.setattr(default_table, "median", lambda values: sum(values[1:]) / max(len(values) - 1, 1))
+    monkeypatch.setattr(
+        default_table, "median", lambda values: sum(values[1:]) / max(len(values) - 1, 1)
+    )
     with pytest.raises(AssertionError):
         check(records)
 

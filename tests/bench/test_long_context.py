@@ -1,4 +1,6 @@
-"""benchmarks/long_context.py measures what it says, and docs/smollm2.py concludes from it what the records say."""
+"""benchmarks/long_context.py measures what it says, and docs/smollm2.py concludes from it what the
+records say.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def book(bundled):
 
 
 def test_the_loss_is_transformers_own(bundled, book):
-    lm, tokens = bundled[0], book.tokens[-1024:]
+    lm = bundled[0]
+    tokens = book.tokens[-1024:]
     found = long_context.loss(lm, tokens, lambda count: None)
     ids = torch.tensor([tokens])
     labels = ids.clone()
@@ -49,10 +52,14 @@ def test_the_loss_is_transformers_own(bundled, book):
         assert found != pytest.approx(float(lm.hf(input_ids=ids, labels=labels).loss), abs=2e-4)
 
 
-def test_every_context_ends_in_the_same_tokens_and_a_second_call_in_the_same_text(bundled, book, tmp_path, monkeypatch):
+def test_every_context_ends_in_the_same_tokens_and_a_second_call_in_the_same_text(
+    bundled, book, tmp_path, monkeypatch
+):
     again = next(long_context.books([str(BOOK)], 1, bundled[1], 0))
     (tmp_path / "long.txt").write_text(BOOK.read_text(encoding="utf-8") * 3, encoding="utf-8")
-    some, others = (list(long_context.books([f"{tmp_path}/*.txt"], 2, bundled[1], seed)) for seed in (0, 1))
+    some, others = (
+        list(long_context.books([f"{tmp_path}/*.txt"], 2, bundled[1], seed)) for seed in (0, 1)
+    )
     assert len(book.tokens) == long_context.LONGEST
     assert book.fields() == again.fields()
     assert len({t.fields()["text_sha256"] for t in some + others}) == 4
@@ -74,7 +81,9 @@ def test_facts_stand_between_sentences_at_their_depths(bundled, book):
 
 @pytest.mark.parametrize(("shift", "found"), [(0, 5), (1, 0)])
 def test_an_answer_counts_if_it_has_the_number_asked_for(bundled, book, monkeypatch, shift, found):
-    """A reader of prompts in place of the model; with a shift, it answers with the number of another fact."""
+    """A reader of prompts in place of the model; with a shift, it answers with the number of
+    another fact.
+    """
     tokenizer = bundled[1]
 
     class Reader:
@@ -102,7 +111,9 @@ def test_an_answer_counts_if_it_has_the_number_asked_for(bundled, book, monkeypa
 def measure(out: Path, **options) -> None:
     arguments = {"model": "bundled", "books": BOOK, "out": out, "contexts": 1024, "ropes": "none"}
     arguments |= {"texts": 1, "haystacks": 0} | options
-    long_context.main([word for k, v in arguments.items() if v is not None for word in (f"--{k}", str(v))])
+    long_context.main(
+        [word for k, v in arguments.items() if v is not None for word in (f"--{k}", str(v))]
+    )
 
 
 def test_what_the_file_has_is_not_measured_again(tmp_path, capsys, monkeypatch):
@@ -113,16 +124,28 @@ def test_what_the_file_has_is_not_measured_again(tmp_path, capsys, monkeypatch):
     first = out.read_text()
     records = [json.loads(line) for line in first.splitlines()]
     assert [r["text"] for r in records] == ["book", "code"]
-    assert all({"device", "versions", "git_sha", "command", "seed", "time", "run"} <= r.keys() for r in records)
+    assert all(
+        {"device", "versions", "git_sha", "command", "seed", "time", "run"} <= r.keys()
+        for r in records
+    )
     measure(out)
     assert out.read_text() == first and len(capsys.readouterr().out.splitlines()) == 2
     measure(out, ropes="none,yarn:2")
-    assert [json.loads(line)["rope"] for line in out.read_text().splitlines()] == [None, None, "yarn:2", "yarn:2"]
+    assert [json.loads(line)["rope"] for line in out.read_text().splitlines()] == [
+        None,
+        None,
+        "yarn:2",
+        "yarn:2",
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [({"books": None}, "--books"), ({"contexts": "512"}, "--contexts"), ({"contexts": "many"}, "--contexts")],
+    [
+        ({"books": None}, "--books"),
+        ({"contexts": "512"}, "--contexts"),
+        ({"contexts": "many"}, "--contexts"),
+    ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, options, word):
     with pytest.raises(SystemExit) as stopped:
@@ -134,7 +157,13 @@ def test_bad_input_is_one_line(tmp_path, capsys, options, word):
 def planted(changes: dict[tuple[str | None, int], list[float]]) -> list[dict]:
     """Records whose loss at (rope, context) is that of 8K plus these changes, one for each text."""
     return [
-        {"rope": rope, "context": context, "text_sha256": str(i), "text": "book", "loss": 3.0 + i + change}
+        {
+            "rope": rope,
+            "context": context,
+            "text_sha256": str(i),
+            "text": "book",
+            "loss": 3.0 + i + change,
+        }
         for (rope, context), values in changes.items()
         for i, change in enumerate(values)
     ]
@@ -150,9 +179,13 @@ def planted(changes: dict[tuple[str | None, int], list[float]]) -> list[dict]:
     ],
 )
 def test_the_statement_follows_from_the_losses(longer, own, plain):
-    found = planted({(None, 8192): [0, 0, 0], ("yarn:2", 8192): [0, 0, 0], ("yarn:2", 16384): longer})
+    found = planted(
+        {(None, 8192): [0, 0, 0], ("yarn:2", 8192): [0, 0, 0], ("yarn:2", 16384): longer}
+    )
     line = next(line for line in smollm2.verdict(found).splitlines() if "yarn:2" in line)
-    assert f"does not hurt up to {own} tokens" in line and line.endswith(f"8,192 tokens: up to {plain} tokens.")
+    assert f"does not hurt up to {own} tokens" in line and line.endswith(
+        f"8,192 tokens: up to {plain} tokens."
+    )
     dearer = [r | {"loss": r["loss"] + 0.5} if r["rope"] else r for r in found]
     line = next(line for line in smollm2.verdict(dearer).splitlines() if "yarn:2" in line)
     assert f"does not hurt up to {own} tokens" in line and line.endswith("8,192 tokens: nowhere.")

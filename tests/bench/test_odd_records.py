@@ -1,4 +1,6 @@
-"""`longdraft report` on records from elsewhere: a table, or one line that names the file, the line and the field."""
+"""`longdraft report` on records from elsewhere: a table, or one line that names the file, the line
+and the field.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,24 @@ from longdraft.bench import fields, plots
 from longdraft.bench.records import read_records
 from longdraft.cli import main
 
-ODD = [None, -1, 0, 1 << 70, 1.5, float("nan"), float("inf"), True, "", "x", "\ud800", [], [[]], ["x"], {}, {"x": []}]
+ODD = [
+    None,
+    -1,
+    0,
+    1 << 70,
+    1.5,
+    float("nan"),
+    float("inf"),
+    True,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [[]],
+    ["x"],
+    {},
+    {"x": []},
+]
 
 
 def samples() -> dict[str, list[dict]]:
@@ -32,13 +51,18 @@ SAMPLES = samples()
 
 @pytest.fixture
 def reported(tmp_path, capsys):
-    """reported(records) -> (exit status, what was said); anything but one line of an error fails."""
+    """reported(records) -> (exit status, what was said); anything but one line of an error
+    fails.
+    """
 
     def call(found: list) -> tuple[int, str]:
         file = tmp_path / "odd.jsonl"
         file.write_text("".join(json.dumps(r) + "\n" for r in found))
-        status, said = main(["report", str(file), "--out", str(tmp_path / "out")]), capsys.readouterr().err
-        assert status == 0 or (status == 2 and said.startswith("longdraft: ") and len(said.splitlines()) == 1), said
+        status = main(["report", str(file), "--out", str(tmp_path / "out")])
+        said = capsys.readouterr().err
+        assert status == 0 or (
+            status == 2 and said.startswith("longdraft: ") and len(said.splitlines()) == 1
+        ), said
         return status, said
 
     return call
@@ -48,12 +72,16 @@ def reported(tmp_path, capsys):
 def test_a_field_that_is_missing_is_named(task, reported, monkeypatch):
     """Each field in turn, of the last record: it has company that is whole."""
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    whole, refused = SAMPLES[task], set()
+    whole = SAMPLES[task]
+    refused = set()
     assert reported(whole) == (0, f"{plots.MISSING}\n")
     for name in whole[-1]:
         status, said = reported([*whole[:-1], {k: v for k, v in whole[-1].items() if k != name}])
         if status:
-            assert f"odd.jsonl, line {len(whole)}: " in said and {"settle": "warmup_rounds"}.get(name, name) in said
+            assert (
+                f"odd.jsonl, line {len(whole)}: " in said
+                and {"settle": "warmup_rounds"}.get(name, name) in said
+            )
             refused.add(name)
     needed = {k for k, f in fields.TASKS[task].model_fields.items() if f.is_required()}
     assert needed <= refused and {"label", "run", "context"} <= needed
@@ -62,7 +90,10 @@ def test_a_field_that_is_missing_is_named(task, reported, monkeypatch):
 def test_what_is_no_record_is_one_line(reported):
     for odd in (1, "x", [], {}, {"task": "speed"}, {"task": [], "method": "x", "context": 1}):
         assert "not a bench record" in reported([odd])[1]
-    assert "no records to report" in reported([{"task": "other", "method": "x", "context": 1, "run": []}])[1]
+    assert (
+        "no records to report"
+        in reported([{"task": "other", "method": "x", "context": 1, "run": []}])[1]
+    )
 
 
 def test_a_run_of_steps_that_was_interrupted_has_a_table(reported):
@@ -105,5 +136,10 @@ def test_the_boundary_of_records_is_needed(reported, monkeypatch):
 
 def test_every_record_that_is_kept_is_known():
     folder = Path(__file__).parents[2] / "benchmarks" / "records"
-    known = [r for f in sorted(folder.glob("*.jsonl*")) for _, r in read_records(f) if r.get("task") in fields.TASKS]
+    known = [
+        r
+        for f in sorted(folder.glob("*.jsonl*"))
+        for _, r in read_records(f)
+        if r.get("task") in fields.TASKS
+    ]
     assert len(known) > 3000 and not any(map(fields.fault, known))

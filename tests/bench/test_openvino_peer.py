@@ -1,4 +1,6 @@
-"""OpenVINO GenAI decodes the same prompts in an interpreter of its own; a refusal is a line in the records."""
+"""OpenVINO GenAI decodes the same prompts in an interpreter of its own; a refusal is a line in the
+records.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,27 @@ def peer(python: Path, file: Path) -> list[str]:
 
 
 def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
-    return Work(target, tiny.prompts(*[40] * rows, vocab=target.vocab), 12, Sampler(temperature), seed=3)
+    return Work(
+        target, tiny.prompts(*[40] * rows, vocab=target.vocab), 12, Sampler(temperature), seed=3
+    )
 
 
 def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
-    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "2"]
-    assert bench(folder, *text, "--methods", "plain", "--out", str(tmp_path / "plain.jsonl")).status == 0
+    text = [
+        "--prompt-file",
+        str(folder / "prompt.txt"),
+        "--context",
+        "64",
+        "--max-new-tokens",
+        "12",
+        "--repeat",
+        "2",
+    ]
+    assert (
+        bench(folder, *text, "--methods", "plain", "--out", str(tmp_path / "plain.jsonl")).status
+        == 0
+    )
     tokens = record.load([tmp_path / "plain.jsonl"])[0]["token_ids"]
     file = model(tmp_path, tokens=[*tokens[:9], 1, 2, 3])
     words = [*peer(python, file), "--peer-draft", str(file)]
@@ -78,13 +94,26 @@ def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
         assert (r["mean_acceptance_length"] > 1) is (r["label"] != "openvino")
         assert r["first_tokens"]["compared"] == 12 and r["first_tokens"]["equal"] == 9
     assert theirs[-1]["first_tokens"]["with"] == dict.fromkeys(modes[:2], 12)
-    assert theirs[-1]["options"] == {"speculation": "draft model", "file": "model.gguf", "draft": "model.gguf"}
+    assert theirs[-1]["options"] == {
+        "speculation": "draft model",
+        "file": "model.gguf",
+        "draft": "model.gguf",
+    }
     assert "x as fast as openvino" in report.markdown(report.sections(found))
 
 
 def test_an_engine_that_misreads_the_file_is_not_timed(folder, python, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
-    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "1"]
+    text = [
+        "--prompt-file",
+        str(folder / "prompt.txt"),
+        "--context",
+        "64",
+        "--max-new-tokens",
+        "12",
+        "--repeat",
+        "1",
+    ]
     words = peer(python, model(tmp_path, tokens=[7] * 12))
     result = bench(folder, *text, *words, "--methods", "plain", "--out", str(out))
     assert result.status == 0
@@ -98,7 +127,10 @@ def test_an_engine_that_misreads_the_file_is_not_timed(folder, python, tmp_path)
     assert [r["task"] for r in found] == ["speed", "left out", "left out"]
     assert [r["reason"] for r in found[1:]] == [line.split(": ", 1)[1] for line in lines]
     assert run("report", str(out), "--out", str(tmp_path)).status == 0
-    assert "At 64 openvino is left out: it does not compute this model" in (tmp_path / "report.md").read_text()
+    assert (
+        "At 64 openvino is left out: it does not compute this model"
+        in (tmp_path / "report.md").read_text()
+    )
 
 
 def test_what_it_cannot_read_is_one_line(python, tmp_path):
@@ -109,7 +141,9 @@ def test_what_it_cannot_read_is_one_line(python, tmp_path):
     with pytest.raises(CannotRun, match=r"^its process has ended \(Segmentation fault\)$"):
         OpenVINO("openvino", python, model(tmp_path, dies="Segmentation fault")).read(work(target))
     with pytest.raises(CannotRun, match="ended after 3 of 12 tokens"):
-        OpenVINO("openvino", python, model(tmp_path, tokens=[1, 2, 3])).read(work(target)).decode(12)
+        OpenVINO("openvino", python, model(tmp_path, tokens=[1, 2, 3])).read(work(target)).decode(
+            12
+        )
     peer = OpenVINO("openvino", python, model(tmp_path, tokens=[1] * 12))
     with pytest.raises(CannotRun, match="one row only"):
         peer.read(work(target, rows=2))
@@ -129,7 +163,8 @@ def test_its_process_ends(python, tmp_path):
 
 
 def test_an_interpreter_without_it_is_one_line(tmp_path):
-    target, file = tiny.target("llama"), model(tmp_path)
+    target = tiny.target("llama")
+    file = model(tmp_path)
     found, lines = Choice("openvino", file, python=Path(sys.executable)).find(target)
     assert lines == [f"openvino is left out: {sys.executable} has no package openvino-genai"]
     with pytest.raises(CannotRun, match="has no package"):

@@ -1,4 +1,6 @@
-"""Other engines decode the same prompts in the same run; one that cannot is left out with a line that says why."""
+"""Other engines decode the same prompts in the same run; one that cannot is left out with a line
+that says why.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,22 @@ from longdraft.engine import generate as engine
 from longdraft.errors import InputError
 from longdraft.models.loading import load
 
-KINDS = ["none", "ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-simple", "draft-simple"]
+KINDS = [
+    "none",
+    "ngram-cache",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-simple",
+    "draft-simple",
+]
 NGRAMS = KINDS[1:6]
 
 
 class Server:
-    """Stands in for xllamacpp.Server: answers over HTTP with what `tokens` returns for a prompt and a limit."""
+    """Stands in for xllamacpp.Server: answers over HTTP with what `tokens` returns for a prompt and
+    a limit.
+    """
 
     made: list[Server]
     tokens: Callable[[list[int], int], list[int]]
@@ -45,7 +57,8 @@ class Server:
     def __init__(self, parameters):
         if not Path(parameters.model.path).is_file():
             raise RuntimeError("Failed to init server")
-        self.parameters, self.asked = parameters, []
+        self.parameters = parameters
+        self.asked = []
         self.made.append(self)
         handler = type("Handler", (Handler,), {"owner": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -64,7 +77,10 @@ class Server:
             return (200, {}) if saved.exists() else (404, {})
         found = type(self).tokens(body["prompt"], body["n_predict"])
         drafted = {"draft_n": 8, "draft_n_accepted": 5} if body["n_predict"] > 8 else {}
-        return 200, {"tokens": found, "timings": {"prompt_per_second": 100.0, "predicted_per_second": 50.0, **drafted}}
+        return 200, {
+            "tokens": found,
+            "timings": {"prompt_per_second": 100.0, "predicted_per_second": 50.0, **drafted},
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -89,13 +105,16 @@ def parameters() -> SimpleNamespace:
         return {"cpuparams": SimpleNamespace(), "cpuparams_batch": SimpleNamespace()}
 
     draft = SimpleNamespace(mparams=SimpleNamespace(path=""), **threads())
-    return SimpleNamespace(model=SimpleNamespace(path=""), speculative=SimpleNamespace(draft=draft), **threads())
+    return SimpleNamespace(
+        model=SimpleNamespace(path=""), speculative=SimpleNamespace(draft=draft), **threads()
+    )
 
 
 @pytest.fixture
 def fake(monkeypatch):
     """A package xllamacpp whose engine decodes as the tiny model does."""
-    Server.made, Server.vocab = [], 256
+    Server.made = []
+    Server.vocab = 256
     Server.tokens = staticmethod(lambda prompt, limit: [7] * limit)
     types = {f"COMMON_SPECULATIVE_TYPE_{k.upper().replace('-', '_')}": k for k in KINDS}
     module = SimpleNamespace(__version__="2026.1", Server=Server, CommonParams=parameters)
@@ -117,7 +136,9 @@ def gguf(tmp_path) -> Path:
 def nearly_plain(where: Path) -> Callable[[list[int], int], list[int]]:
     """Decodes 8 tokens as the model of a folder does, then 7s."""
     target, _ = load(str(where), dtype="float32")
-    return lambda prompt, limit: (engine.generate(target, [prompt], max_new_tokens=8, eos=())[0] + [7] * limit)[:limit]
+    return lambda prompt, limit: (
+        engine.generate(target, [prompt], max_new_tokens=8, eos=())[0] + [7] * limit
+    )[:limit]
 
 
 def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
@@ -128,7 +149,16 @@ def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
 def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
     Server.tokens = staticmethod(nearly_plain(folder))
-    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "2"]
+    text = [
+        "--prompt-file",
+        str(folder / "prompt.txt"),
+        "--context",
+        "64",
+        "--max-new-tokens",
+        "12",
+        "--repeat",
+        "2",
+    ]
     peers = ["--peers", "llama.cpp,transformers", "--peer-model", str(gguf)]
     drafts = ["--peer-draft", str(gguf), "--peer-draft", str(folder)]
     result = bench(folder, *text, *peers, *drafts, "--methods", "plain,lookup", "--out", str(out))
@@ -152,23 +182,38 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
     theirs = [r for r in found if r["method"] == WHEEL]
     assert {r["peer_version"] for r in theirs} == {"xllamacpp 2026.1"}
     assert all(r["peer_timings"]["prefill_tokens_per_s"] == 100 for r in theirs)
-    assert all(r["token_ids"][8:] == [7] * 4 and r["equal"] is False and r["tokens_per_s"] > 0 for r in theirs)
-    assert all(8 <= r["first_tokens"]["equal"] < r["first_tokens"]["compared"] == 12 for r in theirs)
-    assert all(r["mean_acceptance_length"] == 12 / 7 and r["peer_timings"]["accepted"] == 5 for r in theirs)
+    assert all(
+        r["token_ids"][8:] == [7] * 4 and r["equal"] is False and r["tokens_per_s"] > 0
+        for r in theirs
+    )
+    assert all(
+        8 <= r["first_tokens"]["equal"] < r["first_tokens"]["compared"] == 12 for r in theirs
+    )
+    assert all(
+        r["mean_acceptance_length"] == 12 / 7 and r["peer_timings"]["accepted"] == 5 for r in theirs
+    )
     hf = [r for r in found if r["method"] == "transformers"]
     assert all(r["equal"] and r["peer"] == "transformers" and r["speedup"] > 0 for r in hf)
     assert all(r["first_tokens"]["equal"] == 12 for r in hf)
     assert hf[-1]["first_tokens"]["with"][WHEEL] == theirs[0]["first_tokens"]["equal"]
     shown = report.markdown(report.sections(found))
     assert f"| 64 | {WHEEL} ngram-cache |" in shown
-    assert f"x as fast as {WHEEL}" in shown and "(xllamacpp 2026.1)" in shown and "x as fast as transformers" in shown
+    assert (
+        f"x as fast as {WHEEL}" in shown
+        and "(xllamacpp 2026.1)" in shown
+        and "x as fast as transformers" in shown
+    )
     assert result.status == 0 and run("report", str(out), "--out", str(tmp_path)).status == 0
 
 
 @pytest.mark.parametrize("label", ["transformers", "static", "lookup", "assisted"])
 def test_transformers_gives_plain_decodings_tokens(label):
     target = tiny.target("llama")
-    options = {"static": {"cache": "static"}, "lookup": {"lookup": 10}, "assisted": {"draft": target}}
+    options = {
+        "static": {"cache": "static"},
+        "lookup": {"lookup": 10},
+        "assisted": {"draft": target},
+    }
     job = work(target)
     reading = Transformers(label, **options.get(label, {})).read(job)
     want = engine.generate(target, job.prompts, max_new_tokens=12, eos=())
@@ -187,7 +232,9 @@ def test_sampling_by_transformers_follows_its_seed_and_leaves_ours(options):
     before = torch.get_rng_state()
     reading = Transformers("transformers", **options).read(work(target, temperature=1.0))
     assert reading.decode(12).rows == reading.decode(12).rows
-    assert reading.decode(12).rows != Transformers("transformers").read(work(target)).decode(12).rows
+    assert (
+        reading.decode(12).rows != Transformers("transformers").read(work(target)).decode(12).rows
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -195,7 +242,8 @@ def test_the_copy_has_the_weights_and_rotations_of_the_model():
     target = tiny.target("gpt-oss")  # yarn
     ids = torch.tensor(tiny.prompts(30))
     with torch.inference_mode():
-        mine, theirs = tiny.eager("gpt-oss")(input_ids=ids).logits, stock(target).hf(input_ids=ids).logits
+        mine = tiny.eager("gpt-oss")(input_ids=ids).logits
+        theirs = stock(target).hf(input_ids=ids).logits
     torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -211,7 +259,9 @@ def test_llama_cpp_gets_the_same_work(fake, gguf):
     assert p.n_ctx >= 40 + 12 and p.speculative.types == ["none"]
     asked = [body for path, body in server.asked if path == "/completion"]
     assert [body["n_predict"] for body in asked] == [1, 12]
-    assert all(b["prompt"] == job.prompts[0] and b["temperature"] == 0.7 and b["seed"] == 3 for b in asked)
+    assert all(
+        b["prompt"] == job.prompts[0] and b["temperature"] == 0.7 and b["seed"] == 3 for b in asked
+    )
     assert all(b["samplers"] == ["temperature"] and b["ignore_eos"] for b in asked)
 
 
@@ -226,7 +276,9 @@ def test_a_speculation_that_remembers_outputs_starts_anew_each_time(fake, gguf):
             reading.decode(12)
         assert len(Server.made) == servers
         prompts = [body for s in Server.made for path, body in s.asked if path == "/completion"]
-        assert [body["n_predict"] for body in prompts] == [12] * 3  # the prompt is restored, not read again
+        assert [body["n_predict"] for body in prompts] == [
+            12
+        ] * 3  # the prompt is restored, not read again
         assert all(s.asked[0][0] == "/slots/0?action=restore" for s in Server.made)
 
 
@@ -234,8 +286,15 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 
 
 def test_yarn_is_passed_on(fake, gguf):
-    target, rope = tiny.target("llama"), YARN
-    job = Work(SimpleNamespace(config=SimpleNamespace(rope_parameters=rope)), work(target).prompts, 4, Sampler(), 0)
+    target = tiny.target("llama")
+    rope = YARN
+    job = Work(
+        SimpleNamespace(config=SimpleNamespace(rope_parameters=rope)),
+        work(target).prompts,
+        4,
+        Sampler(),
+        0,
+    )
     LlamaCpp(WHEEL, Wheel(), gguf).start(job, "/tmp")
     p = Server.made[0].parameters
     assert (p.rope_scaling_type, p.rope_freq_scale, p.yarn_orig_ctx) == ("yarn", 0.5, 512)
@@ -244,21 +303,48 @@ def test_yarn_is_passed_on(fake, gguf):
 def test_what_cannot_run_is_one_line_and_the_run_goes_on(folder, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     out = tmp_path / "records.jsonl"
-    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "8", "--repeat", "1"]
-    words = [*text, "--peers", "llama.cpp,transformers", "--batch", "2", "--methods", "plain", "--out", str(out)]
+    text = [
+        "--prompt-file",
+        str(folder / "prompt.txt"),
+        "--context",
+        "64",
+        "--max-new-tokens",
+        "8",
+        "--repeat",
+        "1",
+    ]
+    words = [
+        *text,
+        "--peers",
+        "llama.cpp,transformers",
+        "--batch",
+        "2",
+        "--methods",
+        "plain",
+        "--out",
+        str(out),
+    ]
     result = bench(folder, *words)
     assert result.status == 0
     lines = result.err.splitlines()
     assert lines[0] == NOT_ITS_BEST
-    assert lines[1].startswith("llama.cpp is left out: the package xllamacpp ") and "longdraft[peers]" in lines[1]
+    assert (
+        lines[1].startswith("llama.cpp is left out: the package xllamacpp ")
+        and "longdraft[peers]" in lines[1]
+    )
     assert lines[2:] == [
-        "at 64 transformers prompt lookup is left out: its speculation decodes one row only, without --batch"
+        "at 64 transformers prompt lookup is left out: its speculation decodes one row "
+        "only, without --batch"
     ]
     found = record.load([out])
     measured = {r["label"] for r in found if r["task"] == "speed"}
     assert measured == {"plain", "transformers", "transformers static cache"}
     reasons = {r["label"]: r["reason"] for r in found if r["task"] == "left out"}
-    assert reasons["llama.cpp"] in lines[1] and reasons["transformers prompt lookup"] in lines[2] and len(reasons) == 2
+    assert (
+        reasons["llama.cpp"] in lines[1]
+        and reasons["transformers prompt lookup"] in lines[2]
+        and len(reasons) == 2
+    )
 
 
 def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
@@ -266,12 +352,17 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
     _, lines = Choice("llama.cpp").find(target)
     assert lines == [
         NOT_ITS_BEST,
-        "llama.cpp is left out: the model is not a GGUF file: name the same model's with --peer-model FILE.gguf",
+        "llama.cpp is left out: the model is not a GGUF file: name the same model's with "
+        "--peer-model FILE.gguf",
     ]
     del fake.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD
     found, lines = Choice("llama.cpp", gguf, [gguf.parent / "model.gguf"]).find(target)
     labels = [p.label for p in found]
-    assert lines[1:] == [] and f"{WHEEL} ngram-mod" not in labels and labels[-1] == f"{WHEEL} draft model"
+    assert (
+        lines[1:] == []
+        and f"{WHEEL} ngram-mod" not in labels
+        and labels[-1] == f"{WHEEL} draft model"
+    )
     with pytest.raises(CannotRun, match=r"xllamacpp 2026\.1 does not offer ngram-mod"):
         LlamaCpp("ngram-mod", Wheel(), gguf, "ngram-mod")
     with pytest.raises(CannotRun, match="256 tokens, the model 96"):
@@ -288,10 +379,14 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
 
 
 def test_only_the_named_rows_are_measured(fake, gguf):
-    target, rows = tiny.target("llama"), f"{WHEEL} ngram-mod,transformers"
+    target = tiny.target("llama")
+    rows = f"{WHEEL} ngram-mod,transformers"
     found, _ = Choice("llama.cpp,transformers", gguf, only=rows).find(target)
     assert [p.label for p in found] == [f"{WHEEL} ngram-mod", "transformers"]
-    with pytest.raises(InputError, match=r"--peer-only has no 'vegas' to choose from: transformers, transformers st"):
+    with pytest.raises(
+        InputError,
+        match=r"--peer-only has no 'vegas' to choose from: transformers, transformers st",
+    ):
         Choice("transformers", only="transformers,vegas").find(target)
     found, _ = Choice("llama.cpp", only=WHEEL).find(target)  # which rows it would have is not known
     assert [type(p) for p in found] == [Absent]
@@ -300,7 +395,8 @@ def test_only_the_named_rows_are_measured(fake, gguf):
 def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
     _, lines = Choice("llama.cpp,transformers", gguf, [folder]).find(tiny.target("llama"))
     assert lines[1:] == [
-        f"{WHEEL} draft model is left out: its draft model must be a GGUF file: name it with --peer-draft"
+        f"{WHEEL} draft model is left out: its draft model must be a GGUF file: name it "
+        "with --peer-draft"
     ]
 
 
@@ -323,7 +419,10 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
         ("--peers llama.cpp --peer-llama-server nowhere", "nowhere is not a program"),
         ("--peer-openvino x", "add --peers"),
         ("--peer-only x", "add --peers"),
-        ("--peers transformers --peer-only x", "--peer-only has no 'x' to choose from: transformers,"),
+        (
+            "--peers transformers --peer-only x",
+            "--peer-only has no 'x' to choose from: transformers,",
+        ),
         ("--peers transformers --peer-openvino x", "add openvino to --peers"),
         ("--peers openvino --peer-openvino pyproject.toml", "pyproject.toml is not a program"),
         ("--peers llama.cpp --peer-llama-server pyproject.toml", "pyproject.toml is not a program"),
@@ -346,39 +445,77 @@ def binary(tmp_path) -> Path:
     return file
 
 
-def test_a_build_from_source_is_measured_with_both_kinds_of_attention(folder, fake, gguf, binary, tmp_path):  # noqa: F811
+def test_a_build_from_source_is_measured_with_both_kinds_of_attention(
+    folder,  # noqa: F811
+    fake,
+    gguf,
+    binary,
+    tmp_path,
+):
     out = tmp_path / "records.jsonl"
     Server.tokens = staticmethod(nearly_plain(folder))
     _, tokenizer = load(str(folder), dtype="float32")
     tokens = Server.tokens(tokenizer((folder / "prompt.txt").read_text())["input_ids"][:64], 32)
     gguf.write_bytes(b"GGUF" + json.dumps({"tokens": tokens}).encode())
-    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "1"]
+    text = [
+        "--prompt-file",
+        str(folder / "prompt.txt"),
+        "--context",
+        "64",
+        "--max-new-tokens",
+        "12",
+        "--repeat",
+        "1",
+    ]
     peers = ["--peers", "llama.cpp", "--peer-model", str(gguf), "--peer-llama-server", str(binary)]
     result = bench(folder, *text, *peers, "--methods", "plain", "--out", str(out))
     assert result.status == 0 and result.err == ""
     found = record.load([out])
-    kinds = ["llama.cpp", *(f"llama.cpp {k}" for k in llama_stand_in.KINDS.split(",") if k.startswith("ngram"))]
-    assert [r["label"] for r in found] == ["plain", *(f"{k}@fa={fa}" for fa in ("on", "off") for k in kinds), WHEEL]
+    kinds = [
+        "llama.cpp",
+        *(f"llama.cpp {k}" for k in llama_stand_in.KINDS.split(",") if k.startswith("ngram")),
+    ]
+    assert [r["label"] for r in found] == [
+        "plain",
+        *(f"{k}@fa={fa}" for fa in ("on", "off") for k in kinds),
+        WHEEL,
+    ]
     theirs = [r for r in found if r["method"] == "llama.cpp"]
     assert {r["peer_version"] for r in theirs} == {"0 (0c1e57098)"}
     for r in theirs:
-        built = {"from": "source", "package": "llama_cpp_python-0.3.36", "compiler": "GNU 12.2.0 for Linux x86_64"}
+        built = {
+            "from": "source",
+            "package": "llama_cpp_python-0.3.36",
+            "compiler": "GNU 12.2.0 for Linux x86_64",
+        }
         built |= {"system_info": "CPU : AVX2 = 1 | FMA = 1 | OPENMP = 1 |"}
         assert r["peer_build"] == built | {"flash_attention": r["label"].split("=")[1]}
         assert r["token_ids"] == tokens[:12] and r["tokens_per_s"] > 0
     assert found[-1]["peer_build"] == {"from": "wheel", "flash_attention": "auto"}
     shown = report.markdown(report.sections(found))
-    assert "x as fast as llama.cpp" in shown and "(0 (0c1e57098))" in shown and "(xllamacpp 2026.1)" in shown
+    assert (
+        "x as fast as llama.cpp" in shown
+        and "(0 (0c1e57098))" in shown
+        and "(xllamacpp 2026.1)" in shown
+    )
 
 
 def test_the_binary_gets_the_same_work_and_ends(gguf, binary):
     target = tiny.target("llama")
     job = Work(
-        SimpleNamespace(config=SimpleNamespace(rope_parameters=YARN), vocab=256), work(target).prompts, 4, Sampler(), 0
+        SimpleNamespace(config=SimpleNamespace(rope_parameters=YARN), vocab=256),
+        work(target).prompts,
+        4,
+        Sampler(),
+        0,
     )
     peer = LlamaCpp("llama.cpp", Binary(binary, "off"), gguf, "ngram-mod", gguf)
     words = " ".join(peer.build.words(peer.settings(job, "folder")))
-    assert "--flash-attn off" in words and "--spec-type ngram-mod" in words and f"--model-draft {gguf}" in words
+    assert (
+        "--flash-attn off" in words
+        and "--spec-type ngram-mod" in words
+        and f"--model-draft {gguf}" in words
+    )
     assert f"--threads {torch.get_num_threads()} " in words and "--ctx-size 108 " in words
     assert "--rope-scaling yarn --rope-freq-scale 0.5 --yarn-orig-ctx 512" in words
     server = peer.start(job, str(gguf.parent))
@@ -390,28 +527,49 @@ def test_the_binary_gets_the_same_work_and_ends(gguf, binary):
 
 def test_reasons_why_a_binary_is_left_out(gguf, binary, tmp_path):
     target = tiny.target("llama")
-    with pytest.raises(CannotRun, match=r"llama-server \(0 \(0c1e57098\)\) does not offer draft-new"):
+    with pytest.raises(
+        CannotRun, match=r"llama-server \(0 \(0c1e57098\)\) does not offer draft-new"
+    ):
         LlamaCpp("llama.cpp", Binary(binary, "on"), gguf, "draft-new")
     missing = LlamaCpp("llama.cpp", Binary(binary, "on"), tmp_path / "no.gguf")
-    with pytest.raises(CannotRun, match=r"cannot load no\.gguf \(0.01 E error: failed to open the model"):
+    with pytest.raises(
+        CannotRun, match=r"cannot load no\.gguf \(0.01 E error: failed to open the model"
+    ):
         missing.start(work(target), str(tmp_path))
     other = tmp_path / "other"
     other.write_text("#!/bin/sh\necho hello\n")
     other.chmod(0o755)
     _, lines = Choice("llama.cpp", gguf, server=other).find(target)
-    assert lines == ["llama.cpp is left out: other --version does not answer as llama-server does: 'hello'"]
+    assert lines == [
+        "llama.cpp is left out: other --version does not answer as llama-server does: 'hello'"
+    ]
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed: pip install 'longdraft[peers]'")
+@pytest.mark.skipif(
+    find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: pip install 'longdraft[peers]'",
+)
 def test_the_installed_package_offers_what_is_used(tmp_path):
     import xllamacpp
 
     p = xllamacpp.CommonParams()
     made = [LlamaCpp(k, Wheel(), tmp_path / "no.gguf", k) for k in KINDS]
-    assert "AVX2" in made[0].build.facts["system_info"] or "NEON" in made[0].build.facts["system_info"]
+    assert (
+        "AVX2" in made[0].build.facts["system_info"] or "NEON" in made[0].build.facts["system_info"]
+    )
     assert all(peer.options["speculation"] == k for peer, k in zip(made, KINDS, strict=True))
-    names = "n_ctx n_parallel cache_ram_mib fit_params verbosity slot_save_path rope_scaling_type rope_freq_scale"
-    for name in [*names.split(), "yarn_orig_ctx", "yarn_beta_fast", "yarn_beta_slow", "cpuparams", "cpuparams_batch"]:
+    names = (
+        "n_ctx n_parallel cache_ram_mib fit_params verbosity slot_save_path rope_scaling_type "
+        "rope_freq_scale"
+    )
+    for name in [
+        *names.split(),
+        "yarn_orig_ctx",
+        "yarn_beta_fast",
+        "yarn_beta_slow",
+        "cpuparams",
+        "cpuparams_batch",
+    ]:
         assert hasattr(p, name), name
     with pytest.raises(CannotRun, match=r"cannot load no\.gguf"):
         made[0].read(work(tiny.target("llama")))

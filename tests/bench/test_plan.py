@@ -1,4 +1,6 @@
-"""`longdraft plan`: predictions follow from counts, drafts are those that methods make, no weights are needed."""
+"""`longdraft plan`: predictions follow from counts, drafts are those that methods make, no weights
+are needed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,13 @@ READING = PassCosts(read=1.0, key=1.0)  # a byte is a second, and all else costs
 WEIGHTS = 2 * (128256 * 4096 + 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336 + 2 * 4096) + 4096)
 SLOT = 32 * 2 * 8 * 128 * 2  # bytes of a token's keys and values
 shape_of = shape
-FOUND = {"lookup", "suffix", "recycle", "vegas-reuse", "tokenswift"}  # n-grams of the text: as many as are found
+FOUND = {
+    "lookup",
+    "suffix",
+    "recycle",
+    "vegas-reuse",
+    "tokenswift",
+}  # n-grams of the text: as many as are found
 
 
 def llama(device: str = "H200", costs: PassCosts | None = None) -> Target:
@@ -54,20 +62,27 @@ def llama(device: str = "H200", costs: PassCosts | None = None) -> Target:
 
 def one(target: Target, label: str):
     name, *given = label.split("@")
-    found, _ = candidates(target, [MethodSpec(label, name, dict(pair.split("=") for pair in given))], None)
+    found, _ = candidates(
+        target, [MethodSpec(label, name, dict(pair.split("=") for pair in given))], None
+    )
     return found[0]
 
 
 def check_bytes() -> None:
-    """Where reading alone costs, a plain step and one of vegas take what bytes say: 7% of the keys in each draft."""
-    target, n = llama(costs=READING), 1 << 17
+    """Where reading alone costs, a plain step and one of vegas take what bytes say: 7% of the keys
+    in each draft.
+    """
+    target = llama(costs=READING)
+    n = 1 << 17
     assert plain_step(target, [n] * 2) == pytest.approx(WEIGHTS + 2 * n * SLOT)
     p = predicted(target, one(target, "vegas"), 2, n, Acceptance(1.0, "stated"))
     seen = -(-7 * n // 100)
     assert p.depth == p.nodes == 7 and p.tokens == 8
     assert p.draft == pytest.approx(7 * (WEIGHTS + 2 * seen * SLOT))
     assert p.verify == pytest.approx(p.plain) and p.step == pytest.approx(p.draft + p.verify)
-    assert p.break_even == pytest.approx(p.step / p.plain) and p.speedup == pytest.approx(8 / p.break_even)
+    assert p.break_even == pytest.approx(p.step / p.plain) and p.speedup == pytest.approx(
+        8 / p.break_even
+    )
 
 
 def test_bytes_decide_where_nothing_else_costs():
@@ -94,7 +109,9 @@ def test_wrong_counts_are_seen(monkeypatch, name, planted):
 def test_a_copy_is_read_in_fewer_bytes():
     target = llama("CPU", READING)
     own, copied = (
-        predicted(target, one(target, f"vegas@draft_weights={kind}"), 1, 1024, Acceptance(1.0, "stated"))
+        predicted(
+            target, one(target, f"vegas@draft_weights={kind}"), 1, 1024, Acceptance(1.0, "stated")
+        )
         for kind in ("same", "int8")
     )
     assert 0.5 < copied.draft / own.draft < 0.6 and copied.verify == own.verify
@@ -104,7 +121,10 @@ def test_a_copy_is_read_in_fewer_bytes():
 
 def options_of(name: str) -> dict[str, str]:
     """Those of the tests of losslessness, as text."""
-    words = {k: ",".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in OPTIONS[name].items()}
+    words = {
+        k: ",".join(map(str, v)) if isinstance(v, list) else str(v)
+        for k, v in OPTIONS[name].items()
+    }
     return {k: v for k, v in words.items() if not (name == "quantspec" and k == "draft_weights")}
 
 
@@ -114,13 +134,18 @@ def planned(name: str, target):
 
 @torch.inference_mode()
 def compare_with_drafts(name: str) -> None:
-    """A planned draft has the nodes of real ones, and of the target's own passes as many as a real draft makes."""
+    """A planned draft has the nodes of real ones, and of the target's own passes as many as a real
+    draft makes.
+    """
     lm = tiny.target("llama-loops")
-    drafter, seqs = make(name, lm, **OPTIONS[name]), prefill(lm, tiny.prompts(70), 64, Sampler(), SEED)
+    drafter = make(name, lm, **OPTIONS[name])
+    seqs = prefill(lm, tiny.prompts(70), 64, Sampler(), SEED)
     drafter.start(seqs)
     speculative_step(lm, drafter, seqs, draft=False)
     most = max(speculative_step(lm, drafter, seqs).tree.size - 1 for _ in range(4))
-    outlined = planned(name, target_on(outline_of(tiny.CONFIGS["llama-loops"], torch.float32), "CPU"))
+    outlined = planned(
+        name, target_on(outline_of(tiny.CONFIGS["llama-loops"], torch.float32), "CPU")
+    )
     count = sum(shape(outlined, outlined.max_depth, UNBOUNDED))
     assert outlined.max_depth == drafter.max_depth and outlined.is_chain == drafter.is_chain
     assert most <= count if name in FOUND else most == count
@@ -132,22 +157,30 @@ def test_planned_drafts_are_those_that_are_made(name):
 
 
 def test_a_draft_of_another_size_is_seen(monkeypatch):
-    monkeypatch.setitem(globals(), "shape", lambda drafter, depth, width: shape_of(drafter, depth, width)[1:])
+    monkeypatch.setitem(
+        globals(), "shape", lambda drafter, depth, width: shape_of(drafter, depth, width)[1:]
+    )
     with pytest.raises(AssertionError):
         compare_with_drafts("vegas-tree")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "mamba", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "mamba", "gpt_oss", "gemma2"]
+)
 @pytest.mark.parametrize("device", ["H100", "CPU"])
 def test_every_method_is_predicted_or_left_out_with_a_reason(kind, device):
     target = target_on(outline_of(AutoConfig.for_model(kind)), device)
     assert all(p.is_meta for p in target.lm.hf.parameters())  # no weights were created
     found, left_out = candidates(target, [], None)
-    assert {c.spec.name for c in found} | {line.split()[0] for line in left_out} == METHODS.keys() - {"plain", "auto"}
+    assert {c.spec.name for c in found} | {
+        line.split()[0] for line in left_out
+    } == METHODS.keys() - {"plain", "auto"}
     assert {"vegas", "suffix", "sd"} <= {c.spec.name for c in found}
     for c in found:
         p = predicted(target, c, 4, 1 << 20, Acceptance(0.7, "usual"))
-        assert 0 < p.plain < p.step and p.verify > 0 and p.draft >= 0 and 1 < p.tokens <= p.depth + 1
+        assert (
+            0 < p.plain < p.step and p.verify > 0 and p.draft >= 0 and 1 < p.tokens <= p.depth + 1
+        )
         at = Place(target, [1 << 20], c.copy)
         assert all(part.seconds(target.costs) > 0 for part in passes(c.drafter, at, p.depth, 1))
 
@@ -161,7 +194,9 @@ def test_a_wider_draft_is_chosen_where_nodes_cost_nothing():
 
 
 def test_machines_are_ordered_by_their_bandwidth():
-    times = [plain_step(llama(name), [1 << 15]) for name in ("RTX 4090", "A100", "H100", "H200", "B200")]
+    times = [
+        plain_step(llama(name), [1 << 15]) for name in ("RTX 4090", "A100", "H100", "H200", "B200")
+    ]
     assert times == sorted(times, reverse=True)
 
 
@@ -174,8 +209,18 @@ def test_a_share_explains_its_tokens(levels):
 
 
 def record(**changed) -> dict:
-    base = {"task": "speed", "method": "vegas", "model": "org/name", "context": 4096, "pace": False, "distinct_3": 0.9}
-    base |= {"options": {"gamma": 4, "keep_ratio": 0.07}, "acceptance_per_position": [0.5, 0.25, 0.125, 0.0625]}
+    base = {
+        "task": "speed",
+        "method": "vegas",
+        "model": "org/name",
+        "context": 4096,
+        "pace": False,
+        "distinct_3": 0.9,
+    }
+    base |= {
+        "options": {"gamma": 4, "keep_ratio": 0.07},
+        "acceptance_per_position": [0.5, 0.25, 0.125, 0.0625],
+    }
     return base | changed
 
 
@@ -187,10 +232,17 @@ def share(records: list[dict], context: int = 4096) -> float | None:
 
 
 def check_records() -> None:
-    """The acceptance is that of this model's drafts at the nearest context, whatever their depth."""
+    """The acceptance is that of this model's drafts at the nearest context, whatever their
+    depth.
+    """
     counted = {"num_spec_steps": 10, "num_draft_tokens": 70, "num_accepted_draft_tokens": 70}
     paced = record(pace=True, metrics={"speculative_decoding": counted}, context=1 << 16)
-    others = [record(model="another"), record(method="suffix"), record(distinct_3=0.1), record(oracle=5.5)]
+    others = [
+        record(model="another"),
+        record(method="suffix"),
+        record(distinct_3=0.1),
+        record(oracle=5.5),
+    ]
     others += [record(peer="llama.cpp"), record(options={"keep_ratio": 0.5}), record(pace=True)]
     others = [r | {"acceptance_per_position": [0.9] * 4} for r in others]
     assert share(others) is None
@@ -202,7 +254,9 @@ def test_acceptance_comes_from_records_of_the_model():
     check_records()
 
 
-@pytest.mark.parametrize("planted", [{"of_model": lambda records, model: records}, {"_alike": lambda a, b: True}])
+@pytest.mark.parametrize(
+    "planted", [{"of_model": lambda records, model: records}, {"_alike": lambda a, b: True}]
+)
 def test_records_of_something_else_are_seen(monkeypatch, planted):
     for name, function in planted.items():
         monkeypatch.setattr(acceptance, name, function)
@@ -230,7 +284,11 @@ def test_contexts_in_words(pays, words):
 def folder(tmp_path):
     """A folder with nothing but a config."""
     (tmp_path / "big").mkdir()
-    config = {**LLAMA.to_dict(), "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 1 << 17}
+    config = {
+        **LLAMA.to_dict(),
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 1 << 17,
+    }
     (tmp_path / "big" / "config.json").write_text(json.dumps(config))
     return tmp_path / "big"
 
@@ -248,24 +306,49 @@ def test_a_config_alone_is_enough(folder, capsys):
     speedups = [p["speedup"] for p in ranking]
     assert speedups == sorted(speedups, reverse=True)
     assert {p["origin"] for p in ranking} == {"usual"}
-    stated = run(capsys, "-m", folder, "--context", 32768, "--device", "H200", "--acceptance", "vegas=5.5", "--json")
+    stated = run(
+        capsys,
+        "-m",
+        folder,
+        "--context",
+        32768,
+        "--device",
+        "H200",
+        "--acceptance",
+        "vegas=5.5",
+        "--json",
+    )
     vegas = next(p for p in json.loads(stated.out)["predictions"]["32768"] if p["label"] == "vegas")
     assert vegas["origin"] == "stated" and vegas["tokens"] <= 5.5
 
 
 def test_tables_say_what_is_chosen_and_where_it_stops(folder, capsys):
-    said = run(capsys, "-m", folder, "--device", "H200", "--methods", "vegas,suffix", "--acceptance", "suffix=1")
+    said = run(
+        capsys,
+        "-m",
+        folder,
+        "--device",
+        "H200",
+        "--methods",
+        "vegas,suffix",
+        "--acceptance",
+        "suffix=1",
+    )
     assert said.status == 0 and "1M†" in said.out and "Where each method pays" in said.out
     lines = {line.split()[0]: line for line in said.out.splitlines() if line.strip()}
     assert "plain" in lines["1K"] and "vegas" in lines["512K†"]
     assert "nowhere" in lines["suffix"] and "from" in lines["vegas"]
-    one_context = run(capsys, "-m", folder, "--device", "CPU", "--context", 1024, "--methods", "quantspec,eagle3")
+    one_context = run(
+        capsys, "-m", folder, "--device", "CPU", "--context", 1024, "--methods", "quantspec,eagle3"
+    )
     assert "eagle3*" in one_context.out and "needs drafter weights" in one_context.out
 
 
 def test_options_of_the_target_change_what_is_read(folder):
     plain = {
-        name: Planner(str(folder), Options(**given), "CPU", methods="suffix").ranking(1, 1 << 17)[0].plain
+        name: Planner(str(folder), Options(**given), "CPU", methods="suffix")
+        .ranking(1, 1 << 17)[0]
+        .plain
         for name, given in {
             "own": {},
             "float32": {"dtype": "float32"},

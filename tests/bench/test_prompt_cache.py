@@ -33,7 +33,10 @@ def generated(cli, *more: str) -> dict:
 @pytest.mark.parametrize("method", ["plain", "vegas", "suffix"])
 def test_generate_reads_a_prompt_once(cli, method):
     words = ("--prompt-file", "b.txt", "--method", method, "--temperature", "1", "--seed", "4")
-    alone, first, second = generated(cli, *words), *(generated(cli, *words, *KEPT) for _ in range(2))
+    alone, first, second = (
+        generated(cli, *words),
+        *(generated(cli, *words, *KEPT) for _ in range(2)),
+    )
     assert alone["token_ids"] == first["token_ids"] == second["token_ids"]
     count = alone["prompt_tokens"] - 1
     assert (first["known_prompt_tokens"], second["known_prompt_tokens"]) == (0, count)
@@ -62,12 +65,24 @@ BAD = [
     ("generate --prompt-file a.txt --prompt-file b.txt --prompt-cache kept", "one --prompt-file"),
     ("generate --prompt-file a.txt --prompt-cache tiny", "a folder"),
     ("generate --prompt-file a.txt --prompt-cache /dev/null", "a device"),
-    ("generate --prompt-file a.txt --prompt-cache b.txt", "b.txt is not a prompt that longdraft has saved"),
+    (
+        "generate --prompt-file a.txt --prompt-cache b.txt",
+        "b.txt is not a prompt that longdraft has saved",
+    ),
     ("generate --prompt-file a.txt --prompt-cache old --rope yarn:2", "made with rope 'none'"),
-    ("generate --prompt-file a.txt --prompt-cache old --dtype bfloat16", "made with dtype 'float32'"),
+    (
+        "generate --prompt-file a.txt --prompt-cache old --dtype bfloat16",
+        "made with dtype 'float32'",
+    ),
     ("generate --prompt-file a.txt --prompt-cache old --kv int8", "made with 8-bit keys 'none'"),
-    ("generate --prompt-file a.txt --prompt-cache old --weights int8", "made with quantized weights 'none'"),
-    ("generate --prompt-file a.txt --prompt-cache old -m bundled", "made with model 'llama of 3 layers"),
+    (
+        "generate --prompt-file a.txt --prompt-cache old --weights int8",
+        "made with quantized weights 'none'",
+    ),
+    (
+        "generate --prompt-file a.txt --prompt-cache old -m bundled",
+        "made with model 'llama of 3 layers",
+    ),
     ("generate --prompt-file a.txt --prompt-cache cut", "damaged"),
     ("bench --prompt-file long.txt --context 16 --prompt-cache a.txt", "is a file"),
     ("bench --prompt-file long.txt --context 16 --shape 1x64 --prompt-cache kept-files", "--shape"),
@@ -91,9 +106,19 @@ def test_what_cannot_be_used_is_one_line_and_stays(cli, line, names):
     assert before == {name: Path(name).read_bytes() for name in before}
 
 
-# bench and audit -----------------------------------------------------------------------------------------------------
+# bench and audit ----------------------------------------------------------------------------------
 
-BENCH = ("bench", "-m", "tiny", "--dtype", "float32", "--prompt-file", "long.txt", "--context", "200")
+BENCH = (
+    "bench",
+    "-m",
+    "tiny",
+    "--dtype",
+    "float32",
+    "--prompt-file",
+    "long.txt",
+    "--context",
+    "200",
+)
 # Where torch reads prompts, in blocks, eagle3's last states are read with their whole block.
 NAMES = "vegas,suffix,eagle3" if NATIVE else "vegas,suffix"
 METHODS = ("--methods", NAMES, "--random-drafter", "--max-new-tokens", "12", "--repeat", "2")
@@ -109,14 +134,22 @@ def measured(cli, *more: str) -> list[dict]:
 
 
 def outputs(records: list[dict]) -> list:
-    return sorted((r["label"], r["repeat"], r["token_ids"], r["mean_acceptance_length"]) for r in records)
+    return sorted(
+        (r["label"], r["repeat"], r["token_ids"], r["mean_acceptance_length"]) for r in records
+    )
 
 
 def test_bench_reads_a_prompt_once_and_states_its_own_time(cli):
     kept = ("--prompt-cache", "kept-files", "-o", "vegas.pace=off", "-o", "suffix.pace=off", *EAGLE)
-    alone, first, second = measured(cli, *kept[2:]), measured(cli, *kept), measured(cli, *kept)
+    alone = measured(cli, *kept[2:])
+    first = measured(cli, *kept)
+    second = measured(cli, *kept)
     assert outputs(alone) == outputs(first) == outputs(second)
-    assert [{r["prompt_reused"] for r in found} for found in (alone, first, second)] == [{False}, {False}, {True}]
+    assert [{r["prompt_reused"] for r in found} for found in (alone, first, second)] == [
+        {False},
+        {False},
+        {True},
+    ]
     times = [{r["prefill_s"] for r in found} for found in (alone, first, second)]
     assert all(len(t) == 1 for t in times) and times[1] == times[2]
     assert len(list(Path("kept-files").glob("*.safetensors"))) == 1
@@ -134,7 +167,16 @@ def test_a_prompt_that_is_kept_in_part_is_read_whole_by_bench(cli, monkeypatch):
 
     monkeypatch.setattr(decode_session, "prefill", watched)
     for context, known in (("200", 0), ("150", 0), ("250", 0), ("200", 1)):
-        line = (*BENCH[:-1], context, "--methods", "plain", "--max-new-tokens", "2", "--repeat", "1")
+        line = (
+            *BENCH[:-1],
+            context,
+            "--methods",
+            "plain",
+            "--max-new-tokens",
+            "2",
+            "--repeat",
+            "1",
+        )
         assert cli(*line, "--prompt-cache", "kept-files")[0] == 0
         assert bool(read[-1]) == known
     assert len(list(Path("kept-files").glob("*"))) == 3
@@ -142,7 +184,9 @@ def test_a_prompt_that_is_kept_in_part_is_read_whole_by_bench(cli, monkeypatch):
 
 def test_a_time_of_loading_would_be_noticed(cli, monkeypatch):
     monkeypatch.setattr(Cell, "prefill_s", property(lambda self: self.ours.prefill_s))
-    first, second = (measured(cli, *EAGLE, "--prompt-cache", "kept-files")[0]["prefill_s"] for _ in range(2))
+    first, second = (
+        measured(cli, *EAGLE, "--prompt-cache", "kept-files")[0]["prefill_s"] for _ in range(2)
+    )
     assert first != second
 
 
@@ -161,17 +205,39 @@ def test_the_other_tasks_of_bench_reuse_prompts_too(cli, task, monkeypatch):
         "--task",
         task,
     )
-    line += ("--methods", "vegas", "--anchors", "2", "--repeat", "1", "--prompt-cache", "kept-files")
+    line += (
+        "--methods",
+        "vegas",
+        "--anchors",
+        "2",
+        "--repeat",
+        "1",
+        "--prompt-cache",
+        "kept-files",
+    )
     found = []
     for _ in range(2):
         Path("bench.jsonl").unlink(missing_ok=True)
         assert cli(*line, "--out", "bench.jsonl")[0] == 0
-        found.append([json.loads(x).get("accepted") for x in Path("bench.jsonl").read_text().splitlines()])
+        found.append(
+            [json.loads(x).get("accepted") for x in Path("bench.jsonl").read_text().splitlines()]
+        )
     assert found[0] == found[1] and list(Path("kept-files").glob("*.safetensors"))
 
 
 def test_audit_compares_on_prompts_that_were_kept(cli):
-    line = ("audit", "-m", "tiny", "--prompt-file", "long.txt", "--prompt-tokens", "100", "--tokens", "20", "--json")
+    line = (
+        "audit",
+        "-m",
+        "tiny",
+        "--prompt-file",
+        "long.txt",
+        "--prompt-tokens",
+        "100",
+        "--tokens",
+        "20",
+        "--json",
+    )
     line += ("--prompt-cache", "kept-files")
     first, second = (cli(*line) for _ in range(2))
     assert first[0] == second[0] == 0, second

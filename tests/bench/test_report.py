@@ -1,4 +1,6 @@
-"""Reports on disk: plots and pages show the numbers of the records, link to them, and let no record become markup."""
+"""Reports on disk: plots and pages show the numbers of the records, link to them, and let no record
+become markup.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from longdraft.errors import InputError
 from longdraft.methods import CONTROLS, METHODS
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "records"
-PEERS, BUDGETS, STEPS = "2026-11-22-cpu-peers", "2026-11-21-budgets", "2026-11-22-prefetch-steps-smollm2"
+PEERS = "2026-11-22-cpu-peers"
+BUDGETS = "2026-11-21-budgets"
+STEPS = "2026-11-22-prefetch-steps-smollm2"
 EVIL = "$\\frac$</text>--><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x00\x1b"
 
 
@@ -47,7 +51,9 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.rows: list[list[SimpleNamespace]] = []
         self.groups: dict[str, list[int]] = {}  # rows by the id of their tbody
-        self.text, self.inside, self.cell = [], "", None
+        self.text = []
+        self.inside = ""
+        self.cell = None
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -55,7 +61,9 @@ class Page(HTMLParser):
         self.tags.add(tag)
         self.attributes |= values.keys()
         self.ids += [values["id"]] if "id" in values else []
-        found = [v for k, v in values.items() if k in ("href", "xlink:href", "src") and tag != "link"]
+        found = [
+            v for k, v in values.items() if k in ("href", "xlink:href", "src") and tag != "link"
+        ]
         self.links += found
         if tag == "tbody":
             self.inside = values.get("id", "")
@@ -82,7 +90,9 @@ class Page(HTMLParser):
 def written(tmp_path_factory) -> SimpleNamespace:
     out = tmp_path_factory.mktemp("report")
     files = report_files.write(everything(), out)
-    return SimpleNamespace(files=files, out=out, page=Page((out / "report.html").read_text(encoding="utf-8")))
+    return SimpleNamespace(
+        files=files, out=out, page=Page((out / "report.html").read_text(encoding="utf-8"))
+    )
 
 
 def number(cell: SimpleNamespace) -> float:
@@ -91,7 +101,8 @@ def number(cell: SimpleNamespace) -> float:
 
 def test_every_number_links_to_the_records_it_is_of(written):
     """The medians of a table are computed again from the records that its cells link to."""
-    page, checked = written.page, 0
+    page = written.page
+    checked = 0
     tables = report.sections(everything())
     listed = {i: [page.rows[k] for k in rows] for i, rows in page.groups.items() if i}
     for row in (page.rows[k] for k in page.groups[""]):
@@ -110,19 +121,30 @@ def test_every_number_links_to_the_records_it_is_of(written):
         elif names[1] == "accepted length":
             assert number(row[2]) == pytest.approx(float(group[0][1].text), abs=0.0006)
         else:
-            assert number(row[2]) == pytest.approx(median(map(float, group[0][1].text.split())), abs=0.0006)
+            assert number(row[2]) == pytest.approx(
+                median(map(float, group[0][1].text.split())), abs=0.0006
+            )
         checked += 1
     assert checked == sum(len(s.rows) for s in tables) > 80
 
 
 def test_records_are_listed_with_their_run_and_line(written):
-    page, source = written.page, everything()
+    page = written.page
+    source = everything()
     shown = [
-        row for i in page.groups if i for row in (page.rows[k] for k in page.groups[i]) if row[0].text[1:].isdecimal()
+        row
+        for i in page.groups
+        if i
+        for row in (page.rows[k] for k in page.groups[i])
+        if row[0].text[1:].isdecimal()
     ]
-    assert sorted(row[0].text for row in shown) == sorted(f"r{i}" for i in range(1, len(source) + 1))
+    assert sorted(row[0].text for row in shown) == sorted(
+        f"r{i}" for i in range(1, len(source) + 1)
+    )
     by_name = {row[0].text: row for row in shown}
-    assert [by_name[f"r{i}"][-1].text for i in range(1, len(source) + 1)] == [r["where"] for r in source]
+    assert [by_name[f"r{i}"][-1].text for i in range(1, len(source) + 1)] == [
+        r["where"] for r in source
+    ]
     text = "".join(page.text)
     for r in source:
         assert r["command"] in text and r["git_sha"] in text and r["device"] in text
@@ -146,7 +168,9 @@ def test_a_page_stands_alone_and_its_links_lead_somewhere(written):
 def hostile(value: object, key: str = "") -> object:
     """Every text that a record may choose, replaced."""
     if isinstance(value, dict):
-        return {k + EVIL * (key in ("versions", "environment")): hostile(v, k) for k, v in value.items()}
+        return {
+            k + EVIL * (key in ("versions", "environment")): hostile(v, k) for k, v in value.items()
+        }
     if isinstance(value, list):
         return [hostile(v, key) for v in value]
     plain = key in ("task", "git_sha", "where") or value in ("plain", "none")
@@ -201,7 +225,9 @@ def test_each_kind_of_record_has_its_plots(written):
     pytest.importorskip("matplotlib")
     names = [p.name for p in written.files[2:]]
     assert {"01-speedup.svg", "01-peers.svg", "01-positions.svg", "01-time.svg"} <= set(names)
-    assert [n for n in names if n.endswith("step.svg")] and len([n for n in names if n.endswith("budget.svg")]) == 2
+    assert [n for n in names if n.endswith("step.svg")] and len(
+        [n for n in names if n.endswith("budget.svg")]
+    ) == 2
     oracle = grouping.numbered([r | {"oracle": 3.0} for r in records(PEERS, 12)])
     assert acceptance.by_position(oracle) is None
     assert speed.beside_peers([r for r in oracle if not grouping.by_peer(r)]) is None
@@ -226,7 +252,9 @@ def test_points_are_the_medians_of_the_records():
         near = any(y == gain and abs(x / context - 1) < 0.1 for x, y in points(axes))
         assert near is drawn
     (axes,) = speed.beside_peers(found).axes
-    rates = {round(median(r["tokens_per_s"] for r in same), 6) for _, _, same in grouping.cells(found)}
+    rates = {
+        round(median(r["tokens_per_s"] for r in same), 6) for _, _, same in grouping.cells(found)
+    }
     assert {x for x, _ in points(axes)} == rates
 
 
@@ -234,18 +262,33 @@ def test_acceptance_and_budgets_are_those_of_the_records():
     pytest.importorskip("matplotlib")
     found = report.sections(records(BUDGETS))[0].records
     (axes,) = acceptance.by_position(found).axes
-    shares = {(i + 1.0, round(p, 6)) for r in found for i, p in enumerate(r["acceptance_per_position"]) if p}
+    shares = {
+        (i + 1.0, round(p, 6))
+        for r in found
+        for i, p in enumerate(r["acceptance_per_position"])
+        if p
+    }
     assert points(axes) == shares
-    idle = found[0] | {"acceptance_per_position": []}  # a repeat that drafted nothing accepted nothing
+    idle = found[0] | {
+        "acceptance_per_position": []
+    }  # a repeat that drafted nothing accepted nothing
     (axes,) = acceptance.by_position([found[0], idle]).axes
-    assert points(axes) == {(i + 1.0, p / 2) for i, p in enumerate(found[0]["acceptance_per_position"])}
+    assert points(axes) == {
+        (i + 1.0, p / 2) for i, p in enumerate(found[0]["acceptance_per_position"])
+    }
     (axes,) = acceptance.by_budget(found).axes
     known = {(256, 3.225), (512, 3.225), (1024, 3.45), (2048, 3.375), (256, 3.425)}
     assert points(axes) == {(100 * keys / 4096, length) for keys, length in known}
     assert acceptance.by_budget([r for r in found if r["options"].get("budget") == 256]) is None
-    r = {"context": 8192, "label": "vegas@keep_ratio=0.02@gamma=4", "options": {"keep_ratio": 0.02, "min_budget": 256}}
+    r = {
+        "context": 8192,
+        "label": "vegas@keep_ratio=0.02@gamma=4",
+        "options": {"keep_ratio": 0.02, "min_budget": 256},
+    }
     assert (acceptance.budget(r), acceptance.without_budget(r)) == (256, "vegas@gamma=4")
-    assert acceptance.budget(r | {"options": {"ratio": 0.07, "floor": 256}}) == 573  # names in older records
+    assert (
+        acceptance.budget(r | {"options": {"ratio": 0.07, "floor": 256}}) == 573
+    )  # names in older records
 
 
 def test_bars_add_up_to_the_time():
@@ -253,7 +296,11 @@ def test_bars_add_up_to_the_time():
     found = report.sections(records(STEPS))[0].records
     (axes,) = time.of_a_step(found).axes
     ms = {(r["context"], r["label"]): median(r["ms"]) for r in found}
-    whole = 7 * ms[1024, "draft at 7%"] + ms[1024, "verify 8 rows, scores kept"] + ms[1024, "choose and copy 7%"]
+    whole = (
+        7 * ms[1024, "draft at 7%"]
+        + ms[1024, "verify 8 rows, scores kept"]
+        + ms[1024, "choose and copy 7%"]
+    )
     assert [t.get_text() for t in axes.texts][:2] == [f"{ms[1024, 'plain']:.3g}", f"{whole:.3g}"]
 
 

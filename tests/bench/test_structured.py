@@ -1,4 +1,6 @@
-"""The benchmarks of structured output judge answers by another validator, and generate the same schemas everywhere."""
+"""The benchmarks of structured output judge answers by another validator, and generate the same
+schemas everywhere.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def test_the_schemas_are_200_and_the_same_everywhere():
     assert len(found) == 200 and len({case.name for case in found}) == 200
     assert 20 <= sum(not case.enforceable for case in found) <= 30
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGEST
-    assert hashlib.sha256(json.dumps([case.schema for case in schemas.cases(1)]).encode()).hexdigest()[:16] != DIGEST
+    assert (
+        hashlib.sha256(json.dumps([case.schema for case in schemas.cases(1)]).encode()).hexdigest()[
+            :16
+        ]
+        != DIGEST
+    )
 
 
 DIGEST = "a011afb02ff47be9"
@@ -61,13 +68,19 @@ def test_schemas_are_accepted_exactly_where_they_can_be_enforced():
         ('{"kind": "red"}}', "wrong"),
     ],
 )
-@pytest.mark.skipif(find_spec("jsonschema") is None, reason="needs jsonschema, which longdraft does not")
+@pytest.mark.skipif(
+    find_spec("jsonschema") is None, reason="needs jsonschema, which longdraft does not"
+)
 def test_an_answer_that_ended_is_judged_by_the_schema(said, result):
     grammar = constraints().json_schema(RECORD)
-    assert structured.judged(CASE, grammar, [*tokens_of(said), END], tokenizer(), (END,))[0] == result
+    assert (
+        structured.judged(CASE, grammar, [*tokens_of(said), END], tokenizer(), (END,))[0] == result
+    )
 
 
-@pytest.mark.parametrize(("said", "result"), [('{"kind": "r', "cut"), ('{"kind": "g', "wrong"), ('{"kind":"', "wrong")])
+@pytest.mark.parametrize(
+    ("said", "result"), [('{"kind": "r', "cut"), ('{"kind": "g', "wrong"), ('{"kind":"', "wrong")]
+)
 def test_an_answer_that_was_cut_must_be_able_to_go_on(said, result):
     grammar = constraints().json_schema(RECORD)
     assert structured.judged(CASE, grammar, tokens_of(said), tokenizer(), (END,))[0] == result
@@ -100,13 +113,18 @@ def test_a_fault_is_not_good(change):
     assert not structured.is_good(GOOD | change)
 
 
-@pytest.mark.skipif(find_spec("jsonschema") is None, reason="needs jsonschema, which longdraft does not")
+@pytest.mark.skipif(
+    find_spec("jsonschema") is None, reason="needs jsonschema, which longdraft does not"
+)
 def test_the_validator_reads_decimals_and_formats_and_fetches_nothing():
     tenth = validity.checker({"type": "number", "multipleOf": 0.1})
     assert tenth("0.3") is None and tenth("0.35") and tenth("NaN") and tenth("{")
     time = validity.checker({"type": "string", "format": "time"})
     assert time('"17:56:59Z"') is None and time('"17:56:59"') and time('"25:00:00Z"')
-    assert validity.checker({"$ref": "https://example.org/x"})("1") == "its schema refers to https://example.org/x"
+    assert (
+        validity.checker({"$ref": "https://example.org/x"})("1")
+        == "its schema refers to https://example.org/x"
+    )
 
 
 def test_without_the_validator_a_benchmark_says_what_to_install(monkeypatch):
@@ -118,7 +136,8 @@ def test_without_the_validator_a_benchmark_says_what_to_install(monkeypatch):
 def test_trees_along_a_text_have_69_nodes_below_it():
     from engines import LLGuidance
 
-    engine, tokens = LLGuidance(tokenizer(), 96, (END,)), tokens_of('{"kind": "red"}')
+    engine = LLGuidance(tokenizer(), 96, (END,))
+    tokens = tokens_of('{"kind": "red"}')
     masks = grammars.Masks(engine, CASE, tokenizer(), (END,))
     trees = grammars.trees_along(masks, tokens, 0)
     assert [n for n, _ in trees["text"]] == list(range(len(tokens)))

@@ -1,4 +1,6 @@
-"""Suites: a task is the same wherever it is built, only its document is cut, and records say what was asked."""
+"""Suites: a task is the same wherever it is built, only its document is cut, and records say what
+was asked.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_files_that_are_found_in_another_order_are_noticed(fitting, monkeypatch)
 
 
 class Careless(Fitting):
-    """Faults: what a shorter prompt loses is the end of the question, or half a line of the document."""
+    """Faults: what a shorter prompt loses is the end of the question, or half a line of the
+    document.
+    """
 
     def __init__(self, tokenizer: Any, fault: str):
         super().__init__(tokenizer)
@@ -106,16 +110,31 @@ class Careless(Fitting):
     def fit(self, task: Task, context: int, valid=lambda text: True) -> Task:
         if self.fault == "line":
             return replace(task, document=task.document[: context * 2 - 1])
-        return replace(super().fit(task, context, valid), turns=(task.turns[0][:-9], *task.turns[1:]))
+        return replace(
+            super().fit(task, context, valid), turns=(task.turns[0][:-9], *task.turns[1:])
+        )
 
     def tokens(self, messages) -> list[int]:
-        return super().tokens(messages)[:CONTEXT] if self.fault == "tokens" else super().tokens(messages)
+        return (
+            super().tokens(messages)[:CONTEXT]
+            if self.fault == "tokens"
+            else super().tokens(messages)
+        )
 
 
 def check_fit(fitting: Fitting) -> None:
-    """Nothing but the document's last lines is left out of a prompt, which ends as the conversation does."""
+    """Nothing but the document's last lines is left out of a prompt, which ends as the conversation
+    does.
+    """
     text = "".join(f"line {i} says {i * i}\n" for i in range(400))
-    task = Task("kind", "name", ("What does line 3 say? Answer in one word.",), text, "Before it.\n", "After it.\n")
+    task = Task(
+        "kind",
+        "name",
+        ("What does line 3 say? Answer in one word.",),
+        text,
+        "Before it.\n",
+        "After it.\n",
+    )
     fitted = fitting.fit(task, CONTEXT)
     assert replace(fitted, document="") == replace(task, document="")
     assert text.startswith(fitted.document) and fitted.document.endswith("\n")
@@ -154,12 +173,24 @@ def test_a_repo_task_leaves_the_body_out(fitting):
     for task in built("repo", fitting):
         name = task.turns[0].split("`")[1]
         head = task.after.split("```python\n")[1]
-        assert f"def {name.rpartition('.')[2]}(" in head and head.rstrip("`\n").endswith(('"""', "'''", '"', "'"))
+        assert f"def {name.rpartition('.')[2]}(" in head and head.rstrip("`\n").endswith(
+            ('"""', "'''", '"', "'")
+        )
 
 
 LINES = {
-    "own": {"task": "mine", "id": 7, "turns": ["a", "b"], "document": "text\n", "max_new_tokens": 5},
-    "Spec-Bench": {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]},
+    "own": {
+        "task": "mine",
+        "id": 7,
+        "turns": ["a", "b"],
+        "document": "text\n",
+        "max_new_tokens": 5,
+    },
+    "Spec-Bench": {
+        "question_id": 81,
+        "category": "writing",
+        "turns": ["Compose a post.", "Rewrite it."],
+    },
     "SPEED-Bench": {
         "question_id": "q1",
         "category": "coding",
@@ -167,8 +198,20 @@ LINES = {
         "turns": ["Sort."],
         "multiturn": False,
     },
-    "LongBench": {"_id": "h", "context": "text", "input": "Who?", "answers": ["x"], "dataset": "hotpotqa", "length": 1},
-    "LongBench, no input": {"context": "text", "input": "", "answers": ["x"], "dataset": "gov_report"},
+    "LongBench": {
+        "_id": "h",
+        "context": "text",
+        "input": "Who?",
+        "answers": ["x"],
+        "dataset": "hotpotqa",
+        "length": 1,
+    },
+    "LongBench, no input": {
+        "context": "text",
+        "input": "",
+        "answers": ["x"],
+        "dataset": "gov_report",
+    },
     "LongBench v2": {
         "_id": "v",
         "domain": "Code",
@@ -184,7 +227,9 @@ READ = {
     "SPEED-Bench": Task("coding", "q1", ("Sort.",)),
     "LongBench": Task("hotpotqa", "h", ("Who?",), "text"),
     "LongBench, no input": Task("gov_report", "1", (reader.SUMMARY,), "text"),
-    "LongBench v2": Task("Code", "v", ("Which?\n(A) 1\n(B) 2\nWhich answer is right, and why?",), "text"),
+    "LongBench v2": Task(
+        "Code", "v", ("Which?\n(A) 1\n(B) 2\nWhich answer is right, and why?",), "text"
+    ),
 }
 
 
@@ -223,7 +268,8 @@ def test_tasks_of_a_file_are_spread_over_it():
 
 
 def run(*words: str) -> SimpleNamespace:
-    out, err = StringIO(), StringIO()
+    out = StringIO()
+    err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = main(words)
     return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue())
@@ -233,7 +279,12 @@ def run(*words: str) -> SimpleNamespace:
 def measured(tmp_path_factory) -> Path:
     """Records of a user's file: a conversation, and a question that does not fit."""
     folder = tmp_path_factory.mktemp("suite")
-    own = {"task": "mine", "id": "one", "turns": ["def walk(path):", "    for name in"], "document": "import os\n" * 40}
+    own = {
+        "task": "mine",
+        "id": "one",
+        "turns": ["def walk(path):", "    for name in"],
+        "document": "import os\n" * 40,
+    }
     other = {"task": "mine", "id": "two", "turns": ["x = 1\n" * 200]}
     (folder / "own.jsonl").write_text(f"{json.dumps(own)}\n{json.dumps(other)}\n")
     words = [
@@ -246,9 +297,18 @@ def measured(tmp_path_factory) -> Path:
         "--dtype",
         "float32",
     ]
-    result = run("bench", "--suite", str(folder / "own.jsonl"), *words, "--out", str(folder / "records.jsonl"))
+    result = run(
+        "bench",
+        "--suite",
+        str(folder / "own.jsonl"),
+        *words,
+        "--out",
+        str(folder / "records.jsonl"),
+    )
     assert result.status == 0, result.err
-    assert "mine task two has more than 100 tokens" in result.err and "Suite own.jsonl" in result.out
+    assert (
+        "mine task two has more than 100 tokens" in result.err and "Suite own.jsonl" in result.out
+    )
     return folder / "records.jsonl"
 
 
@@ -267,7 +327,9 @@ def test_records_say_what_was_asked(measured):
             continue
         m = r["metrics"]["speculative_decoding"]
         assert sum(m["acceptance_histogram"]) == m["num_spec_steps"] <= r["verify_steps"]
-        assert m["num_accepted_draft_tokens"] == round((r["mean_acceptance_length"] - 1) * r["verify_steps"])
+        assert m["num_accepted_draft_tokens"] == round(
+            (r["mean_acceptance_length"] - 1) * r["verify_steps"]
+        )
 
 
 def test_the_next_turn_has_the_answer_before_it(measured):
@@ -300,11 +362,16 @@ def test_the_report_has_medians_over_instances_and_the_worst(measured):
     gains = {"a": [1.0, 3.0, 1.2], "b": [4.0, 4.0, 4.0], "c": [2.0, 2.1, 1.9]}
     found = [suite_record(base, "plain", name, 10.0) for name in gains]
     found += [
-        suite_record(base, "vegas", name, 10 * gain, i) for name, each in gains.items() for i, gain in enumerate(each)
+        suite_record(base, "vegas", name, 10 * gain, i)
+        for name, each in gains.items()
+        for i, gain in enumerate(each)
     ]
     (section,) = report.sections(found)
     worst = section.header.index("speedup (worst)")
-    assert [row[worst] for row in section.rows] == ["1.00x (1.00x)", f"{median([1.2, 4, 2]):.2f}x (1.20x)"]
+    assert [row[worst] for row in section.rows] == [
+        "1.00x (1.00x)",
+        f"{median([1.2, 4, 2]):.2f}x (1.20x)",
+    ]
     assert [row[:3] for row in section.rows] == [["mine", "100", "plain"], ["mine", "100", "vegas"]]
     assert section.rows[1][-1] == "3" and len(section.sources[1].own) == 9
 
@@ -331,13 +398,22 @@ def test_bad_input_is_one_clear_line(words, says, monkeypatch):
 def test_a_users_text_is_what_is_asked_about(fitting):
     text = "".join(f"Alice said {i}.\n" for i in range(600))
     for name in ("question", "summary", "chat"):
-        tasks = [task for task, _ in Suite(name, [CONTEXT], 2, 0, (("talk.txt", text),)).tasks(fitting)]
+        tasks = [
+            task for task, _ in Suite(name, [CONTEXT], 2, 0, (("talk.txt", text),)).tasks(fitting)
+        ]
         assert all(task.document in text and task.sources[0][0] == "talk.txt" for task in tasks)
         assert len(tasks[0].turns) == (6 if name == "chat" else 1)
 
 
 def test_a_prompt_stands_at_the_next_length():
-    assert [nominal(n) for n in (1, 1024, 1025, 30_000, 30_001, 40_000)] == [1024, 1024, 4096, 30_000, 32768, 65536]
+    assert [nominal(n) for n in (1, 1024, 1025, 30_000, 30_001, 40_000)] == [
+        1024,
+        1024,
+        4096,
+        30_000,
+        32768,
+        65536,
+    ]
 
 
 def test_recommended_sampling_comes_from_the_model(monkeypatch, tmp_path):

@@ -40,7 +40,10 @@ BAD = [
     ("generate hi -m tiny -o keep_ratio=nan", "keep_ratio"),
     ("generate hi -m tiny -o gamma", "KEY=VALUE"),
     ("generate hi -m tiny -o score=best", "logits or weights"),
-    ("generate hi -m tiny --temperature -1", "--temperature is -1.0: give a number from 0 to 10000"),
+    (
+        "generate hi -m tiny --temperature -1",
+        "--temperature is -1.0: give a number from 0 to 10000",
+    ),
     ("generate hi -m tiny --temperature hot", "--temperature"),
     ("generate hi -m tiny --temperature nan", "temperature"),
     ("generate hi -m tiny --top-p 1.5", "--top-p is 1.5: give a number above 0, 1 at most"),
@@ -49,7 +52,10 @@ BAD = [
     ("generate hi -m tiny --eta 2", "a number from 0 to 1"),
     ("generate hi -m tiny --penalty 0", "a number from 0.001 to 1000"),
     ("generate hi -m tiny --penalty-window 0", "--penalty-window"),
-    ("generate hi -m tiny --seed 18446744073709551616", "--seed is 18446744073709551616: give a whole number"),
+    (
+        "generate hi -m tiny --seed 18446744073709551616",
+        "--seed is 18446744073709551616: give a whole number",
+    ),
     ("generate hi -m tiny --threads 0", "--threads"),
     ("generate hi -m tiny --dtype int8", "float32 or bfloat16"),
     ("generate hi -m tiny --rope yarn:1", "a number above 1"),
@@ -99,7 +105,8 @@ def test_bad_input(cli, line, names):
 def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
     def full(*_, **__):
         raise RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n" * 2
+            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate "
+            "9 bytes.\n" * 2
         )
 
     monkeypatch.setattr(job, "DecodeSession", full)

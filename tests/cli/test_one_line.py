@@ -1,4 +1,6 @@
-"""One line instead of a traceback, or of hours of training that are lost: each case was met once."""
+"""One line instead of a traceback, or of hours of training that are lost: each case was met
+once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def refused(cli, *words: str) -> str:
     return err
 
 
-# Folders to write -----------------------------------------------------------------------------------------------------
+# Folders to write ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -42,8 +44,16 @@ def released(place):
 @pytest.mark.parametrize("out", [".", "/", "..", "./x/.."])
 def test_a_folder_without_a_name_is_refused(cli, place, released, out):
     (released / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    lines = ["export -m tiny", "import released -m tiny", "export-drafter released -m tiny", "pack-drafter released"]
-    lines += [f"train {what} --text long.txt" for what in ("eagle -m tiny", "budget -m tiny", "text -m tiny", "target")]
+    lines = [
+        "export -m tiny",
+        "import released -m tiny",
+        "export-drafter released -m tiny",
+        "pack-drafter released",
+    ]
+    lines += [
+        f"train {what} --text long.txt"
+        for what in ("eagle -m tiny", "budget -m tiny", "text -m tiny", "target")
+    ]
     for line in lines:
         assert "--out" in refused(cli, *line.split(), "--out", out)
     assert not list(place.glob("*.run")) and not list(place.glob(".*"))
@@ -84,12 +94,16 @@ def test_places_are_checked_without_a_trace(tmp_path, monkeypatch):
 def test_training_is_refused_before_it_starts(cli, place, monkeypatch):
     """An --out that could not be written at the end; without the check, the training runs."""
     started = []
-    monkeypatch.setattr(train, "load", lambda *_, **__: started.append(1) or pytest.fail("the target was loaded"))
+    monkeypatch.setattr(
+        train, "load", lambda *_, **__: started.append(1) or pytest.fail("the target was loaded")
+    )
     (place / "notes").mkdir()
     (place / "notes" / "diary.txt").write_text("keep")
     for kind in ("eagle", "budget"):
         for out in (".", "notes", "a.txt", "a.txt/x", "/proc/x/y"):
-            assert out in refused(cli, "train", kind, "--out", out, "-m", "tiny", "--text", "long.txt")
+            assert out in refused(
+                cli, "train", kind, "--out", out, "-m", "tiny", "--text", "long.txt"
+            )
     assert not started and (place / "notes" / "diary.txt").read_text() == "keep"
     monkeypatch.setattr(train, "_new", lambda out, kind: out)  # the fault
     with pytest.raises(pytest.fail.Exception):
@@ -107,7 +121,7 @@ def test_a_drafter_in_the_folder_is_replaced(tmp_path):
         train._new(tmp_path, kinds.EAGLE2)
 
 
-# Files to read --------------------------------------------------------------------------------------------------------
+# Files to read ------------------------------------------------------------------------------------
 
 PICKLED = [
     torch.zeros(2),
@@ -117,7 +131,11 @@ PICKLED = [
     {1: torch.zeros(2)},
     [torch.zeros(2)],
 ]
-PICKLED += [{"state_dict": {1: torch.zeros(2), "x": torch.zeros(2)}}, {"x": {"y": torch.zeros(2)}}, {"x": 1}]
+PICKLED += [
+    {"state_dict": {1: torch.zeros(2), "x": torch.zeros(2)}},
+    {"x": {"y": torch.zeros(2)}},
+    {"x": 1},
+]
 
 
 @pytest.mark.parametrize("held", range(len(PICKLED)))
@@ -125,7 +143,9 @@ def test_pickled_weights_that_are_no_dictionary(cli, place, held):
     folder = place / f"pickled{held}"
     folder.mkdir()
     torch.save(PICKLED[held], folder / "x.bin")
-    assert "dictionary of tensors by name" in refused(cli, "import", folder.name, "--out", "made", "-m", "tiny")
+    assert "dictionary of tensors by name" in refused(
+        cli, "import", folder.name, "--out", "made", "-m", "tiny"
+    )
     assert not (place / "made").exists()
 
 
@@ -150,28 +170,47 @@ def test_a_checkpoint_is_read_back(tmp_path):
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
 def test_a_device_that_never_ends_is_not_read(cli, device):
-    lines = ["bench -m tiny --prompt-file", "report --out fresh", "serve -m tiny --api-key-file", "audit --prompt-file"]
+    lines = [
+        "bench -m tiny --prompt-file",
+        "report --out fresh",
+        "serve -m tiny --api-key-file",
+        "audit --prompt-file",
+    ]
     for line in lines:
         assert device in refused(cli, *line.split(), device)
     with pytest.raises(InputError, match="a device"):
         read_json(Path(device))
 
 
-# The environment ------------------------------------------------------------------------------------------------------
+# The environment ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", ["x", "0", "-1", "1.5", "\u0663", "9" * 30])
 def test_a_world_size_that_is_no_number(cli, monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
-    assert "WORLD_SIZE" in refused(cli, "methods") and "torchrun" in refused(cli, "generate", "hi", "-m", "tiny")
+    assert "WORLD_SIZE" in refused(cli, "methods") and "torchrun" in refused(
+        cli, "generate", "hi", "-m", "tiny"
+    )
 
 
 def test_variables_that_torchrun_sets_are_all_there(monkeypatch):
-    found = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "1"}
+    found = {
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "LOCAL_RANK": "1",
+    }
     for name, value in found.items():
         monkeypatch.setenv(name, value)
     assert (launch.world(), launch.local_rank()) == ((1, 2), 1)
-    for name, value in (("RANK", "2"), ("RANK", ""), ("MASTER_PORT", "x"), ("MASTER_ADDR", ""), ("RANK", "-1")):
+    for name, value in (
+        ("RANK", "2"),
+        ("RANK", ""),
+        ("MASTER_PORT", "x"),
+        ("MASTER_ADDR", ""),
+        ("RANK", "-1"),
+    ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(name, value)
             with pytest.raises(InputError, match=name):
@@ -182,7 +221,7 @@ def test_variables_that_torchrun_sets_are_all_there(monkeypatch):
         launch.local_rank()
 
 
-# The boundary ---------------------------------------------------------------------------------------------------------
+# The boundary -------------------------------------------------------------------------------------
 
 
 def test_what_the_system_says_of_a_file_is_one_line(cli, monkeypatch):
@@ -197,7 +236,17 @@ def test_what_the_system_says_of_a_file_is_one_line(cli, monkeypatch):
 def test_text_of_the_whole_machine_is_refused(cli):
     for source in ("", "/", "//"):
         assert "--text" in refused(
-            cli, "train", "eagle", "--out", "fresh", "-m", "tiny", "--length", "16", "--text", source
+            cli,
+            "train",
+            "eagle",
+            "--out",
+            "fresh",
+            "-m",
+            "tiny",
+            "--length",
+            "16",
+            "--text",
+            source,
         )
 
 

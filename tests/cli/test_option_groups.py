@@ -1,4 +1,6 @@
-"""Options that several commands share: one wording, type and default for all, and groups that become flat options."""
+"""Options that several commands share: one wording, type and default for all, and groups that
+become flat options.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,21 @@ from typer.testing import CliRunner
 from longdraft.cli import option_groups
 from longdraft.cli.option_groups import TargetOptions, expand
 
-# Of an option, the commands (by their names, or by the first word of these) in which it means something else, and why.
+# Of an option, the commands (by their names, or by the first word of these) in which it means
+# something else, and why.
 # Commands with the same reason agree among themselves.
 OWN = {
-    "any_target": {"import": "compares tables of a released drafter", "export-drafter": "writes a drafter"},
+    "any_target": {
+        "import": "compares tables of a released drafter",
+        "export-drafter": "writes a drafter",
+    },
     "environment": {"train target": "is on unless it is turned off"},
     "drafter": {"plan": "a small model's config is enough"},
-    "max_new_tokens": {"chat": "of an answer", "serve": "an upper limit for clients", "bench": "set by the suite"},
+    "max_new_tokens": {
+        "chat": "of an answer",
+        "serve": "an upper limit for clients",
+        "bench": "set by the suite",
+    },
     "methods": {"plan": "all, unless some are named"},
     "model": {
         "methods": "only drafters beside it are looked up",
@@ -39,7 +49,10 @@ OWN = {
     "work": {"train target": "does not depend on --out"},
 }
 SAMPLING = {
-    **{name: {"chat": "the model's own, unless it is given"} for name in ("top_k", "top_p", "penalty")},
+    **{
+        name: {"chat": "the model's own, unless it is given"}
+        for name in ("top_k", "top_p", "penalty")
+    },
     "seed": {"generate": "derives a seed per row", "audit": "the first of several"},
     "temperature": {
         "demo": "the scene's",
@@ -50,10 +63,21 @@ SAMPLING = {
 }
 # What a command reads or writes, and sizes of its work: each command says it in its own words.
 EACH = {"out", "folder", "prompt_tokens", "batch", "context"}
-# The defaults of these suit the command: a model to talk with, sampling for answers, an exact dtype for an audit.
+# The defaults of these suit the command: a model to talk with, sampling for answers, an exact dtype
+# for an audit.
 DEFAULTS = {"model", "method", "dtype", "max_new_tokens", "temperature", "top_p", "penalty"}
 DEFAULTS |= {"prompt_file", "stage", "step_tokens", "decay", "probe_every"}
-WORDING = ("opts", "secondary_opts", "metavar", "min", "max", "multiple", "is_flag", "required", "help")
+WORDING = (
+    "opts",
+    "secondary_opts",
+    "metavar",
+    "min",
+    "max",
+    "multiple",
+    "is_flag",
+    "required",
+    "help",
+)
 
 
 def wording(option: Any) -> tuple[Any, ...]:
@@ -75,7 +99,8 @@ def meaning(option: str, command: str) -> str:
 
 def faults(commands: dict[str, Any]) -> list[str]:
     """Each command whose option differs from that of an earlier command with the same meaning."""
-    first, different = {}, []
+    first = {}
+    different = []
     for command, parsed in commands.items():
         for option in parsed.params:
             key = option.name, meaning(option.name, command)
@@ -92,7 +117,9 @@ def test_an_option_is_the_same_in_all_commands():
 
 
 def test_every_exception_is_needed():
-    """An option that has come to agree with the others is no exception. Sampling options may agree."""
+    """An option that has come to agree with the others is no exception. Sampling options may
+    agree.
+    """
     for option, reasons in OWN.items():
         shared = {c: o for c, p in KNOWN.items() for o in p.params if o.name == option}
         usual = {wording(o) for c, o in shared.items() if not meaning(option, c)}
@@ -107,10 +134,14 @@ def command(function: Any) -> Any:
     return typer.main.get_command(app)
 
 
-def own_help(kv: Annotated[str | None, typer.Option(metavar="int8", help="Store them in 8 bits.")] = None) -> None: ...
+def own_help(
+    kv: Annotated[str | None, typer.Option(metavar="int8", help="Store them in 8 bits.")] = None,
+) -> None: ...
 
 
-def own_range(threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None) -> None: ...
+def own_range(
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
+) -> None: ...
 
 
 @expand
@@ -118,7 +149,8 @@ def own_default(target_options: TargetOptions = TargetOptions(kv="int8")) -> Non
 
 
 @pytest.mark.parametrize(
-    ("planted", "says"), [(own_help, "own --kv"), (own_range, "own --threads"), (own_default, "own default of --kv")]
+    ("planted", "says"),
+    [(own_help, "own --kv"), (own_range, "own --threads"), (own_default, "own default of --kv")],
 )
 def test_an_option_with_its_own_words_is_seen(planted, says):
     assert faults({**KNOWN, "planted": command(planted)}) == [f"planted has its {says}"]
@@ -146,10 +178,18 @@ def flat_command() -> Any:
 
 
 def check_order_and_defaults() -> None:
-    """The options of a group are in its place, with the command's defaults, within its limits, and make the group."""
+    """The options of a group are in its place, with the command's defaults, within its limits, and
+    make the group.
+    """
     app = typer.Typer()
     app.command()(flat_command())
-    assert [p.name for p in command(flat_command()).params] == ["name", "first", "keep_ratio", "slots", "last"]
+    assert [p.name for p in command(flat_command()).params] == [
+        "name",
+        "first",
+        "keep_ratio",
+        "slots",
+        "last",
+    ]
     run = CliRunner().invoke
     assert run(app, ["x"]).output == f"x 1 {Budget(0.5)} 2\n"
     words = ["x", "--last", "3", "--slots", "5", "--slots", "6", "--keep-ratio", "0.25"]
@@ -177,7 +217,10 @@ def backwards(parameter):
 
 def untyped(parameter):
     """The options of a group without the limits of their types."""
-    yield from (p.replace(annotation=type(p.default)) if p.name == "keep_ratio" else p for p in GOOD(parameter))
+    yield from (
+        p.replace(annotation=type(p.default)) if p.name == "keep_ratio" else p
+        for p in GOOD(parameter)
+    )
 
 
 @pytest.mark.parametrize("planted", [class_defaults, backwards, untyped])

@@ -31,13 +31,19 @@ def slow():
 @pytest.mark.parametrize("made", [bundled, chatting, slow])
 def test_special_tokens_in_a_text_are_text(made):
     tokenizer, word = made()
-    special, text = tokenizer.convert_tokens_to_ids(word), f"a{word}b"
-    plain, parsed = token_ids(tokenizer, text), token_ids(tokenizer, text, control=True)
-    assert plain.count(special) == token_ids(tokenizer, "ab").count(special)  # what the tokenizer adds itself
+    special = tokenizer.convert_tokens_to_ids(word)
+    text = f"a{word}b"
+    plain = token_ids(tokenizer, text)
+    parsed = token_ids(tokenizer, text, control=True)
+    assert plain.count(special) == token_ids(tokenizer, "ab").count(
+        special
+    )  # what the tokenizer adds itself
     assert parsed.count(special) == plain.count(special) + 1
     assert tokenizer.decode(token_ids(tokenizer, text, add_special_tokens=False)) == text
     assert tokenizer(text)["input_ids"] == parsed  # it is left as it was
-    assert token_ids(tokenizer, "plain text, naïve") == token_ids(tokenizer, "plain text, naïve", control=True)
+    assert token_ids(tokenizer, "plain text, naïve") == token_ids(
+        tokenizer, "plain text, naïve", control=True
+    )
 
 
 def test_a_tokenizer_that_never_reads_them_is_not_asked():
@@ -50,7 +56,8 @@ def test_a_tokenizer_that_never_reads_them_is_not_asked():
 
 def test_prompts_and_texts_that_are_measured():
     tokenizer, word = bundled()
-    special, text = tokenizer.convert_tokens_to_ids(word), prompts.Prompt("p", f"a{word}b")
+    special = tokenizer.convert_tokens_to_ids(word)
+    text = prompts.Prompt("p", f"a{word}b")
     assert special not in prompts.encode([text], tokenizer, None)[0]
     assert special in prompts.encode([text], tokenizer, None, control=True)[0]
     assert special not in inputs._tokenized("x", text.text, tokenizer).tokens
@@ -58,9 +65,12 @@ def test_prompts_and_texts_that_are_measured():
 
 def test_the_command_line(cli, record):
     text = "naïve <|endoftext|> tree"
-    plain, parsed = record(text), record(text, "--control-tokens")
+    plain = record(text)
+    parsed = record(text, "--control-tokens")
     assert plain["prompt_tokens"] > parsed["prompt_tokens"]
     assert (
-        json.loads(cli("generate", text, "-m", "tiny", "--json", "--max-new-tokens", "1")[1])["prompt_tokens"]
+        json.loads(cli("generate", text, "-m", "tiny", "--json", "--max-new-tokens", "1")[1])[
+            "prompt_tokens"
+        ]
         == (plain["prompt_tokens"])
     )

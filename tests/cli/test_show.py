@@ -49,7 +49,9 @@ def test_first_difference_is_the_earliest_with_its_gap(place):
     found = first_difference(runs, plain, other)
     assert found is not None and (found["row"], found["position"]) == (1, 6)
     with torch.no_grad():
-        hf = AutoModelForCausalLM.from_pretrained("tiny", dtype=torch.float32, attn_implementation="eager")
+        hf = AutoModelForCausalLM.from_pretrained(
+            "tiny", dtype=torch.float32, attn_implementation="eager"
+        )
         best = hf(torch.tensor([prompts[1] + plain[1][:6]])).logits[0, -1].topk(2).values
     assert found["top2_gap"] == pytest.approx(float(best[0] - best[1]), abs=1e-3)
     assert "row 2, new token 7" in verdict(found, True)
@@ -65,7 +67,12 @@ def test_figures_say_what_is_not_equal():
         "tokens_per_s": 7.0,
         "start_s": 0.0,
     }
-    words |= {"mean_acceptance_length": 2.0, "prefill_s": 0.5, "plain": {"tokens_per_s": 3.5}, "speedup": 2.0}
+    words |= {
+        "mean_acceptance_length": 2.0,
+        "prefill_s": 0.5,
+        "plain": {"tokens_per_s": 3.5},
+        "speedup": 2.0,
+    }
     words |= {"exact": True, "speedup_end_to_end": 1.4, "speedup_steady": 2.0}
     words |= {"equal": False, "first_difference": {"row": 0, "position": 3, "top2_gap": 0.015}}
     line = summary(words)

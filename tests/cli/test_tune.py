@@ -43,7 +43,14 @@ def test_costs_are_kept_and_used_from_then_on(cli, idle_machine):
 def test_a_table_says_what_each_term_is_and_how_far_off_predictions_are(cli):
     status, out, _ = cli(*FEW)
     assert status == 0
-    for word in ("reading weights", "GB/s", "choosing a view", "predicted", "nine of ten within", "Kept in"):
+    for word in (
+        "reading weights",
+        "GB/s",
+        "choosing a view",
+        "predicted",
+        "nine of ten within",
+        "Kept in",
+    ):
         assert word in out, word
 
 
@@ -52,12 +59,22 @@ def test_nothing_is_kept_from_a_busy_machine(cli, idle_machine, monkeypatch):
     monkeypatch.setattr(stopwatch, "waited", lambda: float(next(now)))
     status, out, _ = cli(*FEW)
     assert status == 1 and not idle_machine.exists()
-    assert "Other processes disturbed 100% of the passes" in " ".join(out.split()) and "Not kept." in out
+    assert (
+        "Other processes disturbed 100% of the passes" in " ".join(out.split())
+        and "Not kept." in out
+    )
     assert cli(*FEW, "--json")[0] == 1
 
 
 @pytest.mark.parametrize(
-    "words", [("--context", "3"), ("--repeat", "0"), ("--most-rows", "0"), ("-m", "nowhere"), ("--kv", "int3")]
+    "words",
+    [
+        ("--context", "3"),
+        ("--repeat", "0"),
+        ("--most-rows", "0"),
+        ("-m", "nowhere"),
+        ("--kv", "int3"),
+    ],
 )
 def test_wrong_options_are_one_line(cli, words):
     status, _, err = cli(*FEW, *words)

@@ -1,4 +1,6 @@
-"""What the clients' scripts share: the request, what must come out, and a line of JSON for each check."""
+"""What the clients' scripts share: the request, what must come out, and a line of JSON for each
+check.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 GIVEN: dict[str, Any] = json.loads(os.environ["CLIENT_GIVEN"])  # written by run.py
-URL, KEY, MODEL, TEXT = GIVEN["url"], GIVEN["key"], GIVEN["model"], GIVEN["text"]
+URL = GIVEN["url"]
+KEY = GIVEN["key"]
+MODEL = GIVEN["model"]
+TEXT = GIVEN["text"]
 API = f"{URL}/v1"
 SAMPLING: dict[str, Any] = GIVEN["sampling"]  # max_tokens, seed and temperature
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], **SAMPLING}
@@ -29,10 +34,12 @@ def check(call: Callable[[], Any]) -> None:
     try:
         call()
     except Skip as reason:
-        ok, why = None, str(reason)
+        ok = None
+        why = str(reason)
     except BaseException as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        ok, why = False, f"{type(error).__name__} at line {place.lineno}: {error}"
+        ok = False
+        why = f"{type(error).__name__} at line {place.lineno}: {error}"
     print(json.dumps({"check": call.__name__, "ok": ok, "why": why[:600]}), flush=True)
 
 
@@ -42,7 +49,9 @@ def equal(found: Any, wanted: Any) -> None:
 
 def close(found: list[float], wanted: list[float]) -> None:
     assert len(found) == len(wanted), f"found {len(found)} numbers, wanted {len(wanted)}"
-    assert all(abs(a - b) < 1e-6 for a, b in zip(found, wanted, strict=True)), f"found {found}, wanted {wanted}"
+    assert all(abs(a - b) < 1e-6 for a, b in zip(found, wanted, strict=True)), (
+        f"found {found}, wanted {wanted}"
+    )
 
 
 def refused(call: Callable[[], Any], kind: type[Exception], word: str) -> None:
@@ -70,11 +79,15 @@ def leaving(begin: Callable[[], Callable[[], Any]]) -> None:
     """
     before = metric("vllm:generation_tokens_total")
     leave = begin()
-    assert metric("vllm:num_requests_running") >= 1, "the stream ended before the client could leave"
+    assert metric("vllm:num_requests_running") >= 1, (
+        "the stream ended before the client could leave"
+    )
     leave()
     deadline = time.monotonic() + 5
     while metric("vllm:num_requests_running") or metric("vllm:num_requests_waiting"):
         assert time.monotonic() < deadline, "the request still runs 5 s after its client left"
         time.sleep(0.02)
     decoded = metric("vllm:generation_tokens_total") - before
-    assert 0 < decoded < LONG, f"{decoded:.0f} of {LONG} tokens were decoded for a client that had left"
+    assert 0 < decoded < LONG, (
+        f"{decoded:.0f} of {LONG} tokens were decoded for a client that had left"
+    )

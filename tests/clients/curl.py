@@ -6,20 +6,38 @@ import json
 import subprocess
 from typing import Any
 
-from common import API, CHAT, GIVEN, KEY, LONG, MODEL, SAMPLING, TEXT, URL, check, close, equal, leaving
+from common import (
+    API,
+    CHAT,
+    GIVEN,
+    KEY,
+    LONG,
+    MODEL,
+    SAMPLING,
+    TEXT,
+    URL,
+    check,
+    close,
+    equal,
+    leaving,
+)
 
 PROMPT = {"model": MODEL, "prompt": TEXT, **SAMPLING}
 
 
 def words(path: str, body: Any = None, key: str = KEY) -> list[str]:
-    given = ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
+    given = (
+        ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
+    )
     return ["curl", "-sS", "-N", "-m", "60", "-H", f"Authorization: Bearer {key}", *given, path]
 
 
 def curl(path: str, body: Any = None, key: str = KEY) -> tuple[int, str]:
     """(status, body)"""
     extra = ["-w", "\n%{http_code}"]
-    found = subprocess.run([*words(path, body, key), *extra], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [*words(path, body, key), *extra], capture_output=True, text=True, check=True
+    ).stdout
     text, _, status = found.rpartition("\n")
     return int(status), text
 
@@ -40,21 +58,28 @@ def parts(path: str, body: Any) -> list[Any]:
 @check
 def plain():
     equal(chat()["choices"][0]["message"]["content"], GIVEN["chat"])
-    equal(json.loads(curl(f"{API}/completions", PROMPT)[1])["choices"][0]["text"], GIVEN["completion"])
+    equal(
+        json.loads(curl(f"{API}/completions", PROMPT)[1])["choices"][0]["text"], GIVEN["completion"]
+    )
 
 
 @check
 def stream():
     found = parts(f"{API}/chat/completions", CHAT)
     equal("".join(p["choices"][0]["delta"].get("content", "") for p in found), GIVEN["chat"])
-    equal("".join(p["choices"][0]["text"] for p in parts(f"{API}/completions", PROMPT)), GIVEN["completion"])
+    equal(
+        "".join(p["choices"][0]["text"] for p in parts(f"{API}/completions", PROMPT)),
+        GIVEN["completion"],
+    )
 
 
 @check
 def stream_with_usage_in_every_part():
     """vLLM's continuous_usage_stats, which load generators ask for."""
     wanted = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    counts = [p["usage"]["completion_tokens"] for p in parts(f"{API}/chat/completions", CHAT | wanted)]
+    counts = [
+        p["usage"]["completion_tokens"] for p in parts(f"{API}/chat/completions", CHAT | wanted)
+    ]
     assert counts == sorted(counts) and counts[-1] == SAMPLING["max_tokens"], counts
 
 

@@ -12,15 +12,31 @@ from typing import Any
 from common import GIVEN, KEY, MODEL, URL, check, equal, metric
 
 GUIDELLM = str(Path(sys.executable).parent / "guidellm")
-COUNT, STREAMS, NEW = 24, 4, 20
+COUNT = 24
+STREAMS = 4
+NEW = 20
 
 
 def measured(path: str, key: str = KEY) -> Any:
     """The metrics of a benchmark's report."""
     data = f"kind=synthetic_text,prompt_tokens=60,output_tokens={NEW}"
-    words = [GUIDELLM, "run", "--disable-console", "--tokenizer", f"kind=huggingface_auto,model={GIVEN['tokenizer']}"]
-    words += ["--backend", f"kind=openai_http,target={URL},model={MODEL},api_key={key},request_format={path}"]
-    words += ["--profile", f"kind=concurrent,streams={STREAMS}", "--constraint", f"kind=max_requests,count={COUNT}"]
+    words = [
+        GUIDELLM,
+        "run",
+        "--disable-console",
+        "--tokenizer",
+        f"kind=huggingface_auto,model={GIVEN['tokenizer']}",
+    ]
+    words += [
+        "--backend",
+        f"kind=openai_http,target={URL},model={MODEL},api_key={key},request_format={path}",
+    ]
+    words += [
+        "--profile",
+        f"kind=concurrent,streams={STREAMS}",
+        "--constraint",
+        f"kind=max_requests,count={COUNT}",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         words += ["--data", data, "--output", f"kind=json,path={report}"]
@@ -30,9 +46,11 @@ def measured(path: str, key: str = KEY) -> Any:
 
 
 def good(path: str) -> None:
-    """All requests have as many tokens as were asked for, counted by the usage that the server sends.
+    """All requests have as many tokens as were asked for, counted by the usage that the server
+    sends.
 
-    On a busy machine the report can lack the last request of each stream: it stops before its own processes have ended.
+    On a busy machine the report can lack the last request of each stream: it stops before its own
+    processes have ended.
     """
     before = metric("vllm:generation_tokens_total")
     found = measured(path)

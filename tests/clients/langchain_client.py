@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import openai
-from common import API, GIVEN, KEY, LONG, MODEL, SAMPLING, TEXT, check, close, equal, leaving, refused
+from common import (
+    API,
+    GIVEN,
+    KEY,
+    LONG,
+    MODEL,
+    SAMPLING,
+    TEXT,
+    check,
+    close,
+    equal,
+    leaving,
+    refused,
+)
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from shapes import REAL, SYSTEM, TASK, TOOLS, WEATHER, City, Order, Sum, answer, is_order, only_real
@@ -34,7 +47,10 @@ def conversation():
 def stream():
     equal("".join(part.content for part in chat().stream(TEXT)), GIVEN["chat"])
     parts = list(chat(stream_usage=True).stream(TEXT))
-    equal([p.usage_metadata["output_tokens"] for p in parts if p.usage_metadata], [SAMPLING["max_tokens"]])
+    equal(
+        [p.usage_metadata["output_tokens"] for p in parts if p.usage_metadata],
+        [SAMPLING["max_tokens"]],
+    )
 
 
 @check
@@ -51,7 +67,9 @@ def seed():
 
 @check
 def logprobs():
-    found = chat(logprobs=True, top_logprobs=2).invoke(TEXT).response_metadata["logprobs"]["content"]
+    found = (
+        chat(logprobs=True, top_logprobs=2).invoke(TEXT).response_metadata["logprobs"]["content"]
+    )
     close([x["logprob"] for x in found], GIVEN["logprobs"])
 
 
@@ -80,12 +98,17 @@ def prompts():
 
 @check
 def response():
-    equal(chat(use_responses_api=True, seed=None, extra_body={"seed": 3}).invoke(TEXT).text, GIVEN["chat"])
+    equal(
+        chat(use_responses_api=True, seed=None, extra_body={"seed": 3}).invoke(TEXT).text,
+        GIVEN["chat"],
+    )
 
 
 @check
 def structured():
-    """The last method has the schema in no field: what comes is an object, and whether it fits is up to the model."""
+    """The last method has the schema in no field: what comes is an object, and whether it fits is
+    up to the model.
+    """
     for method in ("json_schema", "function_calling"):
         for more in ({}, {"strict": True}):
             asked = chat(max_tokens=400).with_structured_output(Order, method=method, **more)
@@ -93,15 +116,25 @@ def structured():
             is_order(list(asked.stream(TASK))[-1])
     asked = chat(max_tokens=400).with_structured_output(Order, method="json_mode", include_raw=True)
     if REAL:
-        is_order(asked.invoke(f"{TASK} Answer with JSON of this schema: {Order.model_json_schema()}")["parsed"])
+        is_order(
+            asked.invoke(f"{TASK} Answer with JSON of this schema: {Order.model_json_schema()}")[
+                "parsed"
+            ]
+        )
     else:
-        refused(lambda: asked.invoke(f"{TASK} Answer with JSON."), openai.LengthFinishReasonError, "length")
+        refused(
+            lambda: asked.invoke(f"{TASK} Answer with JSON."),
+            openai.LengthFinishReasonError,
+            "length",
+        )
 
 
 @check
 def structured_as_dictionaries():
     for method in ("json_schema", "function_calling"):
-        asked = chat(max_tokens=400).with_structured_output(Order.model_json_schema(), method=method)
+        asked = chat(max_tokens=400).with_structured_output(
+            Order.model_json_schema(), method=method
+        )
         is_order(Order(**asked.invoke(TASK)))
 
 
@@ -116,9 +149,16 @@ def tool_choice():
     one = {"parallel_tool_calls": False}
     for choice in ("any", "required", True):
         tools = TOOLS[:1] if choice is True else TOOLS
-        [call] = chat(max_tokens=200).bind_tools(tools, tool_choice=choice, **one).invoke(WEATHER).tool_calls
+        [call] = (
+            chat(max_tokens=200)
+            .bind_tools(tools, tool_choice=choice, **one)
+            .invoke(WEATHER)
+            .tool_calls
+        )
         assert answer(call["name"], call["args"])
-    [call] = chat(max_tokens=200).bind_tools([City, Sum], tool_choice="Sum").invoke(WEATHER).tool_calls
+    [call] = (
+        chat(max_tokens=200).bind_tools([City, Sum], tool_choice="Sum").invoke(WEATHER).tool_calls
+    )
     assert Sum(**call["args"])
     parts = list(chat(max_tokens=200).bind_tools([City, Sum], tool_choice="City").stream(WEATHER))
     whole = sum(parts[1:], parts[0])
@@ -132,7 +172,10 @@ def loop():
     turns: list[Any] = [SystemMessage(SYSTEM), HumanMessage(WEATHER)]
     for name in ("weather", "add"):
         turns.append(chat(max_tokens=200).bind_tools(TOOLS, tool_choice=name).invoke(turns))
-        turns += [ToolMessage(answer(c["name"], c["args"]), tool_call_id=c["id"]) for c in turns[-1].tool_calls]
+        turns += [
+            ToolMessage(answer(c["name"], c["args"]), tool_call_id=c["id"])
+            for c in turns[-1].tool_calls
+        ]
     found = chat(max_tokens=40).bind_tools(TOOLS, tool_choice="none").invoke(turns)
     assert found.content and not found.tool_calls
 
@@ -141,14 +184,18 @@ def loop():
 def agent():
     """The model decides on each step."""
     only_real()
-    asked, turns = chat(max_tokens=200).bind_tools(TOOLS), [SystemMessage(SYSTEM), HumanMessage(WEATHER)]
+    asked = chat(max_tokens=200).bind_tools(TOOLS)
+    turns = [SystemMessage(SYSTEM), HumanMessage(WEATHER)]
     called = []
     for _ in range(4):
         turns.append(asked.invoke(turns))
         if not turns[-1].tool_calls:
             break
         called += [call["name"] for call in turns[-1].tool_calls]
-        turns += [ToolMessage(answer(c["name"], c["args"]), tool_call_id=c["id"]) for c in turns[-1].tool_calls]
+        turns += [
+            ToolMessage(answer(c["name"], c["args"]), tool_call_id=c["id"])
+            for c in turns[-1].tool_calls
+        ]
     equal(sorted(called), ["add", "weather"])
     assert "42" in turns[-1].content and "21" in turns[-1].content, turns[-1].content
 
@@ -156,7 +203,11 @@ def agent():
 @check
 def bad_input():
     refused(lambda: chat(temperature=99_999).invoke(TEXT), openai.BadRequestError, "temperature")
-    refused(lambda: list(chat(extra_body={"nothing": 1}).stream(TEXT)), openai.BadRequestError, "nothing")
+    refused(
+        lambda: list(chat(extra_body={"nothing": 1}).stream(TEXT)),
+        openai.BadRequestError,
+        "nothing",
+    )
     refused(lambda: chat(model="other").invoke(TEXT), openai.NotFoundError, "other")
     refused(lambda: chat(api_key="wrong").invoke(TEXT), openai.AuthenticationError, "API key")
 

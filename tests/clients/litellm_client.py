@@ -9,7 +9,21 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network for a table of prices
 
 import litellm
-from common import API, CHAT, GIVEN, KEY, LONG, MODEL, SAMPLING, TEXT, check, close, equal, leaving, refused
+from common import (
+    API,
+    CHAT,
+    GIVEN,
+    KEY,
+    LONG,
+    MODEL,
+    SAMPLING,
+    TEXT,
+    check,
+    close,
+    equal,
+    leaving,
+    refused,
+)
 from shapes import RUN, SYSTEM, TASK, TOOLS, WEATHER, Order, answer, is_order
 
 HERE: dict[str, Any] = {"api_base": API, "api_key": KEY, "num_retries": 0, "max_retries": 0}
@@ -74,14 +88,20 @@ def completion():
 
 @check
 def structured():
-    """A pydantic model, and a format as it is sent, with both of its providers for servers like this."""
+    """A pydantic model, and a format as it is sent, with both of its providers for servers like
+    this.
+    """
     ask = {"messages": [{"role": "user", "content": TASK}], "max_tokens": 400}
     schema = {"name": "order", "schema": Order.model_json_schema()}
     for model in (f"openai/{MODEL}", f"hosted_vllm/{MODEL}"):
         for form in (Order, {"type": "json_schema", "json_schema": schema}):
             found = chat(model=model, response_format=form, **ask).choices[0].message.content
             is_order(Order.model_validate_json(found))
-        is_order(Order.model_validate_json(joined(chat(model=model, response_format=Order, stream=True, **ask))))
+        is_order(
+            Order.model_validate_json(
+                joined(chat(model=model, response_format=Order, stream=True, **ask))
+            )
+        )
 
 
 @check
@@ -100,7 +120,9 @@ def loop():
         said = answer(name, json.loads(call.function.arguments))
         turns.append({"role": "tool", "tool_call_id": call.id, "content": said})
     assert chat(**ask, tool_choice="none").choices[0].message.content
-    [call] = chat(**ask, tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+    [call] = (
+        chat(**ask, tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+    )
     assert call.function.name in RUN
 
 

@@ -1,4 +1,6 @@
-"""LlamaIndex: its class for servers of OpenAI's API, its structured programs and its calls of functions."""
+"""LlamaIndex: its class for servers of OpenAI's API, its structured programs and its calls of
+functions.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,18 @@ PROGRAMS = {"is_function_calling_model": True}, {"should_use_structured_outputs"
 
 
 def model(tokens: int = SAMPLING["max_tokens"], **more: Any) -> OpenAILike:
-    words = {"model": MODEL, "api_base": API, "api_key": KEY, "max_retries": 0, "is_chat_model": True}
-    words |= {"temperature": SAMPLING["temperature"], "max_tokens": tokens, "additional_kwargs": HOW}
+    words = {
+        "model": MODEL,
+        "api_base": API,
+        "api_key": KEY,
+        "max_retries": 0,
+        "is_chat_model": True,
+    }
+    words |= {
+        "temperature": SAMPLING["temperature"],
+        "max_tokens": tokens,
+        "additional_kwargs": HOW,
+    }
     return OpenAILike(**words | more)
 
 
@@ -41,7 +53,10 @@ def stream():
 @check
 def completion():
     equal(model(is_chat_model=False).complete(TEXT).text, GIVEN["completion"])
-    equal("".join(p.delta or "" for p in model(is_chat_model=False).stream_complete(TEXT)), GIVEN["completion"])
+    equal(
+        "".join(p.delta or "" for p in model(is_chat_model=False).stream_complete(TEXT)),
+        GIVEN["completion"],
+    )
 
 
 @check
@@ -52,7 +67,10 @@ def stop():
 @check
 def logprobs():
     """It gives the alternatives of each token."""
-    equal([len(x) for x in model(logprobs=True, top_logprobs=2).chat(ASK).logprobs], [2] * SAMPLING["max_tokens"])
+    equal(
+        [len(x) for x in model(logprobs=True, top_logprobs=2).chat(ASK).logprobs],
+        [2] * SAMPLING["max_tokens"],
+    )
 
 
 @check
@@ -70,7 +88,9 @@ def structured():
 @check
 def program():
     asked = model(400, is_function_calling_model=True)
-    made = FunctionCallingProgram.from_defaults(Order, prompt_template_str=TASK, llm=asked, tool_choice="Order")
+    made = FunctionCallingProgram.from_defaults(
+        Order, prompt_template_str=TASK, llm=asked, tool_choice="Order"
+    )
     is_order(made())
     *_, last = made.stream_call()
     is_order(last)
@@ -79,7 +99,9 @@ def program():
 @check
 def tool_choice():
     asked = model(200, is_function_calling_model=True)
-    found = asked.chat_with_tools(FUNCTIONS, WEATHER, tool_required=True, allow_parallel_tool_calls=False)
+    found = asked.chat_with_tools(
+        FUNCTIONS, WEATHER, tool_required=True, allow_parallel_tool_calls=False
+    )
     [call] = asked.get_tool_calls_from_response(found)
     assert call.tool_name in ("weather", "add")
     found = asked.chat_with_tools(FUNCTIONS, WEATHER, tool_choice="add")
@@ -115,8 +137,12 @@ def agent():
 
 @check
 def bad_input():
-    refused(lambda: model(additional_kwargs={"top_p": 9}).chat(ASK), openai.BadRequestError, "top_p")
     refused(
-        lambda: model(additional_kwargs={"extra_body": {"nothing": 1}}).chat(ASK), openai.BadRequestError, "nothing"
+        lambda: model(additional_kwargs={"top_p": 9}).chat(ASK), openai.BadRequestError, "top_p"
+    )
+    refused(
+        lambda: model(additional_kwargs={"extra_body": {"nothing": 1}}).chat(ASK),
+        openai.BadRequestError,
+        "nothing",
     )
     refused(lambda: model(model="other").chat(ASK), openai.NotFoundError, "other")

@@ -21,7 +21,9 @@ KINDS = {  # entries of the list of models, which differ in how they ask
     "other": {"model_name": "other"},
 }
 HERE = {"model_name": MODEL, "api_base": API, "api_key_name": "here"}
-MODELS = json.dumps([HERE | {"model_id": name} | more for name, more in KINDS.items()])  # JSON is YAML
+MODELS = json.dumps(
+    [HERE | {"model_id": name} | more for name, more in KINDS.items()]
+)  # JSON is YAML
 FUNCTION = """
 def add(a: int, b: int) -> int:
     'Add two numbers.'
@@ -35,7 +37,9 @@ def words(*more: str, model: str = "chat", **options: Any) -> list[str]:
 
 
 def said(*more: str, model: str = "chat", **options: Any) -> str:
-    found = subprocess.run(words(*more, model=model, **options), capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        words(*more, model=model, **options), capture_output=True, text=True, timeout=60
+    )
     assert found.returncode == 0, found.stderr
     return found.stdout.removesuffix("\n")
 
@@ -110,7 +114,10 @@ def schema():
 @check
 def tools():
     """The model decides; calls and their results go back and forth until it answers."""
-    asked = [*words("--functions", FUNCTION, "--td", max_tokens=200, temperature=0)[:-1], "How much is 17 plus 25?"]
+    asked = [
+        *words("--functions", FUNCTION, "--td", max_tokens=200, temperature=0)[:-1],
+        "How much is 17 plus 25?",
+    ]
     found = subprocess.run(asked, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0 and found.stdout, found.stderr
     only_real()

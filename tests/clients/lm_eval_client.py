@@ -20,19 +20,34 @@ SCORE = GIVEN["score"]
 
 
 def model(**more: Any) -> LocalCompletionsAPI:
-    words = {"base_url": f"{API}/completions", "model": MODEL, "tokenizer": GIVEN["tokenizer"], "max_retries": 1}
-    return LocalCompletionsAPI(**words | {"tokenizer_backend": "huggingface", "seed": SAMPLING["seed"]} | more)
+    words = {
+        "base_url": f"{API}/completions",
+        "model": MODEL,
+        "tokenizer": GIVEN["tokenizer"],
+        "max_retries": 1,
+    }
+    return LocalCompletionsAPI(
+        **words | {"tokenizer_backend": "huggingface", "seed": SAMPLING["seed"]} | more
+    )
 
 
 def scored(lm: LocalCompletionsAPI, count: int = 1) -> list[float]:
     pair = (SCORE["context"], SCORE["rest"])
-    asked = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i) for i in range(count)]
+    asked = [
+        Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i) for i in range(count)
+    ]
     return [total for total, _ in lm.loglikelihood(asked)]
 
 
 def said(lm: LocalCompletionsAPI, **options: Any) -> str:
-    how = {"until": [], "max_gen_toks": SAMPLING["max_tokens"], "temperature": SAMPLING["temperature"]} | options
-    [text] = lm.generate_until([Instance(request_type="generate_until", doc={}, arguments=(TEXT, how), idx=0)])
+    how = {
+        "until": [],
+        "max_gen_toks": SAMPLING["max_tokens"],
+        "temperature": SAMPLING["temperature"],
+    } | options
+    [text] = lm.generate_until(
+        [Instance(request_type="generate_until", doc={}, arguments=(TEXT, how), idx=0)]
+    )
     return text
 
 

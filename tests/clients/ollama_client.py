@@ -7,7 +7,11 @@ from typing import Any
 import ollama
 from common import GIVEN, KEY, LONG, MODEL, SAMPLING, TEXT, URL, check, equal, leaving, refused
 
-OPTIONS = {"num_predict": SAMPLING["max_tokens"], "seed": SAMPLING["seed"], "temperature": SAMPLING["temperature"]}
+OPTIONS = {
+    "num_predict": SAMPLING["max_tokens"],
+    "seed": SAMPLING["seed"],
+    "temperature": SAMPLING["temperature"],
+}
 OPTIONS |= {"top_k": 0, "top_p": 1.0}
 
 

@@ -6,12 +6,32 @@ import json
 from typing import Any
 
 import openai
-from common import API, CHAT, GIVEN, KEY, LONG, MODEL, SAMPLING, TEXT, check, close, equal, leaving, refused
+from common import (
+    API,
+    CHAT,
+    GIVEN,
+    KEY,
+    LONG,
+    MODEL,
+    SAMPLING,
+    TEXT,
+    check,
+    close,
+    equal,
+    leaving,
+    refused,
+)
 from shapes import RUN, SYSTEM, TASK, TOOLS, WEATHER, City, Order, Sum, answer, is_order, only_real
 
 client: Any = openai.OpenAI(base_url=API, api_key=KEY, max_retries=0)
-chat, text = client.chat.completions.create, client.completions.create
-RESPONSE = {"model": MODEL, "input": TEXT, "max_output_tokens": SAMPLING["max_tokens"], "temperature": 0.8}
+chat = client.chat.completions.create
+text = client.completions.create
+RESPONSE = {
+    "model": MODEL,
+    "input": TEXT,
+    "max_output_tokens": SAMPLING["max_tokens"],
+    "temperature": 0.8,
+}
 
 
 def joined(stream: Any) -> str:
@@ -31,7 +51,9 @@ def stream():
     parts = list(chat(**CHAT, stream=True, stream_options={"include_usage": True}))
     equal(joined(parts), GIVEN["chat"])
     equal(parts[-1].usage.completion_tokens, SAMPLING["max_tokens"])
-    with client.chat.completions.stream(**CHAT, stop=GIVEN["stop"]) as events:  # it raises if the length ends an answer
+    with client.chat.completions.stream(
+        **CHAT, stop=GIVEN["stop"]
+    ) as events:  # it raises if the length ends an answer
         equal(events.get_final_completion().choices[0].message.content, GIVEN["stopped"])
 
 
@@ -76,7 +98,10 @@ def response():
     extra = {"seed": SAMPLING["seed"]}
     equal(client.responses.create(**RESPONSE, extra_body=extra).output_text, GIVEN["chat"])
     with client.responses.stream(**RESPONSE, extra_body=extra) as events:
-        equal("".join(e.delta for e in events if e.type == "response.output_text.delta"), GIVEN["chat"])
+        equal(
+            "".join(e.delta for e in events if e.type == "response.output_text.delta"),
+            GIVEN["chat"],
+        )
     with client.responses.stream(**RESPONSE, extra_body=extra | {"stop": GIVEN["stop"]}) as events:
         equal(events.get_final_response().output_text, GIVEN["stopped"])
 
@@ -84,7 +109,12 @@ def response():
 @check
 def parsed():
     """A pydantic model as the format of an answer, whole and by the helper's events."""
-    ask = {"model": MODEL, "messages": [{"role": "user", "content": TASK}], "max_tokens": 400, "seed": 3}
+    ask = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": TASK}],
+        "max_tokens": 400,
+        "seed": 3,
+    }
     is_order(client.chat.completions.parse(**ask, response_format=Order).choices[0].message.parsed)
     with client.chat.completions.stream(**ask, response_format=Order) as events:
         found = list(events)
@@ -104,13 +134,22 @@ def parsed_response():
 
 @check
 def tool_choice():
-    """Functions with strict schemas, which the client makes of pydantic models, in every form of the field."""
+    """Functions with strict schemas, which the client makes of pydantic models, in every form of
+    the field.
+    """
     tools = [openai.pydantic_function_tool(City), openai.pydantic_function_tool(Sum)]
-    ask = {"model": MODEL, "messages": [{"role": "user", "content": WEATHER}], "max_tokens": 200, "tools": tools}
+    ask = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": WEATHER}],
+        "max_tokens": 200,
+        "tools": tools,
+    }
     ask |= {"parallel_tool_calls": False, "seed": 3}
 
     def called(choice: Any) -> Any:
-        return client.chat.completions.parse(**ask, tool_choice=choice).choices[0].message.tool_calls
+        return (
+            client.chat.completions.parse(**ask, tool_choice=choice).choices[0].message.tool_calls
+        )
 
     [call] = called("required")
     assert isinstance(call.function.parsed_arguments, City | Sum)
@@ -120,7 +159,9 @@ def tool_choice():
         with client.chat.completions.stream(**ask, tool_choice=choice) as events:
             found = list(events)
             [call] = events.get_final_completion().choices[0].message.tool_calls
-        pieces = [e.arguments_delta for e in found if e.type == "tool_calls.function.arguments.delta"]
+        pieces = [
+            e.arguments_delta for e in found if e.type == "tool_calls.function.arguments.delta"
+        ]
         [done] = [e for e in found if e.type == "tool_calls.function.arguments.done"]
         equal((done.arguments, done.name), ("".join(pieces), model.__name__))
         equal(call.function.parsed_arguments, model.model_validate_json(done.arguments))
@@ -134,18 +175,24 @@ def tool_choice():
 
 @check
 def loop():
-    """Calls that are asked for, one by one, their results, and an answer. Parsed messages are sent back as they are."""
+    """Calls that are asked for, one by one, their results, and an answer. Parsed messages are sent
+    back as they are.
+    """
     turns: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": WEATHER}]
     tools = [openai.pydantic_function_tool(model, name=name) for name, (_, model) in RUN.items()]
     ask = {"model": MODEL, "tools": tools, "max_tokens": 300, "seed": 3}
     for name in RUN:
         choice = {"type": "function", "function": {"name": name}}
-        found = client.chat.completions.parse(**ask, messages=turns, tool_choice=choice, response_format=Order)
+        found = client.chat.completions.parse(
+            **ask, messages=turns, tool_choice=choice, response_format=Order
+        )
         turns.append(found.choices[0].message)
         for call in turns[-1].tool_calls:
             said = answer(call.function.name, dict(call.function.parsed_arguments))
             turns.append({"role": "tool", "tool_call_id": call.id, "content": said})
-    found = client.chat.completions.parse(**ask, messages=turns, tool_choice="none", response_format=Order)
+    found = client.chat.completions.parse(
+        **ask, messages=turns, tool_choice="none", response_format=Order
+    )
     turns.append(found.choices[0].message)
     is_order(turns[-1].parsed)
     turns.append({"role": "user", "content": "Thank you."})
@@ -157,9 +204,17 @@ def loop_of_responses():
     """The same with items."""
     tools = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
     items: list[Any] = [{"role": "user", "content": WEATHER}]
-    ask = {"model": MODEL, "instructions": SYSTEM, "tools": tools, "max_output_tokens": 300, "text_format": Order}
+    ask = {
+        "model": MODEL,
+        "instructions": SYSTEM,
+        "tools": tools,
+        "max_output_tokens": 300,
+        "text_format": Order,
+    }
     for name in RUN:
-        found = client.responses.parse(**ask, input=items, tool_choice={"type": "function", "name": name})
+        found = client.responses.parse(
+            **ask, input=items, tool_choice={"type": "function", "name": name}
+        )
         items += found.output
         for call in (item for item in found.output if item.type == "function_call"):
             said = answer(call.name, json.loads(call.arguments))
@@ -177,7 +232,11 @@ def agent():
     turns: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": WEATHER}]
     called = []
     for _ in range(4):
-        turns.append(chat(model=MODEL, tools=TOOLS, max_tokens=200, temperature=0, messages=turns).choices[0].message)
+        turns.append(
+            chat(model=MODEL, tools=TOOLS, max_tokens=200, temperature=0, messages=turns)
+            .choices[0]
+            .message
+        )
         if not turns[-1].tool_calls:
             break
         for call in turns[-1].tool_calls:
@@ -197,16 +256,28 @@ def models():
 @check
 def values_that_ask_for_nothing():
     """A user who spells out OpenAI's defaults gets what a user gets who does not."""
-    spelled = {"store": False, "service_tier": "auto", "modalities": ["text"], "metadata": {"run": "1"}}
+    spelled = {
+        "store": False,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "metadata": {"run": "1"},
+    }
     spelled |= {"response_format": {"type": "text"}, "n": 1, "logprobs": False, "user": "me"}
     equal(chat(**CHAT, **spelled).choices[0].message.content, GIVEN["chat"])
-    equal(text(model=MODEL, prompt=TEXT, **SAMPLING, best_of=1, suffix=None).choices[0].text, GIVEN["completion"])
+    equal(
+        text(model=MODEL, prompt=TEXT, **SAMPLING, best_of=1, suffix=None).choices[0].text,
+        GIVEN["completion"],
+    )
 
 
 @check
 def bad_input():
     refused(lambda: chat(**CHAT | {"temperature": 99_999}), openai.BadRequestError, "temperature")
-    refused(lambda: chat(**CHAT, stream=True, extra_body={"best_of": 2}), openai.BadRequestError, "best_of")
+    refused(
+        lambda: chat(**CHAT, stream=True, extra_body={"best_of": 2}),
+        openai.BadRequestError,
+        "best_of",
+    )
     refused(lambda: chat(**CHAT, store=True), openai.BadRequestError, "store")
     refused(lambda: chat(**CHAT | {"model": "other"}), openai.NotFoundError, "other")
     refused(lambda: chat(**CHAT | {"max_tokens": 10**6}), openai.BadRequestError, "new tokens")

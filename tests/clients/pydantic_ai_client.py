@@ -15,7 +15,8 @@ from pydantic_ai.settings import ModelSettings
 from shapes import REAL, SYSTEM, TASK, WEATHER, Order, add, is_order, only_real, weather
 
 provider = OpenAIProvider(base_url=API, api_key=KEY)
-chat, responses = OpenAIChatModel(MODEL, provider=provider), OpenAIResponsesModel(MODEL, provider=provider)
+chat = OpenAIChatModel(MODEL, provider=provider)
+responses = OpenAIResponsesModel(MODEL, provider=provider)
 MANY = ModelSettings(max_tokens=400, seed=3, parallel_tool_calls=False)
 ONCE: dict[str, Any] = {"instructions": SYSTEM, "model_settings": MANY, "retries": 0}
 

@@ -1,10 +1,12 @@
-"""Tests the server with released clients, each in an environment of its own: python tests/clients/run.py [CLIENT...]
+"""Tests the server with released clients, each in an environment of its own: python
+tests/clients/run.py [CLIENT...]
 
-Starts a server of the bundled model, asks it once for what every client must get, runs each client's script, and prints
-a table. The status is 1 if a check failed. A client that cannot be installed is left out with a line that says why.
+Starts a server of the bundled model, asks it once for what every client must get, runs each
+client's script, and prints a table. The status is 1 if a check failed. A client that cannot be
+installed is left out with a line that says why.
 
---model NAME has another model answer (as `longdraft serve -m NAME`), which may call functions where no grammar asks for
-it. What fails then may be the model's fault.
+--model NAME has another model answer (as `longdraft serve -m NAME`), which may call functions where
+no grammar asks for it. What fails then may be the model's fault.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ import httpx
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parent.parent / ".venv-clients"))
-KEY, LONG = "a key of the tests", 3000
-EXAMPLES = int(os.environ.get("CLIENT_EXAMPLES", 100))  # of requests that schemathesis makes up for each path
+KEY = "a key of the tests"
+LONG = 3000
+EXAMPLES = int(
+    os.environ.get("CLIENT_EXAMPLES", 100)
+)  # of requests that schemathesis makes up for each path
 MOST_S = 240 + 2 * EXAMPLES
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):"
 SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
@@ -36,7 +41,8 @@ SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
 
 @dataclass(frozen=True)
 class Client:
-    """packages: what pip (or npm, for a script in JavaScript) installs; beside: the project's own packages are seen.
+    """packages: what pip (or npm, for a script in JavaScript) installs; beside: the project's own
+    packages are seen.
 
     without: packages that are removed again, because they are for another build of torch.
     """
@@ -66,7 +72,9 @@ CLIENTS = [
     Client("openai-npm", "openai_npm.mjs", ("openai@>=6.49", "zod"), calls=True),
     Client("litellm", "litellm_client.py", ("litellm>=1.106",), calls=True),
     Client("langchain-openai", "langchain_client.py", ("langchain-openai>=1.7",), calls=True),
-    Client("llamaindex", "llamaindex_client.py", ("llama-index-llms-openai-like>=0.8",), calls=True),
+    Client(
+        "llamaindex", "llamaindex_client.py", ("llama-index-llms-openai-like>=0.8",), calls=True
+    ),
     Client("instructor", "instructor_client.py", ("instructor>=1.17",), calls=True),
     Client("pydantic-ai", "pydantic_ai_client.py", ("pydantic-ai-slim[openai]>=2.68",), calls=True),
     Client("llm", "llm_client.py", ("llm>=0.36",), calls=True),
@@ -99,7 +107,9 @@ def serving(context: int, most_new: int, key: str = KEY, model: str | None = Non
         return
     words = [sys.executable, str(HERE / "server.py"), str(context), str(most_new), key]
     with open(ENVIRONMENTS / "server.log", "a") as log:
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
     assert process.stdin is not None and process.stdout is not None
     try:
         url = process.stdout.readline().strip()
@@ -116,11 +126,23 @@ def serving_model(model: str, context: int, most_new: int, key: str) -> Iterator
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "longdraft", "serve", "-m", model, "--port", str(port), "--context", str(context)]
+    words = [
+        sys.executable,
+        "-m",
+        "longdraft",
+        "serve",
+        "-m",
+        model,
+        "--port",
+        str(port),
+        "--context",
+        str(context),
+    ]
     words += ["--max-new-tokens", str(most_new)]
     with open(ENVIRONMENTS / "server.log", "a") as log:
         process = subprocess.Popen(words, stderr=log, env=os.environ | {"LONGDRAFT_API_KEY": key})
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 300
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 300
     try:
         while True:
             with suppress(httpx.HTTPError):
@@ -149,13 +171,20 @@ def given(url: str, real: bool = False) -> dict[str, Any]:
             return response.json()
 
         model = http.get("/v1/models").json()["data"][0]["id"]
-        chat: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": TEXT}], **SAMPLING}
+        chat: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": TEXT}],
+            **SAMPLING,
+        }
         first = ask("/v1/chat/completions", **chat, logprobs=True)["choices"][0]
         answer = first["message"]["content"]
         stop = answer[len(answer) // 2 :][:4]
         choices = ask("/v1/chat/completions", **chat, n=3)["choices"]
-        text = ask("/v1/completions", model=model, prompt=TEXT, **SAMPLING, logprobs=1)["choices"][0]
-        context, rest = TEXT[: TEXT.index("\n    for")], TEXT[TEXT.index("\n    for") :]
+        text = ask("/v1/completions", model=model, prompt=TEXT, **SAMPLING, logprobs=1)["choices"][
+            0
+        ]
+        context = TEXT[: TEXT.index("\n    for")]
+        rest = TEXT[TEXT.index("\n    for") :]
         read, ids = (ask("/tokenize", prompt=t)["tokens"] for t in (context, TEXT))
         echo = {"model": model, "prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1}
         scores = ask("/v1/completions", **echo)["choices"][0]["logprobs"]["token_logprobs"]
@@ -187,7 +216,8 @@ def prepare(client: Client) -> list[str]:
             raise Missing(f"there is no {client.name}")
         return [sys.executable, script]
     done = client.folder / "installed"
-    node, npm = shutil.which("node"), shutil.which("npm")
+    node = shutil.which("node")
+    npm = shutil.which("npm")
     javascript = script.endswith(".mjs")
     if javascript and not (node and npm):
         raise Missing("it needs node and npm")
@@ -203,7 +233,9 @@ def prepare(client: Client) -> list[str]:
             _run([sys.executable, "-m", "venv", "."], client.folder)
             if client.beside:
                 site = next(client.folder.glob("lib/python*/site-packages"))
-                (site / "project.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
+                (site / "project.pth").write_text(
+                    "\n".join(p for p in sys.path if p.endswith("-packages"))
+                )
             pip = [program, "-m", "pip", "--disable-pip-version-check"]
             _run([*pip, "install", "-q", *client.packages])
             if client.without:
@@ -221,19 +253,33 @@ def _run(words: list[str], folder: Path | None = None) -> None:
 
 def version(client: Client) -> str:
     if not client.packages:
-        return subprocess.run([client.name, "--version"], capture_output=True, text=True).stdout.split()[1]
+        return subprocess.run(
+            [client.name, "--version"], capture_output=True, text=True
+        ).stdout.split()[1]
     if client.script.endswith(".mjs"):
-        return json.loads((client.folder / "node_modules" / client.package / "package.json").read_text())["version"]
+        return json.loads(
+            (client.folder / "node_modules" / client.package / "package.json").read_text()
+        )["version"]
     program = f"from importlib.metadata import version; print(version({client.package!r}))"
     words = [str(client.folder / "bin" / "python"), "-c", program]
     return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
-def checks_of(client: Client, words: list[str], expected: dict[str, Any], most_s: int) -> list[dict[str, Any]]:
-    """The results that a client's script prints. One that ends otherwise, or prints none, is a failed check."""
-    about = {"CLIENT_GIVEN": json.dumps(expected), "CLIENT_FOLDER": str(client.folder), "PYTHONPATH": ""}
+def checks_of(
+    client: Client, words: list[str], expected: dict[str, Any], most_s: int
+) -> list[dict[str, Any]]:
+    """The results that a client's script prints. One that ends otherwise, or prints none, is a
+    failed check.
+    """
+    about = {
+        "CLIENT_GIVEN": json.dumps(expected),
+        "CLIENT_FOLDER": str(client.folder),
+        "PYTHONPATH": "",
+    }
     about["CLIENT_EXAMPLES"] = str(EXAMPLES)
-    ended = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | about)
+    ended = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | about
+    )
     try:
         out, errors = ended.communicate(timeout=most_s)
     except subprocess.TimeoutExpired:
@@ -243,21 +289,28 @@ def checks_of(client: Client, words: list[str], expected: dict[str, Any], most_s
     found = [json.loads(line) for line in out.splitlines() if line.startswith('{"check"')]
     if ended.returncode or not found:
         last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
-        found.append({"check": "the script", "ok": False, "why": f"status {ended.returncode}: {last[:300]}"})
+        found.append(
+            {"check": "the script", "ok": False, "why": f"status {ended.returncode}: {last[:300]}"}
+        )
     return found
 
 
 def main(names: list[str], model: str | None = None) -> int:
     unknown = set(names) - {c.name for c in CLIENTS}
     if unknown:
-        raise SystemExit(f"there is no client {', '.join(sorted(unknown))}: {', '.join(c.name for c in CLIENTS)}")
+        raise SystemExit(
+            f"there is no client {', '.join(sorted(unknown))}: {', '.join(c.name for c in CLIENTS)}"
+        )
     ENVIRONMENTS.mkdir(exist_ok=True)
     chosen = [c for c in CLIENTS if (c.name in names if names else model is None or c.calls)]
-    rows, failed = [], False
+    rows = []
+    failed = False
     with ExitStack() as stack:
         expected = given(stack.enter_context(serving(4096, 3500, model=model)), model is not None)
         small = stack.enter_context(serving(256, 16)) if any(c.small for c in chosen) else ""
-        keyless = stack.enter_context(serving(1024, 256, "")) if any(c.keyless for c in chosen) else ""
+        keyless = (
+            stack.enter_context(serving(1024, 256, "")) if any(c.keyless for c in chosen) else ""
+        )
         for client in chosen:
             try:
                 words = prepare(client)
@@ -267,7 +320,9 @@ def main(names: list[str], model: str | None = None) -> int:
                 continue
             began = time.monotonic()
             url = small if client.small else keyless if client.keyless else expected["url"]
-            found = checks_of(client, words, expected | {"url": url}, MOST_S if model is None else 4 * MOST_S)
+            found = checks_of(
+                client, words, expected | {"url": url}, MOST_S if model is None else 4 * MOST_S
+            )
             for one in found:
                 if one["ok"] is not True:
                     what = "skipped" if one["ok"] is None else "FAILED"
@@ -277,13 +332,18 @@ def main(names: list[str], model: str | None = None) -> int:
             rows.append((client.name, version(client), *counts, f"{time.monotonic() - began:.0f}"))
     print(f"\n{'client':<18}{'version':>10}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
     for name, which, *numbers in rows:
-        print(f"{name:<18}{which:>10}" + "".join(f"{x:>{w}}" for x, w in zip(numbers, (8, 8, 9, 9), strict=True)))
+        print(
+            f"{name:<18}{which:>10}"
+            + "".join(f"{x:>{w}}" for x, w in zip(numbers, (8, 8, 9, 9), strict=True))
+        )
     return int(failed)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Test the server with released clients.")
     parser.add_argument("names", nargs="*", metavar="CLIENT", help="those to run (default: all)")
-    parser.add_argument("--model", metavar="NAME", help="have this model answer instead of the bundled one")
+    parser.add_argument(
+        "--model", metavar="NAME", help="have this model answer instead of the bundled one"
+    )
     asked = parser.parse_args()
     sys.exit(main(asked.names, asked.model))

@@ -1,4 +1,6 @@
-"""Schemathesis: requests made up from /openapi.json, right and wrong ones, and whether answers are as it says."""
+"""Schemathesis: requests made up from /openapi.json, right and wrong ones, and whether answers are
+as it says.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,39 @@ def fuzzed() -> dict[str, Any]:
     """The report of a run."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        words = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{URL}/openapi.json", "--no-color"]
-        words += ["--header", f"Authorization: Bearer {KEY}", "--checks", ",".join(CHECKS), "--continue-on-failure"]
-        words += ["--max-examples", os.environ["CLIENT_EXAMPLES"], "--phases", "examples,coverage,fuzzing"]
-        words += ["--workers", "2", "--seed", "1", "--report", "json", "--report-json-path", str(report)]
+        words = [
+            str(Path(sys.executable).parent / "schemathesis"),
+            "run",
+            f"{URL}/openapi.json",
+            "--no-color",
+        ]
+        words += [
+            "--header",
+            f"Authorization: Bearer {KEY}",
+            "--checks",
+            ",".join(CHECKS),
+            "--continue-on-failure",
+        ]
+        words += [
+            "--max-examples",
+            os.environ["CLIENT_EXAMPLES"],
+            "--phases",
+            "examples,coverage,fuzzing",
+        ]
+        words += [
+            "--workers",
+            "2",
+            "--seed",
+            "1",
+            "--report",
+            "json",
+            "--report-json-path",
+            str(report),
+        ]
         about = {"SCHEMATHESIS_HOOKS": str(HERE / "schemathesis_hooks.py"), "PYTHONPATH": str(HERE)}
-        found = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=os.environ | about)
+        found = subprocess.run(
+            words, capture_output=True, text=True, cwd=folder, env=os.environ | about
+        )
         assert report.exists(), found.stdout[-600:] + found.stderr[-600:]
         return json.loads(report.read_text())
 
@@ -43,7 +72,9 @@ report = fuzzed()
 @check
 def every_path_was_asked():
     counts = report["operations"]
-    assert counts["tested"] == counts["total"] > 0 and not counts["errored"] and not report["errors"], report["errors"]
+    assert (
+        counts["tested"] == counts["total"] > 0 and not counts["errored"] and not report["errors"]
+    ), report["errors"]
     assert report["test_cases"]["generated"] > 5 * counts["total"]
 
 
@@ -55,8 +86,13 @@ def answers_are_as_documented():
 
 @check
 def good_requests_were_among_them():
-    """Each path has answered some with 200: the document leads to requests that the server takes."""
-    rates = {path: sum(phase["accepted"] for phase in found.values()) for path, found in report["valid_rates"].items()}
+    """Each path has answered some with 200: the document leads to requests that the server
+    takes.
+    """
+    rates = {
+        path: sum(phase["accepted"] for phase in found.values())
+        for path, found in report["valid_rates"].items()
+    }
     assert rates and all(rates.values()), rates
 
 

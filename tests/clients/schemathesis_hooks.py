@@ -1,4 +1,6 @@
-"""What schemathesis cannot know from the document: names, and that null is as if a field were not there."""
+"""What schemathesis cannot know from the document: names, and that null is as if a field were not
+there.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,23 @@ def whole(value: Any) -> Any:
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """A request that could be right is for the model that is here, or for a method that there is."""
+    """A request that could be right is for the model that is here, or for a method that there
+    is.
+    """
     named = {"model": MODEL, "method": "lookup"}
     if not isinstance(body, dict):
         return body
     body = whole(body)
-    known = {k: v for k, v in named.items() if isinstance(body.get(k), str) and len(body[k]) <= LONGEST_NAME}
-    return body | known | ({"options": {}} if "method" in known and isinstance(body.get("options"), dict) else {})
+    known = {
+        k: v
+        for k, v in named.items()
+        if isinstance(body.get(k), str) and len(body[k]) <= LONGEST_NAME
+    }
+    return (
+        body
+        | known
+        | ({"options": {}} if "method" in known and isinstance(body.get("options"), dict) else {})
+    )
 
 
 @schemathesis.hook

@@ -1,4 +1,5 @@
-"""A server on a free port with the bundled model and a chat template: python server.py CONTEXT MOST_NEW KEY ('': none).
+"""A server on a free port with the bundled model and a chat template: python server.py CONTEXT
+MOST_NEW KEY ('': none).
 
 Prints its address as the first line, and stops when its standard input is closed.
 """
@@ -12,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from support.served import loaded, serving, url_of
 
-# Calls in Hermes's shape. The bundled model knows nothing of them: its calls come from grammars alone.
+# Calls in Hermes's shape. The bundled model knows nothing of them: its calls come from grammars
+# alone.
 TEMPLATE = """\
 {% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}
 {% endfor %}A call: <tool_call>
@@ -21,7 +23,7 @@ TEMPLATE = """\
 {% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
 {{ call.function | tojson }}
 </tool_call>{% endfor %}
-{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""  # noqa: E501
 
 
 def main(context: int, most_new: int, key: str) -> None:

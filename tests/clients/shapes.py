@@ -1,4 +1,6 @@
-"""Schemas and functions for the scripts. Every text in them is bounded: the bundled model would not end a free one."""
+"""Schemas and functions for the scripts. Every text in them is bounded: the bundled model would not
+end a free one.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,11 @@ RUN = {"weather": (weather, City), "add": (add, Sum)}
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": name, "description": call.__doc__, "parameters": model.model_json_schema()},
+        "function": {
+            "name": name,
+            "description": call.__doc__,
+            "parameters": model.model_json_schema(),
+        },
     }
     for name, (call, model) in RUN.items()
 ]
@@ -104,7 +110,9 @@ def answer(name: str, arguments: dict[str, Any]) -> str:
 def is_order(found: Any) -> None:
     """Pydantic has checked its fields; this looks at how deep they are."""
     assert isinstance(found, Order), found
-    assert found.stamps and all(re.fullmatch("circle|square", stamp.form.shape) for stamp in found.stamps)
+    assert found.stamps and all(
+        re.fullmatch("circle|square", stamp.form.shape) for stamp in found.stamps
+    )
     assert isinstance(found.stamps[0].color, Color) and isinstance(found.place, Place)
 
 

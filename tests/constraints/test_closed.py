@@ -1,4 +1,6 @@
-"""Closed schemas: what they allow is valid by the schema that was given, and has no property that it does not name."""
+"""Closed schemas: what they allow is valid by the schema that was given, and has no property that
+it does not name.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,16 @@ OPEN: dict[str, dict[str, Any]] = {
     "names no property": {"type": "object"},
     "patterns": INNER | {"patternProperties": {"^c": {"type": "integer"}}},
     "in parts": {"allOf": [INNER, {"type": "object", "properties": {"c": {"type": "integer"}}}]},
-    "a part with a choice": INNER | {"anyOf": [{"properties": {"c": {"type": "integer"}}, "required": ["c"]}]},
-    "a reference with more": {"$ref": "#/$defs/i", "properties": {"c": {"type": "integer"}}, "$defs": {"i": INNER}},
+    "a part with a choice": INNER
+    | {"anyOf": [{"properties": {"c": {"type": "integer"}}, "required": ["c"]}]},
+    "a reference with more": {
+        "$ref": "#/$defs/i",
+        "properties": {"c": {"type": "integer"}},
+        "$defs": {"i": INNER},
+    },
 }
-ONE, TWO = '{"b": 1}', '{"b": 1, "c": 2}'
+ONE = '{"b": 1}'
+TWO = '{"b": 1, "c": 2}'
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:

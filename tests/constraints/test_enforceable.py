@@ -1,4 +1,6 @@
-"""Parts of a union that cannot be enforced are left out where others can, and nothing else becomes possible by it."""
+"""Parts of a union that cannot be enforced are left out where others can, and nothing else becomes
+possible by it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,19 @@ from longdraft.constraints import enforceable as module
 from longdraft.constraints import json_rule, relaxed_schema
 
 DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}  # as pydantic writes it
-NUMBER, NULL, TEXT = {"type": "number"}, {"type": "null"}, {"type": "string", "maxLength": 3}
+NUMBER = {"type": "number"}
+NULL = {"type": "null"}
+TEXT = {"type": "string", "maxLength": 3}
 SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 
 
 def obj(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def allows(schema: Any, text: str) -> bool:
@@ -30,7 +39,11 @@ def allows(schema: Any, text: str) -> bool:
 # a schema, what it allows, what it does not
 UNIONS: dict[str, tuple[Any, list[str], list[str]]] = {
     "a decimal": ({"anyOf": [NUMBER, DECIMAL]}, ["1", "1.5"], ['"1"', '"x"']),
-    "one that may be null": (obj(a={"anyOf": [DECIMAL, NUMBER, NULL]}), ['{"a": null}', '{"a": 2}'], ['{"a": "2"}']),
+    "one that may be null": (
+        obj(a={"anyOf": [DECIMAL, NUMBER, NULL]}),
+        ['{"a": null}', '{"a": 2}'],
+        ['{"a": "2"}'],
+    ),
     "a set or a text": ({"anyOf": [SET, TEXT]}, ['"a"'], ["[1]", "[]"]),
     "a union in a union": (
         {"anyOf": [{"anyOf": [DECIMAL, TEXT]}, {"anyOf": [SET, NUMBER]}]},
@@ -38,7 +51,10 @@ UNIONS: dict[str, tuple[Any, list[str], list[str]]] = {
         ["[1]", '"abcd"'],
     ),
     "references": (
-        {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": SET, "b": obj(x={"enum": [1]})}},
+        {
+            "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+            "$defs": {"a": SET, "b": obj(x={"enum": [1]})},
+        },
         ['{"x": 1}'],
         ["[1]"],
     ),
@@ -47,8 +63,16 @@ UNIONS: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"a": "x", "b": "y"}'],
         ['{"a": "x", "b": [1]}', '{"a": "x", "b": 1}'],
     ),
-    "in a list": ({"type": "array", "items": {"anyOf": [SET, NULL, {"enum": [1]}]}}, ["[1, null]"], ["[[1]]"]),
-    "a format that nothing defines": (obj(p={"type": "string", "format": "path"}), ['{"p": "/x"}'], ['{"p": 1}']),
+    "in a list": (
+        {"type": "array", "items": {"anyOf": [SET, NULL, {"enum": [1]}]}},
+        ["[1, null]"],
+        ["[[1]]"],
+    ),
+    "a format that nothing defines": (
+        obj(p={"type": "string", "format": "path"}),
+        ['{"p": "/x"}'],
+        ['{"p": 1}'],
+    ),
     "a network": ({"type": "string", "format": "ipv4network"}, ['"x"'], ["1"]),
     "one that need not be unique": (
         {"type": "array", "uniqueItems": False, "items": {"enum": [1]}},
@@ -68,7 +92,9 @@ UNIONS: dict[str, tuple[Any, list[str], list[str]]] = {
 def test_a_part_that_can_be_enforced_is(name):
     schema, allowed, others = UNIONS[name]
     given = repr(schema)
-    assert [allows(schema, text) for text in allowed + others] == [True] * len(allowed) + [False] * len(others)
+    assert [allows(schema, text) for text in allowed + others] == [True] * len(allowed) + [
+        False
+    ] * len(others)
     assert repr(schema) == given
 
 
@@ -103,7 +129,11 @@ def test_as_a_part_of_a_grammar_too():
         (DECIMAL, ["pattern"], ['"x"']),
         ({"type": "string", "format": "json-pointer"}, ["format"], ['"x"']),
         ({**DECIMAL, "format": "date"}, ["pattern"], ['"2020-01-02"']),
-        (obj(a={"type": "string", "pattern": "^a$"}, b=SET), ["uniqueItems"], ['{"a": "a", "b": []}']),
+        (
+            obj(a={"type": "string", "pattern": "^a$"}, b=SET),
+            ["uniqueItems"],
+            ['{"a": "a", "b": []}'],
+        ),
         ({"anyOf": [NUMBER, DECIMAL]}, [], ["1"]),
         ({"type": "integer"}, [], ["1"]),
     ],
@@ -111,7 +141,9 @@ def test_as_a_part_of_a_grammar_too():
 def test_what_is_left_out_is_named_and_no_more_than_that(schema, lost, allowed):
     found, names = relaxed_schema(schema)
     assert names == lost and all(allows(found, text) for text in allowed)
-    assert not any(allows(found, text) for text in ("{}", '{"a": "b", "b": []}', '{"a": [], "b": "2"}', "true"))
+    assert not any(
+        allows(found, text) for text in ("{}", '{"a": "b", "b": []}', '{"a": [], "b": "2"}', "true")
+    )
 
 
 def test_what_would_change_the_shape_is_not_left_out():
@@ -121,7 +153,9 @@ def test_what_would_change_the_shape_is_not_left_out():
 
 
 def test_parts_that_stay_are_caught(monkeypatch):
-    monkeypatch.setattr("longdraft.constraints.constraints.enforceable", lambda schema, wrong: schema)
+    monkeypatch.setattr(
+        "longdraft.constraints.constraints.enforceable", lambda schema, wrong: schema
+    )
     grammars.constraints().forget()
     from longdraft.constraints.constraints import _enforceable
 

@@ -1,4 +1,6 @@
-"""Every node is masked by its own path, output is plain decoding's, and tokens that are forced cost no pass."""
+"""Every node is masked by its own path, output is plain decoding's, and tokens that are forced cost
+no pass.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,27 @@ def tokens_of(text: str) -> list[int]:
     return grammars.tokenizer()(text, add_special_tokens=False)["input_ids"]
 
 
-def check_lossless(method, sampler, kind="schema", lengths=(70, 31), new=40, model="llama", check=True) -> Stats:
-    lm, stats = tiny.target(model), Stats()
-    options = {"max_new_tokens": new, "sampler": constrained(sampler, kind), "seed": 11, "eos": (END,), "stats": stats}
+def check_lossless(
+    method, sampler, kind="schema", lengths=(70, 31), new=40, model="llama", check=True
+) -> Stats:
+    lm = tiny.target(model)
+    stats = Stats()
+    options = {
+        "max_new_tokens": new,
+        "sampler": constrained(sampler, kind),
+        "seed": 11,
+        "eos": (END,),
+        "stats": stats,
+    }
     found = generate(lm, tiny.prompts(*lengths), BUILD[method](lm), **options)
     assert found == plain(sampler, lengths, new, kind, model)
     return stats
 
 
 @each_method
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(1.0, top_p=0.9)], ids=["greedy", "T=1 top-p"])
+@pytest.mark.parametrize(
+    "sampler", [Sampler(), Sampler(1.0, top_p=0.9)], ids=["greedy", "T=1 top-p"]
+)
 def test_output_is_plain_decoding_under_the_same_constraint(method, sampler):
     check_lossless(method, sampler)
 
@@ -60,14 +73,21 @@ def test_what_ends_is_valid_and_what_is_cut_can_go_on(kind):
     for seed in range(6):
         sampler = constrained(Sampler(1.0), kind)
         options = {"max_new_tokens": 60, "sampler": sampler, "seed": seed, "eos": (END,)}
-        (row,) = generate(tiny.target("llama"), tiny.prompts(40), BUILD["vegas"](tiny.target("llama")), **options)
+        (row,) = generate(
+            tiny.target("llama"), tiny.prompts(40), BUILD["vegas"](tiny.target("llama")), **options
+        )
         if row[-1] != END:
             assert after(grammar(kind), row)
             continue
-        ended, text = ended + 1, said(row)
+        ended = ended + 1
+        text = said(row)
         if kind == "schema":
             value = json.loads(text)
-            assert list(value) == ["name", "kind", "size", "tags"] and value["kind"] in ("red", "green", "gray")
+            assert list(value) == ["name", "kind", "size", "tags"] and value["kind"] in (
+                "red",
+                "green",
+                "gray",
+            )
             assert 0 <= value["size"] <= 999 and len(value["tags"]) <= 3
         elif kind == "regex":
             assert re.fullmatch("([a-m]{2,5}-)+end", text)
@@ -77,13 +97,20 @@ def test_what_ends_is_valid_and_what_is_cut_can_go_on(kind):
 
 
 def random_tree(seed: int, size: int, text: list[int]) -> Tree:
-    """A tree below the text's last token. Half of its nodes can follow their parents; paths end at end tokens too."""
+    """A tree below the text's last token. Half of its nodes can follow their parents; paths end at
+    end tokens too.
+    """
     g = np.random.default_rng(seed)
-    pairs, paths = [], [()]
+    pairs = []
+    paths = [()]
     for _ in range(size):
         parent = int(g.integers(len(paths)))
         allowed = after(grammar(), [*text, *paths[parent]])
-        token = int(g.choice(sorted(allowed))) if allowed and g.random() < 0.7 else int(g.integers(2, 96))
+        token = (
+            int(g.choice(sorted(allowed)))
+            if allowed and g.random() < 0.7
+            else int(g.integers(2, 96))
+        )
         pairs.append((parent, token))
         paths.append((*paths[parent], token))
     return Tree.root(torch.tensor([text[-1]])).plant([pairs])
@@ -91,11 +118,15 @@ def random_tree(seed: int, size: int, text: list[int]) -> Tree:
 
 def check_masks(seed: int, size: int = 68, cut: int = 9) -> None:
     """Each node of a tree of 69 is masked as a matcher that has read its path alone says."""
-    prompt, text = tiny.prompts(20)[0], tokens_of(SHORT)[:cut]
-    rows, tree = rows_of(prompt, text), random_tree(seed, size, text)
+    prompt = tiny.prompts(20)[0]
+    text = tokens_of(SHORT)[:cut]
+    rows = rows_of(prompt, text)
+    tree = random_tree(seed, size, text)
     made = grammars.constraints().json_schema(grammars.SCHEMA | {"title": str(seed)})
     masked = made.masked(torch.zeros(1, tree.size, 96), tree, rows)[0]
-    parents, tokens, reached = tree.parent[0].tolist(), tree.tokens[0].tolist(), 0
+    parents = tree.parent[0].tolist()
+    tokens = tree.tokens[0].tolist()
+    reached = 0
     paths: list[list[int]] = [[]]
     for node in range(tree.size):
         if node:
@@ -116,7 +147,9 @@ FAULTS = {
     "the root's mask for all nodes": lambda mp: mp.setattr(
         Progress, "mask", lambda self, path, real=Progress.mask: real(self, ())
     ),
-    "a matcher that stays where a path led it": lambda mp: mp.setattr(Progress, "_back", lambda self, count: None),
+    "a matcher that stays where a path led it": lambda mp: mp.setattr(
+        Progress, "_back", lambda self, count: None
+    ),
     "masks of the text before": lambda mp: mp.setattr(Progress, "move_to", _kept),
     "a text that is read again": lambda mp: mp.setattr(Progress, "move_to", _twice),
 }
@@ -142,7 +175,8 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
         with pytest.raises(AssertionError):
             check_masks(0)
             # the good version's output, known from before the fault
-            lm, sampler = tiny.target("llama"), constrained(Sampler())
+            lm = tiny.target("llama")
+            sampler = constrained(Sampler())
             options = {"max_new_tokens": 40, "sampler": sampler, "seed": 11, "eos": (END,)}
             found = generate(lm, tiny.prompts(70), BUILD["vegas tree"](lm), **options)
             assert found[0] == by_hand(grammar(), tiny.prompts(70)[0], 40)
@@ -151,9 +185,13 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
 
 
 def test_forced_tokens_are_drafted_for_nothing_and_always_accepted():
-    """With a drafter that finds nothing, a key costs one pass instead of one for each of its tokens."""
-    lm, nothing = tiny.target("llama"), Forced(Drafter())
-    stats, options = Stats(), {"max_new_tokens": 60, "sampler": constrained(Sampler()), "seed": 11, "eos": (END,)}
+    """With a drafter that finds nothing, a key costs one pass instead of one for each of its
+    tokens.
+    """
+    lm = tiny.target("llama")
+    nothing = Forced(Drafter())
+    stats = Stats()
+    options = {"max_new_tokens": 60, "sampler": constrained(Sampler()), "seed": 11, "eos": (END,)}
     out = generate(lm, tiny.prompts(70, 31), nothing, stats=stats, **options)
     assert out == generate(lm, tiny.prompts(70, 31), **options)
     assert stats.drafts.drafted == stats.drafts.accepted > 30
@@ -161,14 +199,17 @@ def test_forced_tokens_are_drafted_for_nothing_and_always_accepted():
 
 
 def test_a_key_that_only_sounds_forced_would_be_refused(monkeypatch):
-    """The check above can fail: tokens that are drafted without being forced are not all accepted."""
+    """The check above can fail: tokens that are drafted without being forced are not all
+    accepted.
+    """
     monkeypatch.setattr(Grammar, "forced", lambda self, rows: [[5, 6, 7]] * len(rows.eos))
     with pytest.raises(AssertionError):
         test_forced_tokens_are_drafted_for_nothing_and_always_accepted()
 
 
 def test_rows_of_a_session_have_their_own_constraints_or_none():
-    lm, prompts = tiny.target("llama"), tiny.prompts(40, 31, 50, 33)
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(40, 31, 50, 33)
     samplers = [
         constrained(Sampler()),
         Sampler(1.0),
@@ -186,20 +227,30 @@ def test_rows_of_a_session_have_their_own_constraints_or_none():
                 assert event.error is None
                 found[event.id] += event.tokens
     for seed, (prompt, sampler, id) in enumerate(zip(prompts, samplers, asked, strict=True)):
-        assert found[id] == generate(lm, [prompt], max_new_tokens=30, sampler=sampler, seed=seed, eos=(END,))[0]
+        assert (
+            found[id]
+            == generate(lm, [prompt], max_new_tokens=30, sampler=sampler, seed=seed, eos=(END,))[0]
+        )
 
 
 def test_a_row_that_goes_back_is_masked_as_at_first():
-    """A row may be decoded again, and another may have its seed: what was read is found by its tokens alone."""
-    made, prompt, text = grammar(), tiny.prompts(20)[0], tokens_of(SHORT)
+    """A row may be decoded again, and another may have its seed: what was read is found by its
+    tokens alone.
+    """
+    made = grammar()
+    prompt = tiny.prompts(20)[0]
+    text = tokens_of(SHORT)
     for cut in (12, 3, 9, 12, 1, 30):
-        rows, root = rows_of(prompt, text[:cut]), Tree.root(torch.tensor([text[cut - 1]]))
+        rows = rows_of(prompt, text[:cut])
+        root = Tree.root(torch.tensor([text[cut - 1]]))
         found = made.masked(torch.zeros(1, 1, 96), root, rows)[0, 0]
         assert set((found == 0).nonzero()[:, 0].tolist()) == after(made, text[:cut])
 
 
 def test_only_the_rows_used_last_keep_masks():
-    """Memory stays bounded, whatever was decoded before; a row that comes back is masked as before."""
+    """Memory stays bounded, whatever was decoded before; a row that comes back is masked as
+    before.
+    """
     made = grammars.constraints().json_schema(grammars.SCHEMA | {"title": "many rows"})
     for seed in range(70):
         rows = rows_of(tiny.prompts(20)[0], tokens_of(SHORT)[:9])
@@ -212,9 +263,16 @@ def test_only_the_rows_used_last_keep_masks():
 
 
 def test_after_the_end_only_end_tokens_follow():
-    lm, prompt = tiny.target("llama"), tiny.prompts(30)
-    (row,) = generate(lm, prompt, max_new_tokens=12, sampler=constrained(Sampler(), "choice"), eos=())
-    assert said(row) in ("red", "green", "gray") and set(row[row.index(END) :]) == {END} and len(row) == 12
+    lm = tiny.target("llama")
+    prompt = tiny.prompts(30)
+    (row,) = generate(
+        lm, prompt, max_new_tokens=12, sampler=constrained(Sampler(), "choice"), eos=()
+    )
+    assert (
+        said(row) in ("red", "green", "gray")
+        and set(row[row.index(END) :]) == {END}
+        and len(row) == 12
+    )
 
 
 def test_the_same_request_is_compiled_once():
@@ -228,8 +286,14 @@ def test_the_same_request_is_compiled_once():
     [
         (lambda c: c.json_schema("{"), "the JSON schema is not JSON"),
         (lambda c: c.json_schema("[]"), "neither an object nor a boolean"),
-        (lambda c: c.json_schema({"not": {}}), "the JSON schema cannot be used: Unimplemented keys"),
-        (lambda c: c.json_schema({"not": {}, "x-guidance": {"lenient": True}}), "Unimplemented keys"),
+        (
+            lambda c: c.json_schema({"not": {}}),
+            "the JSON schema cannot be used: Unimplemented keys",
+        ),
+        (
+            lambda c: c.json_schema({"not": {}, "x-guidance": {"lenient": True}}),
+            "Unimplemented keys",
+        ),
         (lambda c: c.json_schema({"$ref": "https://example.org/x"}), "example.org"),
         (lambda c: c.json_schema({"type": "string", "pattern": "(?=a)"}), "look-around"),
         (lambda c: c.json_schema({"enum": []}), "Unsatisfiable"),
@@ -276,4 +340,7 @@ def test_an_object_without_a_schema_may_have_line_breaks_but_not_for_ever():
     ):
         found = [after(made, tokens_of(text)) == {END} for made in (free, compact)]
         assert tuple(found) == allowed, text
-    assert after(free, tokens_of("{" + 20 * " ")) is not None and after(free, tokens_of("{" + 21 * " ")) is None
+    assert (
+        after(free, tokens_of("{" + 20 * " ")) is not None
+        and after(free, tokens_of("{" + 21 * " ")) is None
+    )

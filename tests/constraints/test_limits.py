@@ -1,4 +1,6 @@
-"""A grammar fails at its limit and where nothing can follow: for one path alone, and the row that takes it."""
+"""A grammar fails at its limit and where nothing can follow: for one path alone, and the row that
+takes it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ A, X, Y, COMMA = (tokens_of(c)[0] for c in "axy,")
 
 
 def costly() -> Grammar:
-    """A new grammar whose texts are "(aaa", then x and y; a row of LETTERS + 1 letters is beyond the limit."""
+    """A new grammar whose texts are "(aaa", then x and y; a row of LETTERS + 1 letters is beyond
+    the limit.
+    """
     letters = "".join(f't{i}: t{i} t{i} | "a"\n' for i in range(RULES))
     ways = " | ".join(f"t{i}" for i in range(RULES))
     made = grammars.constraints()
@@ -41,7 +45,9 @@ def costly() -> Grammar:
 
 @cache
 def dead_end() -> Grammar:
-    """JSON objects in which nothing can follow a comma: x is the only property, and it is written by then."""
+    """JSON objects in which nothing can follow a comma: x is the only property, and it is written
+    by then.
+    """
     integer = {"type": "integer", "minimum": 0, "maximum": 9}
     schema = {"type": "object", "properties": {"x": integer}, "patternProperties": {"^x$": integer}}
     return grammars.constraints().json_schema(schema | {"additionalProperties": False})
@@ -53,9 +59,12 @@ def masks(made: Grammar, text: list[int], tree: Tree) -> list[set[int]]:
 
 
 def check_branches(pairs: list[tuple[int, int]]) -> None:
-    """Every node is masked as on its own path alone, read by a grammar that has read nothing else."""
+    """Every node is masked as on its own path alone, read by a grammar that has read nothing
+    else.
+    """
     text = tokens_of("(" + "a" * (LETTERS - 1))
-    tree, paths = Tree.root(torch.tensor([text[-1]])).plant([pairs]), list[tuple[int, ...]]([()])
+    tree = Tree.root(torch.tensor([text[-1]])).plant([pairs])
+    paths = list[tuple[int, ...]]([()])
     for parent, token in pairs:
         paths.append((*paths[parent], token))
     found = masks(costly(), text, tree)
@@ -69,7 +78,9 @@ BEFORE = [(0, A), (1, A), (2, A), (0, X), (4, Y)]
 AFTER = [(0, X), (0, A), (1, Y), (2, A), (4, X), (3, X)]
 
 
-@pytest.mark.parametrize("pairs", [BEFORE, AFTER], ids=["the others follow", "the others begin before"])
+@pytest.mark.parametrize(
+    "pairs", [BEFORE, AFTER], ids=["the others follow", "the others begin before"]
+)
 def test_a_branch_at_the_limit_leaves_the_others_as_they_are(pairs):
     check_branches(pairs)
 
@@ -84,9 +95,12 @@ class Both(Drafter):
         return tree.plant([pairs] * len(seqs.length)) if limits.depth >= 3 else tree
 
 
-def ended(drafter: Drafter | None, sampler: Sampler, seed: int, new: int = 16) -> tuple[list[int], str]:
+def ended(
+    drafter: Drafter | None, sampler: Sampler, seed: int, new: int = 16
+) -> tuple[list[int], str]:
     """A text, and why it failed if it did."""
-    text, steps = list[int](), stream(tiny.target("llama"), tiny.prompts(20), drafter, new, sampler, seed, (END,))
+    text = list[int]()
+    steps = stream(tiny.target("llama"), tiny.prompts(20), drafter, new, sampler, seed, (END,))
     try:
         for step in steps:
             text += step.tokens[0]
@@ -115,9 +129,13 @@ def test_drafts_that_reach_the_limit_do_not_change_the_text():
 
 
 FAULTS = {
-    "a matcher that is kept after an error": lambda mp: mp.setattr(Progress, "_renew", lambda self: None),
+    "a matcher that is kept after an error": lambda mp: mp.setattr(
+        Progress, "_renew", lambda self: None
+    ),
     "an error that ends the row": lambda mp: mp.setattr(Progress, "_after", _for_ever),
-    "a failed text that ends like any other": lambda mp: mp.setattr(Grammar, "failure", lambda self, rows, row: ""),
+    "a failed text that ends like any other": lambda mp: mp.setattr(
+        Grammar, "failure", lambda self, rows, row: ""
+    ),
 }
 
 
@@ -136,10 +154,13 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
 
 
 class Tiring:
-    """A matcher that gives up after so many masks, whatever it has read, as one whose memory is full."""
+    """A matcher that gives up after so many masks, whatever it has read, as one whose memory is
+    full.
+    """
 
     def __init__(self, matcher: Any, left: int):
-        self.matcher, self.left = matcher, left
+        self.matcher = matcher
+        self.left = left
 
     def compute_bitmask(self) -> bytes:
         self.left -= 1
@@ -160,7 +181,8 @@ class Tiring:
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_a_limit_that_depends_on_what_was_read_before_changes_nothing(most, monkeypatch):
-    sampler, real = grammars.constrained(Sampler(1.0)), Grammar.matcher
+    sampler = grammars.constrained(Sampler(1.0))
+    real = Grammar.matcher
     expected = ended(None, sampler, 3, 40)
     monkeypatch.setattr(Grammar, "matcher", lambda self: Tiring(real(self), most))
     grammars.grammar()._rows.clear()
@@ -171,12 +193,16 @@ def test_a_limit_that_depends_on_what_was_read_before_changes_nothing(most, monk
 
 
 @pytest.mark.parametrize("eos", [(END,), ()], ids=["end tokens", "none"])
-@pytest.mark.parametrize("drafter", [None, Both(), Forced(Drafter())], ids=["plain", "drafts", "forced"])
+@pytest.mark.parametrize(
+    "drafter", [None, Both(), Forced(Drafter())], ids=["plain", "drafts", "forced"]
+)
 def test_a_dead_end_fails_with_its_reason(drafter, eos):
     sampler = Sampler(bias=((COMMA, 50.0),), constraint=dead_end())
     steps = stream(tiny.target("llama"), tiny.prompts(20), drafter, 24, sampler, 0, eos)
     text = list[int]()
-    with pytest.raises(InputError, match="the JSON schema could not be followed to its end: nothing can follow"):
+    with pytest.raises(
+        InputError, match="the JSON schema could not be followed to its end: nothing can follow"
+    ):
         for step in steps:
             text += step.tokens[0]
     said = grammars.said(text if eos else text[: text.index(END)])
@@ -184,33 +210,46 @@ def test_a_dead_end_fails_with_its_reason(drafter, eos):
 
 
 def test_a_row_that_fails_fails_alone():
-    lm, prompts = tiny.target("llama"), tiny.prompts(20, 33, 27)
-    failing, well = Sampler(bias=((COMMA, 50.0),), constraint=dead_end()), grammars.constrained(Sampler())
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(20, 33, 27)
+    failing = Sampler(bias=((COMMA, 50.0),), constraint=dead_end())
+    well = grammars.constrained(Sampler())
     text, _ = ended(None, failing, 0)
     with Session(lm, Both(), 3, 256) as session:
         asked = [
             session.submit(prompt, 60, seed, (END,), sampler, logprobs=1)
-            for seed, (prompt, sampler) in enumerate(zip(prompts, (failing, well, failing), strict=True))
+            for seed, (prompt, sampler) in enumerate(
+                zip(prompts, (failing, well, failing), strict=True)
+            )
         ]
         ends = finish(session, Ends())
     assert [ends.how[id] for id in asked] == ["failed", "eos", "failed"]
-    assert "nothing can follow the text" in str(ends.errors[asked[0]]) and ends.texts[asked[0]] == text
+    assert (
+        "nothing can follow the text" in str(ends.errors[asked[0]]) and ends.texts[asked[0]] == text
+    )
     expected = generate(lm, [prompts[1]], max_new_tokens=60, sampler=well, seed=1, eos=(END,))[0]
     assert ends.texts[asked[1]] == expected
 
 
 def test_the_other_rows_of_a_batch_are_decoded_to_their_ends():
-    """What follows the comma is sampled: some rows come to the dead end, and the error comes after the last row."""
+    """What follows the comma is sampled: some rows come to the dead end, and the error comes after
+    the last row.
+    """
     sampler = Sampler(1.0, bias=((COMMA, 1.0),), constraint=dead_end())
-    rows, failed = [list[int]() for _ in range(8)], dict[int, InputError]()
+    rows = [list[int]() for _ in range(8)]
+    failed = dict[int, InputError]()
     with pytest.raises(InputError, match=r"row \d: the JSON schema"):
-        for step in stream(tiny.target("llama"), tiny.prompts(*[20] * 8), None, 24, sampler, 1, (END,)):
+        for step in stream(
+            tiny.target("llama"), tiny.prompts(*[20] * 8), None, 24, sampler, 1, (END,)
+        ):
             failed |= step.failed
             for row, tokens in zip(rows, step.tokens, strict=True):
                 row += tokens
     assert 0 < len(failed) < 8
     for b, row in enumerate(rows):
-        assert (row[-1] == END) == (b not in failed) and (grammars.said(row)[-1] == "}") == (b not in failed)
+        assert (row[-1] == END) == (b not in failed) and (grammars.said(row)[-1] == "}") == (
+            b not in failed
+        )
 
 
 def test_a_text_that_only_reaches_its_limit_has_not_failed():
@@ -236,12 +275,15 @@ class Further(Drafter):
 
 
 def check_after_the_end() -> None:
-    made, text = grammars.grammar("regex"), tokens_of("abc-end")
+    made = grammars.grammar("regex")
+    text = tokens_of("abc-end")
     tree = Tree.root(torch.tensor([text[-1]])).plant([[(0, END), (1, A), (2, A), (1, END)]])
     assert masks(made, text, tree) == [{END}] * 5
     sampler = Sampler(bias=((A, 50.0),), constraint=grammars.grammar("choice"))
     plain, drafted = (
-        generate(tiny.target("llama"), tiny.prompts(30), d, max_new_tokens=12, sampler=sampler, eos=())[0]
+        generate(
+            tiny.target("llama"), tiny.prompts(30), d, max_new_tokens=12, sampler=sampler, eos=()
+        )[0]
         for d in (None, Further())
     )
     assert drafted == plain and set(plain[plain.index(END) :]) == {END}
@@ -252,18 +294,27 @@ def test_after_an_end_token_inside_a_path_only_end_tokens_follow():
 
 
 def test_a_path_that_goes_on_after_its_end_is_caught(monkeypatch):
-    monkeypatch.setattr(Progress, "_after", lambda self, path: self._only_ends if self.over else self._allowed(path)[0])
+    monkeypatch.setattr(
+        Progress,
+        "_after",
+        lambda self, path: self._only_ends if self.over else self._allowed(path)[0],
+    )
     grammars.grammar("regex")._rows.clear()
     with pytest.raises(AssertionError):
         check_after_the_end()
 
 
 def check_equal_seeds(samplers: list[Sampler]) -> None:
-    """Rows with equal seeds and lengths write different words, of which all but the first letter is forced."""
-    lm, stats = tiny.target("llama"), Stats()
+    """Rows with equal seeds and lengths write different words, of which all but the first letter is
+    forced.
+    """
+    lm = tiny.target("llama")
+    stats = Stats()
     prompts = [tiny.prompts(n)[0][-20:] for n in (70, 72, 90)]
     with Session(lm, Forced(Drafter()), 3, 256, stats=stats) as session:
-        asked = [session.submit(p, 20, 7, (END,), s) for p, s in zip(prompts, samplers, strict=True)]
+        asked = [
+            session.submit(p, 20, 7, (END,), s) for p, s in zip(prompts, samplers, strict=True)
+        ]
         ends = finish(session, Ends())
     alone = [
         generate(lm, [p], max_new_tokens=20, sampler=s, seed=7, eos=(END,))[0]
@@ -285,10 +336,14 @@ def test_rows_with_equal_seeds_and_lengths_have_their_own_forced_drafts(samplers
 
 def test_forced_drafts_of_another_row_are_caught(monkeypatch):
     def shared(self, rows):
-        found = [None if text is None else self._at((5, 20), text) for text in self._generated(rows)]
+        found = [
+            None if text is None else self._at((5, 20), text) for text in self._generated(rows)
+        ]
         return [[] if p is None else p.forced() for p in found]
 
     monkeypatch.setattr(Grammar, "forced", shared)
-    monkeypatch.setattr(Grammar, "_kept", lambda self, *_: next((p for _, p in reversed(self._rows.values())), None))
+    monkeypatch.setattr(
+        Grammar, "_kept", lambda self, *_: next((p for _, p in reversed(self._rows.values())), None)
+    )
     with pytest.raises(AssertionError):
         check_equal_seeds(SAME)

@@ -1,4 +1,6 @@
-"""Masks are applied to logits of any size and type: what they exclude is -inf, the rest is what it was."""
+"""Masks are applied to logits of any size and type: what they exclude is -inf, the rest is what it
+was.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_excluded_is_masked_fill(vocab, dtype):
 
 @pytest.mark.parametrize("wrong", ["order", "sign"])
 def test_another_table_is_noticed(wrong, monkeypatch):
-    monkeypatch.setattr(masks, "ADDED", masks.ADDED[:, ::-1] if wrong == "order" else masks.ADDED[::-1])
+    monkeypatch.setattr(
+        masks, "ADDED", masks.ADDED[:, ::-1] if wrong == "order" else masks.ADDED[::-1]
+    )
     with pytest.raises(AssertionError):
         check(96)
 

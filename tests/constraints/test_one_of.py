@@ -13,10 +13,15 @@ from longdraft.constraints.one_of import as_any_of
 
 
 def shape(name: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {"shape": {"const": name}, **more}, "required": ["shape"]}
+    return {
+        "type": "object",
+        "properties": {"shape": {"const": name}, **more},
+        "required": ["shape"],
+    }
 
 
-A, B = shape("a", size={"type": "integer"}), shape("b")
+A = shape("a", size={"type": "integer"})
+B = shape("b")
 APART: dict[str, list[Any]] = {
     "constants": [A, B],
     "references": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
@@ -39,7 +44,12 @@ TOGETHER: dict[str, list[Any]] = {
 def schema(parts: list[Any]) -> dict[str, Any]:
     return {
         "oneOf": parts,
-        "$defs": {"a": A, "b": {"$ref": "#/$defs/c"}, "c": B, "endless": {"$ref": "#/$defs/endless"}},
+        "$defs": {
+            "a": A,
+            "b": {"$ref": "#/$defs/c"},
+            "c": B,
+            "endless": {"$ref": "#/$defs/endless"},
+        },
     }
 
 

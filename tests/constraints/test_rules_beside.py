@@ -1,4 +1,6 @@
-"""Beside a constraint a model's rules change which of the allowed tokens is chosen, and never that one of them is."""
+"""Beside a constraint a model's rules change which of the allowed tokens is chosen, and never that
+one of them is.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,15 @@ def sampler_of(name: str, kind: str, temperature: float = 0.0) -> Sampler:
 
 
 def by_hand(sampler: Sampler, prompt: list[int], new: int) -> list[int]:
-    """Greedy decoding: of the tokens that may follow, the best by Transformers' processors, if they leave one."""
-    lm, text = tiny.target("llama"), list[int]()
+    """Greedy decoding: of the tokens that may follow, the best by Transformers' processors, if they
+    leave one.
+    """
+    lm = tiny.target("llama")
+    text = list[int]()
     assert isinstance(sampler.constraint, Grammar) and sampler.rules is not None
-    steps = chain(sampler.rules.settings, (END,), len(prompt), len(prompt) + new, 96, torch.device("cpu"))
+    steps = chain(
+        sampler.rules.settings, (END,), len(prompt), len(prompt) + new, 96, torch.device("cpu")
+    )
     while len(text) < new and END not in text:
         allowed = sorted(after(sampler.constraint, text) or ())
         plain = logits_after(lm, prompt + text)
@@ -64,11 +71,15 @@ def by_hand(sampler: Sampler, prompt: list[int], new: int) -> list[int]:
 def decoded(sampler: Sampler, method: str | None, prompt: list[int], new: int = NEW) -> list[int]:
     lm = tiny.target("llama")
     drafter = None if method is None else BUILD[method](lm)
-    return generate(lm, [prompt], drafter, max_new_tokens=new, sampler=sampler, seed=3, eos=(END,))[0]
+    return generate(lm, [prompt], drafter, max_new_tokens=new, sampler=sampler, seed=3, eos=(END,))[
+        0
+    ]
 
 
 def check(name: str, kind: str, temperature: float = 0.0, new: int = NEW) -> None:
-    """Every token may follow, the text is written by hand where it is greedy, and drafts change nothing."""
+    """Every token may follow, the text is written by hand where it is greedy, and drafts change
+    nothing.
+    """
     (prompt,) = tiny.prompts(70)
     sampler = sampler_of(name, kind, temperature)
     plain = decoded(sampler, None, prompt, new)
@@ -92,13 +103,18 @@ def test_nor_in_sampled_text_that_is_cut(name):
 
 
 def test_rules_have_their_effect_where_they_leave_a_token():
-    """The three choices begin with r and g: the model prefers r, and where both are suppressed that is void."""
+    """The three choices begin with r and g: the model prefers r, and where both are suppressed that
+    is void.
+    """
     (prompt,) = tiny.prompts(70)
-    red, green = tokens_of("r") + tokens_of("re"), tokens_of("g")
+    red = tokens_of("r") + tokens_of("re")
+    green = tokens_of("g")
 
     def written(suppressed: list[int]) -> str:
         rules = Rules.of(GenerationConfig(eos_token_id=END, suppress_tokens=suppressed), 96)
-        return grammars.said(decoded(Sampler(constraint=grammar("choice"), rules=rules), None, prompt))
+        return grammars.said(
+            decoded(Sampler(constraint=grammar("choice"), rules=rules), None, prompt)
+        )
 
     assert written([]) == "red" == written(red + green) and written(red) in ("green", "gray")
 
@@ -115,7 +131,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_planted_fault_is_caught(fault, monkeypatch):
     monkeypatch.setattr(sampling, "within", FAULTS[fault])
-    monkeypatch.setattr(Grammar, "failure", lambda self, rows, row: "")  # these checks must see it, not the library
+    monkeypatch.setattr(
+        Grammar, "failure", lambda self, rows, row: ""
+    )  # these checks must see it, not the library
     with pytest.raises(AssertionError):
         for name in sorted(RULES):
             check(name, "choice")
@@ -130,4 +148,6 @@ def test_within_is_what_its_docstring_says():
         ([-torch.inf, 0.0, -torch.inf], [1.0, -torch.inf, 2.0]),
         ([low, torch.nan, -torch.inf], [1.0, -torch.inf, 2.0]),
     ):
-        assert torch.equal(processors.within(constrained, torch.tensor([given])), torch.tensor([expected]))
+        assert torch.equal(
+            processors.within(constrained, torch.tensor([given])), torch.tensor([expected])
+        )

@@ -1,4 +1,6 @@
-"""Whatever is drafted and accepted: a commit leaves each row one token ahead of its cache, and the right keys in it."""
+"""Whatever is drafted and accepted: a commit leaves each row one token ahead of its cache, and the
+right keys in it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,11 @@ def verdict_of(tree: Tree, ends: list[int], bonus: list[int]) -> Verdict:
     return Verdict(path, torch.tensor([len(p) for p in paths]), emitted)
 
 
-@given(rounds(), st.lists(st.integers(1, 12), min_size=ROWS, max_size=ROWS), st.lists(st.integers(3, 95), max_size=2))
+@given(
+    rounds(),
+    st.lists(st.integers(1, 12), min_size=ROWS, max_size=ROWS),
+    st.lists(st.integers(3, 95), max_size=2),
+)
 @settings(max_examples=120)
 def test_any_trees_and_acceptances_keep_the_invariants(found, limits, eos):
     prompts = [[3, 4, 5], [6], [7, 8]]
@@ -70,7 +76,8 @@ def test_any_trees_and_acceptances_keep_the_invariants(found, limits, eos):
             cache.row(b).length += k.shape[2]
     seqs = Sequences.of(prompts, max(limits), cache, Sampler(), eos=tuple(eos))
     seqs.limit = torch.tensor(limits)
-    texts, done = [list(p) for p in prompts], [False] * ROWS
+    texts = [list(p) for p in prompts]
+    done = [False] * ROWS
     for tree, ends, bonus in found:
         tree.tokens[:, 0] = seqs.last
         write(cache, tree)
@@ -81,7 +88,9 @@ def test_any_trees_and_acceptances_keep_the_invariants(found, limits, eos):
             new = new[: limits[b] - (len(texts[b]) - len(prompts[b]))]
             stop = next((i + 1 for i, t in enumerate(new) if t in eos), len(new))
             texts[b] += new[:stop]
-            done[b] |= len(texts[b]) - len(prompts[b]) == limits[b] or (bool(new) and new[stop - 1] in eos)
+            done[b] |= len(texts[b]) - len(prompts[b]) == limits[b] or (
+                bool(new) and new[stop - 1] in eos
+            )
             assert count[b] == len(new[:stop])
         assert torch.equal(seqs.length, cache.length + 1)
         assert seqs.done.tolist() == done

@@ -1,6 +1,8 @@
-"""What is emitted has the target's law, and the noise behind it is uniform, independent and a pure function.
+"""What is emitted has the target's law, and the noise behind it is uniform, independent and a pure
+function.
 
-Chi-square tests with a false-alarm rate of 1e-6 each (checks.FALSE_ALARM); their seeds are fixed, so a run repeats.
+Chi-square tests with a false-alarm rate of 1e-6 each (checks.FALSE_ALARM); their seeds are fixed,
+so a run repeats.
 """
 
 from __future__ import annotations
@@ -56,24 +58,37 @@ def test_a_coin_of_zero_accepts_nothing_impossible(monkeypatch):
 
 
 def test_match_emits_the_same_tokens_whatever_was_drafted():
-    """By equality, not by statistics: for each of many seeds the text is the one that plain decoding draws."""
-    p, sampler = tables(6, 1), SAMPLERS["T=1"]
+    """By equality, not by statistics: for each of many seeds the text is the one that plain
+    decoding draws.
+    """
+    p = tables(6, 1)
+    sampler = SAMPLERS["T=1"]
     want = run_toy(verify.match, Drafter(), p, sampler, 1000, 4)
     for widths in ([1, 1, 1], [2, 4], [5]):
         for q in (p, tables(6, 2), torch.zeros(6, 6)):
-            assert torch.equal(run_toy(verify.match, Toy(q[None], widths), p, sampler, 1000, 4), want)
+            assert torch.equal(
+                run_toy(verify.match, Toy(q[None], widths), p, sampler, 1000, 4), want
+            )
 
 
 def test_shared_noise_couples_draft_and_target():
-    """Equal laws always agree; laws at total variation distance d agree with probability (1-d)/(1+d) or more."""
-    p, other = tables(6, 1), tables(6, 2)
+    """Equal laws always agree; laws at total variation distance d agree with probability
+    (1-d)/(1+d) or more.
+    """
+    p = tables(6, 1)
+    other = tables(6, 2)
     for q in (p, (p + other) / 2, other):
-        seqs, drafter = checks.toy_sequences(4000, 2, SAMPLERS["T=1"]), Toy(q[None], [1])
+        seqs = checks.toy_sequences(4000, 2, SAMPLERS["T=1"])
+        drafter = Toy(q[None], [1])
         drafter.start(seqs)
         tree = drafter.grow(verify.Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
-        accepted = float((verify.match(tree, p[tree.tokens], seqs.sampler, seqs).count == 2).double().mean())
+        accepted = float(
+            (verify.match(tree, p[tree.tokens], seqs.sampler, seqs).count == 2).double().mean()
+        )
         d = float((p[0].softmax(-1) - q[0].softmax(-1)).abs().sum() / 2)
-        assert accepted >= (1 - d) / (1 + d) - 5 * 0.5 / 4000**0.5  # five standard errors at the most
+        assert (
+            accepted >= (1 - d) / (1 + d) - 5 * 0.5 / 4000**0.5
+        )  # five standard errors at the most
         assert accepted == 1 or q is not p
 
 
@@ -84,10 +99,12 @@ def test_reject_without_a_law_is_refused():
         verify.reject(tree, torch.zeros(2, 1, 4), rows.sampler, rows)
 
 
-# Noise ---------------------------------------------------------------------------------------------------------------
+# Noise --------------------------------------------------------------------------------------------
 
 N = 300
-SEED, POSITION, TOKEN = torch.arange(N), torch.arange(N)[None].expand(N, -1), torch.arange(8)
+SEED = torch.arange(N)
+POSITION = torch.arange(N)[None].expand(N, -1)
+TOKEN = torch.arange(8)
 
 
 def test_rows_of_neighboring_seeds_share_no_noise():
@@ -98,9 +115,18 @@ def test_rows_of_neighboring_seeds_share_no_noise():
     assert all(0 <= s <= 1 << 62 for s in seeds)  # so that each can be given again
     assert [row_seed(s, 0) for s in runs] == runs  # one prompt's text is that of its seed
     assert row_seed(-1, 0) == row_seed((1 << 64) - 1, 0) == -1
-    assert torch.tensor([row_seed(s, 3) for s in (-(1 << 63), (1 << 63) - 1, 1 << 200)]).dtype == torch.long
-    drawn = uniform(torch.tensor(seeds), POSITION[:1, :40].expand(len(seeds), -1), TOKEN).view(len(runs), 40, -1)
-    for a, b in ((drawn[:-1], drawn[1:]), (drawn[:, :-1], drawn[:, 1:]), (drawn[1:, :-1], drawn[:-1, 1:])):
+    assert (
+        torch.tensor([row_seed(s, 3) for s in (-(1 << 63), (1 << 63) - 1, 1 << 200)]).dtype
+        == torch.long
+    )
+    drawn = uniform(torch.tensor(seeds), POSITION[:1, :40].expand(len(seeds), -1), TOKEN).view(
+        len(runs), 40, -1
+    )
+    for a, b in (
+        (drawn[:-1], drawn[1:]),
+        (drawn[:, :-1], drawn[:, 1:]),
+        (drawn[1:, :-1], drawn[:-1, 1:]),
+    ):
         cells = (a * 16).long() * 16 + (b * 16).long()
         check_counts(torch.bincount(cells.flatten(), minlength=256), torch.ones(256))
 
@@ -123,13 +149,20 @@ def test_noise_is_uniform():
 
 def pairs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     u = uniform(SEED, POSITION, TOKEN)
-    found = {"seed": (u[:-1], u[1:]), "position": (u[:, :-1], u[:, 1:]), "token": (u[..., :-1], u[..., 1:])}
+    found = {
+        "seed": (u[:-1], u[1:]),
+        "position": (u[:, :-1], u[:, 1:]),
+        "token": (u[..., :-1], u[..., 1:]),
+    }
     found["diagonal"] = (u[1:, :-1], u[:-1, 1:])  # seed + position is not what counts
     found["seed and token"] = (u[1:, :, :-1], u[:-1, :, 1:])
     found["position and token"] = (u[:, 1:, :-1], u[:, :-1, 1:])
     for name, salt in {"accept": ACCEPT, "residual": RESIDUAL, "draft": DRAFT}.items():
         found[f"salt {name}"] = (u, uniform(SEED ^ salt, POSITION, TOKEN))
-    found["salts"] = (uniform(SEED ^ ACCEPT, POSITION, TOKEN), uniform(SEED ^ RESIDUAL, POSITION, TOKEN))
+    found["salts"] = (
+        uniform(SEED ^ ACCEPT, POSITION, TOKEN),
+        uniform(SEED ^ RESIDUAL, POSITION, TOKEN),
+    )
     return found
 
 
@@ -141,7 +174,9 @@ def test_noise_is_independent_of_its_neighbors(name):
 
 
 def test_rounds_of_drafting_share_no_noise():
-    """The salt that keeps a round's drafts apart from the next one's (drafters.beam_search.beam)."""
+    """The salt that keeps a round's drafts apart from the next one's
+    (drafters.beam_search.beam).
+    """
     rounds = [uniform((SEED ^ DRAFT) + (length << 32), POSITION, TOKEN) for length in (7, 8)]
     cells = (rounds[0] * 16).long() * 16 + (rounds[1] * 16).long()
     check_counts(torch.bincount(cells.flatten(), minlength=256), torch.ones(256))
@@ -153,7 +188,9 @@ def test_gumbel_argmax_is_a_draw_and_top_k_are_draws_without_replacement():
     first, second = scores.topk(2).indices.flatten(0, 1).T
     joint = law[:, None] * law / (1 - law[:, None])
     check_counts(torch.bincount(first, minlength=5), law)
-    check_counts(torch.bincount(first * 5 + second, minlength=25), joint.fill_diagonal_(0).flatten())
+    check_counts(
+        torch.bincount(first * 5 + second, minlength=25), joint.fill_diagonal_(0).flatten()
+    )
 
 
 def test_noise_is_a_pure_function():
@@ -162,7 +199,9 @@ def test_noise_is_a_pure_function():
 
 def test_noise_never_changes():
     """A seed's text is a promise to whoever wrote the seed down."""
-    found = uniform(torch.tensor([0, 1 << 40]), torch.tensor([[0, 5], [131071, 1]]), torch.tensor([0, 4095]))
+    found = uniform(
+        torch.tensor([0, 1 << 40]), torch.tensor([[0, 5], [131071, 1]]), torch.tensor([0, 4095])
+    )
     pinned = [0.6432041334675688, 0.36030036074990923, 0.8144826298125786, 0.6834246930647588]
     pinned += [0.07962558474908443, 0.16357748301094077, 0.5840546781051644, 0.46861537321283675]
     assert found.flatten().tolist() == pytest.approx(pinned, abs=1e-15)

@@ -1,4 +1,6 @@
-"""The model's generation_config: its rules hold along each node's own path, its end tokens end a text."""
+"""The model's generation_config: its rules hold along each node's own path, its end tokens end a
+text.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from longdraft.core.tree import PAD, Tree
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.models.lm import LM
 
-LOOPS = "llama-loops"  # its greedy text goes in circles, so that drafts are accepted and repetition counts
+# its greedy text goes in circles, so that drafts are accepted and repetition counts
+LOOPS = "llama-loops"
 NEW = 24
 CASES = {
     "repetition_penalty": {"repetition_penalty": 1.3},
@@ -40,7 +43,12 @@ CASES = {
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": [3, 1.5]},
     "suppress_tokens": {"suppress_tokens": list(range(40, 90))},
     "begin_suppress_tokens": {"begin_suppress_tokens": list(range(3, 90))},
-    "several": {"repetition_penalty": 1.1, "min_new_tokens": 5, "suppress_tokens": [7, 8], "no_repeat_ngram_size": 3},
+    "several": {
+        "repetition_penalty": 1.1,
+        "min_new_tokens": 5,
+        "suppress_tokens": [7, 8],
+        "no_repeat_ngram_size": 3,
+    },
 }
 PROMPTS = tiny.prompts(50, 1)
 
@@ -50,7 +58,9 @@ def stock_text(model: str, prompt: list[int], **settings) -> list[int]:
     hf = tiny.eager(model)
     hf.generation_config = GenerationConfig(pad_token_id=0, **settings)
     try:
-        return hf.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0, len(prompt) :].tolist()
+        return hf.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[
+            0, len(prompt) :
+        ].tolist()
     finally:
         hf.generation_config = GenerationConfig(pad_token_id=0)
 
@@ -68,8 +78,11 @@ def free(model: str, place: int) -> list[int]:
 
 
 def settings(case: str, model: str, place: int) -> dict:
-    """The case's, made to bear on this model's own text: it has end tokens in the middle, or says the bad words."""
-    text, found = free(model, place), {"eos_token_id": [94, 95], **CASES[case]}
+    """The case's, made to bear on this model's own text: it has end tokens in the middle, or says
+    the bad words.
+    """
+    text = free(model, place)
+    found = {"eos_token_id": [94, 95], **CASES[case]}
     if case in ("min_length", "min_new_tokens", "several"):
         found["eos_token_id"] = sorted({text[3], text[6]})
     if case == "bad_words_ids":
@@ -84,10 +97,13 @@ def test_every_rule_has_a_case():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.full), LOOPS])
 def test_greedy_text_is_that_of_generate(model, case):
-    """Under the same generation_config, by plain decoding and by methods that draft chains and trees."""
+    """Under the same generation_config, by plain decoding and by methods that draft chains and
+    trees.
+    """
     for place, prompt in enumerate(PROMPTS):
         given = settings(case, model, place)
-        want, lm = stock_text(model, prompt, **given), ruled(model, **given)
+        want = stock_text(model, prompt, **given)
+        lm = ruled(model, **given)
         assert generate(lm, [prompt], max_new_tokens=NEW) == [want]
         for method in ("lookup", "suffix", "vegas", "vegas tree"):
             assert generate(lm, [prompt], BUILD[method](lm), max_new_tokens=NEW) == [want]
@@ -107,7 +123,10 @@ def test_the_cases_change_the_text():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     "sampler",
-    [pytest.param(Sampler(temperature=1.0), marks=pytest.mark.full), Sampler(0.9, top_p=0.9, penalty=1.2, window=8)],
+    [
+        pytest.param(Sampler(temperature=1.0), marks=pytest.mark.full),
+        Sampler(0.9, top_p=0.9, penalty=1.2, window=8),
+    ],
     ids=str,
 )
 def test_methods_say_what_plain_decoding_says(case, sampler):
@@ -115,21 +134,36 @@ def test_methods_say_what_plain_decoding_says(case, sampler):
     prompts = tiny.prompts(50, 9, 31)
     lm = ruled("llama", eos_token_id=[5, 9, 20, 33], **CASES[case])
     options = {"max_new_tokens": NEW, "sampler": sampler, "seed": SEED}
-    want, accepted = generate(lm, prompts, **options), 0
-    for method in ("lookup", "suffix", "vegas", "vegas tree", "full view", "budgetdraft tree, then lookup", "triforce"):
+    want = generate(lm, prompts, **options)
+    accepted = 0
+    for method in (
+        "lookup",
+        "suffix",
+        "vegas",
+        "vegas tree",
+        "full view",
+        "budgetdraft tree, then lookup",
+        "triforce",
+    ):
         stats = Stats()
         assert generate(lm, prompts, BUILD[method](lm), stats=stats, **options) == want
         accepted += sum(stats.accepted)
     assert accepted > 0
-    served = {f.index: f.tokens for f in serve(lm, prompts, BUILD["lookup"](lm), batch=2, slots=128, **options)}
+    served = {
+        f.index: f.tokens
+        for f in serve(lm, prompts, BUILD["lookup"](lm), batch=2, slots=128, **options)
+    }
     assert [served[i] for i in range(3)] == want
 
 
 def test_a_draft_of_the_whole_context_knows_the_rules():
     """Drafters draw from the law that verification draws from."""
     settings = {k: v for name in ("several", "sequence_bias") for k, v in CASES[name].items()}
-    lm, stats = ruled("llama", **settings), Stats()
-    rows = generate(lm, tiny.prompts(50), BUILD["full view"](lm), max_new_tokens=21, stats=stats, seed=SEED)
+    lm = ruled("llama", **settings)
+    stats = Stats()
+    rows = generate(
+        lm, tiny.prompts(50), BUILD["full view"](lm), max_new_tokens=21, stats=stats, seed=SEED
+    )
     assert len(rows[0]) == 21
     assert stats.mean_acceptance_length == 4
 
@@ -144,18 +178,28 @@ def test_the_law_is_transformers_with_rules(case):
         logits, scores, tokens = transformers_law({**settings, **sampling}, prompt)
         rules = ruled("llama", **settings).rules()
         seqs = sequences([prompt], Sampler(0.8, top_p=0.9, min_p=0.02, rules=rules))
-        seqs.eos, seqs.limit = [(94, 95)], torch.tensor([12])
-        found = seqs.sampler.processed(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
+        seqs.eos = [(94, 95)]
+        seqs.limit = torch.tensor([12])
+        found = seqs.sampler.processed(
+            logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs
+        )
         assert torch.equal(found[0, : len(scores)], scores)
 
 
-@given(trees(rows=2), st.lists(st.integers(0, 95), min_size=1, max_size=9), st.sampled_from(sorted(CASES)), st.data())
+@given(
+    trees(rows=2),
+    st.lists(st.integers(0, 95), min_size=1, max_size=9),
+    st.sampled_from(sorted(CASES)),
+    st.data(),
+)
 def test_each_node_follows_its_own_path(tree, prompt, case, data):
     """Against the definition: spell the node's path out and give it to Transformers' processors."""
     prompts = [[*prompt, int(tree.tokens[0, 0])], [*prompt[:1], int(tree.tokens[1, 0])]]
     rules = ruled_config(CASES[case])
     seqs = sequences(prompts, Sampler(rules=rules))
-    seqs.eos = ends = data.draw(st.sampled_from([[(3, 90), (3, 90)], [(3, 90), ()], [(7,), (3, 90)]]))
+    seqs.eos = ends = data.draw(
+        st.sampled_from([[(3, 90), (3, 90)], [(3, 90), ()], [(7,), (3, 90)]])
+    )
     logits = torch.randn(2, tree.size, 96, generator=torch.Generator().manual_seed(0))
     start = data.draw(st.integers(0, tree.size - 1))
     found = seqs.sampler.processed(logits[:, start:], tree, seqs, start)
@@ -166,7 +210,9 @@ def test_each_node_follows_its_own_path(tree, prompt, case, data):
                 continue
             ids = torch.tensor([text + tree.tokens[b, ancestors(parent, node)[1:]].tolist()])
             want = logits[b, node][None]
-            for process in chain(rules.settings, ends[b], len(text), len(text) + 8, 96, torch.device("cpu")):
+            for process in chain(
+                rules.settings, ends[b], len(text), len(text) + 8, 96, torch.device("cpu")
+            ):
                 want = process(ids, want)
             assert torch.equal(found[b, node - start], want[0])
 
@@ -184,22 +230,38 @@ def test_bare_is_not_said_of_a_model_with_rules():
 
 def test_the_users_own_rules_come_first():
     """Rules() is none; those of another model can be given too."""
-    lm, plain = ruled("llama", suppress_tokens=list(range(40, 90))), ruled("llama")
-    prompts, options = tiny.prompts(50), {"max_new_tokens": NEW}
+    lm = ruled("llama", suppress_tokens=list(range(40, 90)))
+    plain = ruled("llama")
+    prompts = tiny.prompts(50)
+    options = {"max_new_tokens": NEW}
     free = generate(plain, prompts, **options)
     assert generate(lm, prompts, sampler=Sampler(rules=Rules()), **options) == free
     assert generate(lm, prompts, **options) != free
-    assert generate(plain, prompts, sampler=Sampler(rules=lm.rules()), **options) == generate(lm, prompts, **options)
+    assert generate(plain, prompts, sampler=Sampler(rules=lm.rules()), **options) == generate(
+        lm, prompts, **options
+    )
     assert DecodeSession(lm, prompts, 4).sampler.rules == lm.rules()
 
 
 def test_sampling_settings_are_the_users():
-    """Greedy is greedy though the model's own settings sample; neither its top-k nor its length is taken over."""
-    settings = {"do_sample": True, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "max_length": 3, "max_new_tokens": 2}
-    lm, plain = ruled("llama", **settings), ruled("llama")
+    """Greedy is greedy though the model's own settings sample; neither its top-k nor its length is
+    taken over.
+    """
+    settings = {
+        "do_sample": True,
+        "temperature": 0.3,
+        "top_k": 2,
+        "top_p": 0.5,
+        "max_length": 3,
+        "max_new_tokens": 2,
+    }
+    lm = ruled("llama", **settings)
+    plain = ruled("llama")
     for sampler in (Sampler(), Sampler(temperature=1.0)):
         options = {"max_new_tokens": NEW, "sampler": sampler}
-        assert generate(lm, tiny.prompts(50), **options) == generate(plain, tiny.prompts(50), **options)
+        assert generate(lm, tiny.prompts(50), **options) == generate(
+            plain, tiny.prompts(50), **options
+        )
 
 
 REFUSED = {
@@ -256,7 +318,7 @@ def test_values_that_transformers_refuses_are_one_line(name):
         assert "\n" not in str(error.value)
 
 
-# End tokens -----------------------------------------------------------------------------------------------------------
+# End tokens ---------------------------------------------------------------------------------------
 
 
 def test_the_models_end_tokens_are_the_default():
@@ -264,12 +326,16 @@ def test_the_models_end_tokens_are_the_default():
     prompts = tiny.prompts(50, 31)
     free = generate(ruled("llama"), prompts, max_new_tokens=NEW)
     end = free[0][5]
-    lm, want = ruled("llama", eos_token_id=end), [r[: r.index(end) + 1] if end in r else r for r in free]
+    lm = ruled("llama", eos_token_id=end)
+    want = [r[: r.index(end) + 1] if end in r else r for r in free]
     assert lm.end_tokens == (end,) and len(want[0]) <= 6
     assert generate(lm, prompts, max_new_tokens=NEW) == want
     assert generate(lm, prompts, max_new_tokens=NEW, eos=()) == free
     other = free[0][2]
-    assert generate(lm, prompts, max_new_tokens=NEW, eos=(other,))[0] == free[0][: free[0].index(other) + 1]
+    assert (
+        generate(lm, prompts, max_new_tokens=NEW, eos=(other,))[0]
+        == free[0][: free[0].index(other) + 1]
+    )
     told = [t for step in stream(lm, prompts[:1], max_new_tokens=NEW) for t in step.tokens[0]]
     assert told == want[0]
     assert DecodeSession(lm, prompts, NEW).rows() == want
@@ -298,11 +364,15 @@ def test_odd_end_tokens_are_refused():
 
 def test_the_command_line_applies_and_refuses(cli, place, record):
     """What lies in generation_config.json; the record says which rules were applied."""
-    words, file = ("--prompt-file", "a.txt"), place / "tiny" / "generation_config.json"
-    before, free = file.read_text(), record(*words)
+    words = ("--prompt-file", "a.txt")
+    file = place / "tiny" / "generation_config.json"
+    before = file.read_text()
+    free = record(*words)
     try:
         suppressed = sorted(set(free["token_ids"][:9]))
-        file.write_text(json.dumps({"suppress_tokens": suppressed, "do_sample": True, "temperature": 0.4}))
+        file.write_text(
+            json.dumps({"suppress_tokens": suppressed, "do_sample": True, "temperature": 0.4})
+        )
         for method in ("plain", "lookup", "vegas"):
             found = record(*words, "--method", method, "--compare")
             assert not set(found["token_ids"]) & set(suppressed) and found["equal"]
@@ -322,7 +392,9 @@ def test_a_penalty_that_is_given_replaces_the_models(penalty):
     want = stock_text(LOOPS, PROMPTS[0], repetition_penalty=1.3 if penalty is None else penalty)
     sampler = Sampler(penalty=penalty, window=1 << 31)
     for method in (None, BUILD["lookup"](lm)):
-        assert generate(lm, PROMPTS[:1], method, max_new_tokens=NEW, sampler=sampler, eos=()) == [want]
+        assert generate(lm, PROMPTS[:1], method, max_new_tokens=NEW, sampler=sampler, eos=()) == [
+            want
+        ]
     assert sampler.under(lm.rules()).described["penalty"] == (penalty or 1.0)
 
 

@@ -15,7 +15,9 @@ from longdraft.core.tree import PAD, Tree
 
 @st.composite
 def trees(draw, rows: int = 2, most: int = 4) -> Tree:
-    """A few levels of up to 4 nodes whose parents are any present nodes, of this row alone, or padding."""
+    """A few levels of up to 4 nodes whose parents are any present nodes, of this row alone, or
+    padding.
+    """
     tree = Tree.root(torch.tensor(draw(st.lists(st.integers(3, 95), min_size=rows, max_size=rows))))
     for width in draw(st.lists(st.integers(1, most), max_size=most)):
         parents = []
@@ -62,13 +64,20 @@ def test_graft_hangs_whole_branches(tree, data):
     real = [n for n, p in enumerate(tree.parent[0].tolist()) if p != PAD]
     at = [data.draw(st.sampled_from(real)) for _ in branches]
     most = max(map(len, branches))
-    table = torch.tensor([[b + [-1] * (most - len(b)) for b in branches]], dtype=torch.long).view(1, len(at), most)
+    table = torch.tensor([[b + [-1] * (most - len(b)) for b in branches]], dtype=torch.long).view(
+        1, len(at), most
+    )
     grafted = tree.add_paths(torch.tensor([at]), table)
     check_shape(grafted)
-    parent, tokens = grafted.parent[0].tolist(), grafted.tokens[0].tolist()
+    parent = grafted.parent[0].tolist()
+    tokens = grafted.tokens[0].tolist()
     assert parent[: tree.size] == tree.parent[0].tolist()
     assert sum(p != PAD for p in parent[tree.size :]) == sum(map(len, branches))
-    spelled = [[tokens[n] for n in ancestors(parent, node)] for node in range(len(parent)) if parent[node] != PAD]
+    spelled = [
+        [tokens[n] for n in ancestors(parent, node)]
+        for node in range(len(parent))
+        if parent[node] != PAD
+    ]
     for start, branch in zip(at, branches, strict=True):
         assert [tokens[n] for n in ancestors(parent, start)] + branch in spelled
 
@@ -98,14 +107,26 @@ def test_keep_on_every_model(model):
     check_keep(branching(3), [6, 5, 0], model)
 
 
-@given(st.data(), st.sampled_from(["llama", "gpt-oss", "mistral-window"]), st.sampled_from([(9, 5), (1, 30), (24, 25)]))
+@given(
+    st.data(),
+    st.sampled_from(["llama", "gpt-oss", "mistral-window"]),
+    st.sampled_from([(9, 5), (1, 30), (24, 25)]),
+)
 @settings(max_examples=25)
-def test_rounds_of_random_trees_and_acceptance_leave_what_plain_decoding_writes(data, model, lengths):
+def test_rounds_of_random_trees_and_acceptance_leave_what_plain_decoding_writes(
+    data, model, lengths
+):
     """Trees of the text so far, of which any branch is kept to any depth, none of it included."""
     rounds = []
     for tree in data.draw(st.lists(trees(), min_size=1, max_size=4)):
-        nodes = [data.draw(st.sampled_from([n for n, p in enumerate(r) if p != PAD])) for r in tree.parent.tolist()]
-        paths = [ancestors(parent, node) for parent, node in zip(tree.parent.tolist(), nodes, strict=True)]
+        nodes = [
+            data.draw(st.sampled_from([n for n, p in enumerate(r) if p != PAD]))
+            for r in tree.parent.tolist()
+        ]
+        paths = [
+            ancestors(parent, node)
+            for parent, node in zip(tree.parent.tolist(), nodes, strict=True)
+        ]
         rounds.append((tree, paths, [data.draw(st.integers(0, len(path))) for path in paths]))
     structure.check_rounds(rounds, lengths, model)
 
@@ -122,14 +143,16 @@ def test_rollback():
 
 def test_a_drafts_own_slots_are_overwritten_by_verification():
     """Scratch of one pass leaves no trace in the next one, also where the next tree is smaller."""
-    lm, prompt = tiny.target("llama"), tiny.prompts(20)[0]
+    lm = tiny.target("llama")
+    prompt = tiny.prompts(20)[0]
     results = []
     for draft_first in (False, True):
         cache = lm.new_cache(1, 40)
         lm.prefill(prompt, cache)
         if draft_first:
             for _, k, v in ((i, *cache.read(i, 0)) for i in cache.layers):
-                k[:, 20:], v[:, 20:] = float("nan"), float("nan")
+                k[:, 20:] = float("nan")
+                v[:, 20:] = float("nan")
             lm(branching(1), cache)
         results.append(lm(Tree.chain(torch.tensor([[4, 9, 16]])), cache))
     assert torch.equal(*results)
@@ -137,7 +160,8 @@ def test_a_drafts_own_slots_are_overwritten_by_verification():
 
 def test_the_cache_grows_and_keeps_what_it_holds():
     """From a buffer with no slack at all: the tree's nodes force it to grow."""
-    lm, prompts = tiny.target("llama"), tiny.prompts(12, 9)
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(12, 9)
     results = []
     for slots in (1, 64):
         cache = lm.new_cache(2, slots)

@@ -1,4 +1,6 @@
-"""Counts of passes are those of real caches and modules; terms are found again; costs of unmeasured models."""
+"""Counts of passes are those of real caches and modules; terms are found again; costs of unmeasured
+models.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,23 @@ from longdraft.costs.passes import Pass, PassCosts, overlapped
 from longdraft.errors import InputError
 from longdraft.models.memory_traffic import InCodes, keys_read, weights_of
 
-MODELS = ["llama", "mistral-window", "qwen3-mixed", "gpt-oss", "deepseek", "llama-mqa", "qwen3-kv8", "qwen3-a8"]
-SPECS = [None, CaptureSpec(), CaptureSpec(rows="ends"), CaptureSpec(rows="mean", of="weights"), CaptureSpec("last")]
+MODELS = [
+    "llama",
+    "mistral-window",
+    "qwen3-mixed",
+    "gpt-oss",
+    "deepseek",
+    "llama-mqa",
+    "qwen3-kv8",
+    "qwen3-a8",
+]
+SPECS = [
+    None,
+    CaptureSpec(),
+    CaptureSpec(rows="ends"),
+    CaptureSpec(rows="mean", of="weights"),
+    CaptureSpec("last"),
+]
 
 
 def filled(name: str, *lengths: int):
@@ -44,14 +61,19 @@ def check_keys(name: str) -> None:
     assert pass_over(model, [50, 9], 1, seen=seen).keys == keys_read(model, cache, seen)
     for bits in (4, 8):
         codes = InCodes(lambda lengths: [min(n, 5) for n in lengths], bits)
-        assert pass_over(model, [50, 9], 1, seen=seen, codes=codes).keys == keys_read(model, cache, seen, codes=codes)
+        assert pass_over(model, [50, 9], 1, seen=seen, codes=codes).keys == keys_read(
+            model, cache, seen, codes=codes
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_keys_are_those_that_a_cache_holds(name, monkeypatch):
     check_keys(name)
     if name == "mistral-window":  # planted: counts that forget windows
-        broken = replace(counts_of(tiny.target(name)), keys=(replace(counts_of(tiny.target(name)).keys[0], span=None),))
+        broken = replace(
+            counts_of(tiny.target(name)),
+            keys=(replace(counts_of(tiny.target(name)).keys[0], span=None),),
+        )
         monkeypatch.setattr(counts, "counts_of", lambda model: broken)
         with pytest.raises(AssertionError):
             check_keys(name)
@@ -60,7 +82,8 @@ def test_keys_are_those_that_a_cache_holds(name, monkeypatch):
 @pytest.mark.parametrize("name", ["llama", "qwen3-a8", "llama-torch-a8", "qwen3"])
 def test_products_are_those_of_the_linear_layers(name):
     """As torch's own layers see them: inputs times outputs of each call, for one node."""
-    model, done = tiny.target(name), []
+    model = tiny.target(name)
+    done = []
 
     def see(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
         done.append(args[0].shape[-1] * output.shape[-1])
@@ -69,7 +92,9 @@ def test_products_are_those_of_the_linear_layers(name):
     hooks = [m.register_forward_hook(see) for m in layers]
     try:
         with torch.inference_mode():
-            model.eager.forward(Tree.root(torch.tensor([5])), model.new_cache(1, 4), 0, None, tiny.Captures())
+            model.eager.forward(
+                Tree.root(torch.tensor([5])), model.new_cache(1, 4), 0, None, tiny.Captures()
+            )
     finally:
         for hook in hooks:
             hook.remove()
@@ -91,7 +116,8 @@ def test_states_are_those_of_a_row():
 
 def test_experts_count_by_their_share():
     model = tiny.target("qwen3-moe")
-    p, shared = pass_over(model, [5], 1), weights_of(model)
+    p = pass_over(model, [5], 1)
+    shared = weights_of(model)
     assert p.weights == shared.read(1) < shared.shared + shared.experts
     sizes = {True: 0, False: 0}
     for name, x in model.hf.named_parameters():
@@ -133,7 +159,9 @@ def test_more_work_never_costs_less():
     least = costs.seconds(base)
     for f in fields(Pass):
         if f.name != "chained":
-            assert costs.seconds(replace(base, **{f.name: 1000 * getattr(base, f.name)})) > least, f.name
+            assert costs.seconds(replace(base, **{f.name: 1000 * getattr(base, f.name)})) > least, (
+                f.name
+            )
     assert costs.seconds(replace(base, chained=True)) < least
     assert all(getattr(costs, f.name) > 0 for f in fields(PassCosts))
 
@@ -143,14 +171,19 @@ TRUE = PassCosts(4e-4, 1e-4, 2e-11, 3e-12, 3e-11, 2e-12, 2e-5, 2e-5, 2e-10, 0.0,
 
 def points(seed: int, noise: float = 0.03):
     """Passes of a model of the size of SmolLM2, and what they would take."""
-    model = ModelCounts(weights_of(tiny.target("llama")).__class__(96_000_000), 134_000_000, KEYS, 49152, 30)
-    rng, found = random.Random(seed), []
+    model = ModelCounts(
+        weights_of(tiny.target("llama")).__class__(96_000_000), 134_000_000, KEYS, 49152, 30
+    )
+    rng = random.Random(seed)
+    found = []
     for rows in (1, 2, 8):
         for context in (64, 1024, 8192):
             for nodes in (1, 2, 5, 12):
                 scored = CaptureSpec(rows="mean") if nodes == 5 else None
                 found.append([pass_over(model, [context] * rows, nodes, scored=scored)])
-            chain = [pass_over(model, [context] * rows, 1, seen=few, chained=i > 0) for i in range(6)]
+            chain = [
+                pass_over(model, [context] * rows, 1, seen=few, chained=i > 0) for i in range(6)
+            ]
             found += [chain, chain[:1]]
     return [(p, predicted(TRUE, p) * math.exp(rng.gauss(0, noise))) for p in found]
 
@@ -167,7 +200,9 @@ def worst(costs: PassCosts, seed: int) -> float:
 
 
 def test_terms_are_found_from_measurements():
-    start = PassCosts(1e-4, 3e-4, 4e-11, 1e-11, 2e-11, 1e-11, 1e-5, 1e-5, 1e-10, 1e-9, 1e-9, 1e-4, 1e-5, 1e-4)
+    start = PassCosts(
+        1e-4, 3e-4, 4e-11, 1e-11, 2e-11, 1e-11, 1e-5, 1e-5, 1e-10, 1e-9, 1e-9, 1e-4, 1e-5, 1e-4
+    )
     fitted = fit(points(1), start)
     assert worst(fitted, 2) < 0.15 < 0.3 < worst(start, 2)
     assert (fitted.step, fitted.choose, fitted.block) == (start.step, start.choose, start.block)
@@ -184,7 +219,12 @@ def test_a_machine_that_is_slower_throughout_is_one_factor():
     """From a single pass: the terms that it does not show are scaled like those that it does."""
     [(p, seconds)] = points(5)[:1]
     fitted = fit([(p, 3 * seconds)], TRUE)
-    assert worst(replace(fitted, **{f.name: getattr(fitted, f.name) / 3 for f in fields(PassCosts)}), 6) < 0.12
+    assert (
+        worst(
+            replace(fitted, **{f.name: getattr(fitted, f.name) / 3 for f in fields(PassCosts)}), 6
+        )
+        < 0.12
+    )
 
 
 def test_no_points_and_wrong_times():
@@ -209,7 +249,9 @@ def test_a_fit_without_overlap_is_worse(monkeypatch):
 
 def test_costs_of_an_unmeasured_model_are_those_of_a_machine():
     model = tiny.target("llama")
-    assert counted(model) == counted(model) == counted(model, "cpu") == counted(model, MACHINES["CPU"])
+    assert (
+        counted(model) == counted(model) == counted(model, "cpu") == counted(model, MACHINES["CPU"])
+    )
     p = pass_over(model, [100_000], 1)
     seconds = {name: counted(model, name).seconds(p) for name in MACHINES}
     assert seconds["B200"] < seconds["H200"] < seconds["H100"] < seconds["A100"] < seconds["CPU"]
@@ -221,5 +263,6 @@ def test_costs_of_an_unmeasured_model_are_those_of_a_machine():
 
 
 def test_a_model_that_python_runs_layer_by_layer_has_dearer_passes():
-    eager, native = counts_of(tiny.target("llama-torch")), replace(counts_of(tiny.target("llama-torch")), one_call=True)
+    eager = counts_of(tiny.target("llama-torch"))
+    native = replace(counts_of(tiny.target("llama-torch")), one_call=True)
     assert not eager.one_call and counted(eager).call > counted(native).call

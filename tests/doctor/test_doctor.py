@@ -22,16 +22,19 @@ from longdraft.errors import InputError
 from longdraft.ops import native
 from longdraft.ops.native import self_check
 
-with pytest.MonkeyPatch.context() as environment:  # the tests may run as on a smaller processor, which `calm` ends
+with (
+    pytest.MonkeyPatch.context() as environment
+):  # the tests may run as on a smaller processor, which `calm` ends
     environment.delenv("LONGDRAFT_CPU", raising=False)
     native.opened.cache_clear()
     BUILDS = [kind[1:] for kind in native.NEEDS if native.opened(kind)[0] is not None]
     native.opened.cache_clear()
 with_kernels = pytest.mark.skipif(not BUILDS, reason="the package was built without a C++ compiler")
-calm, run = pytest.fixture(autouse=True)(examined.calm), pytest.fixture(examined.run)
+calm = pytest.fixture(autouse=True)(examined.calm)
+run = pytest.fixture(examined.run)
 
 
-# The screen -----------------------------------------------------------------------------------------------------------
+# The screen ---------------------------------------------------------------------------------------
 
 
 @with_kernels
@@ -39,7 +42,9 @@ def test_all_is_well(run):
     status, lines = run()
     assert status == 0 and lines[-1] == "All is well."
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    assert [name for name in examine.PARTS if not any(line.startswith(name) for line in lines)] == []
+    assert [
+        name for name in examine.PARTS if not any(line.startswith(name) for line in lines)
+    ] == []
     assert f"ok: {BUILDS[0]} computes" in said(lines) and "read at 40 GB/s" in said(lines)
 
 
@@ -58,9 +63,14 @@ def test_json_has_the_same(run, capsys):
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_lines_fit(width):
     problems = [Problem("a word " * 40, "another word " * 40, fails=True)]
-    lines = list(command.lines("huge pages", Part(["long " * 40, "  indented " * 20], {}, problems), width))
+    lines = list(
+        command.lines("huge pages", Part(["long " * 40, "  indented " * 20], {}, problems), width)
+    )
     assert max(map(len, lines)) <= width
-    assert lines[0].startswith("huge pages  long") and sum("what to do: " in line for line in lines) == 1
+    assert (
+        lines[0].startswith("huge pages  long")
+        and sum("what to do: " in line for line in lines) == 1
+    )
     assert list(command.lines("GPU", Part([""]), 80)) == ["GPU"]
 
 
@@ -69,7 +79,7 @@ def test_the_verdict_counts():
     assert command.verdict(2, 1) == "2 failed checks and 1 note: see above."
 
 
-# Kernels --------------------------------------------------------------------------------------------------------------
+# Kernels ------------------------------------------------------------------------------------------
 
 
 class Crooked:
@@ -92,7 +102,10 @@ def test_a_broken_kernel_fails(run, monkeypatch):
     monkeypatch.setattr(native, "library", lambda: Crooked(lib))
     status, lines = run()
     assert status == 1 and lines[-1] == "1 failed check: see above."
-    assert "something else than the reference FAILED: attention weights of float32 differ by" in said(lines)
+    assert (
+        "something else than the reference FAILED: attention weights of float32 differ by"
+        in said(lines)
+    )
     assert f"what to do: set LONGDRAFT_NATIVE=0 to decode without {BUILDS[0]}" in said(lines)
 
 
@@ -100,7 +113,11 @@ def test_a_broken_kernel_fails(run, monkeypatch):
 def test_a_build_that_is_turned_off(run, monkeypatch):
     monkeypatch.setenv("LONGDRAFT_NATIVE", BUILDS[-1])
     status, lines = run()
-    assert status == 0 and "LONGDRAFT_NATIVE turns better builds off what to do: unset LONGDRAFT_NATIVE" in said(lines)
+    assert (
+        status == 0
+        and "LONGDRAFT_NATIVE turns better builds off what to do: unset LONGDRAFT_NATIVE"
+        in said(lines)
+    )
     assert f"{BUILDS[0]} turned off by LONGDRAFT_NATIVE={BUILDS[-1]}" in said(lines)
     assert f"{BUILDS[-1]} in use" in said(lines)
 
@@ -117,7 +134,10 @@ def test_a_build_that_does_not_exist_is_one_problem(run, monkeypatch):
     monkeypatch.setenv("LONGDRAFT_NATIVE", "avx1024")
     status, lines = run()
     assert status == 1 and said(lines).count("LONGDRAFT_NATIVE is 'avx1024'") == 1
-    assert "what to do: choose amx, avx512bf16" in said(lines) and lines[-1] == "1 failed check: see above."
+    assert (
+        "what to do: choose amx, avx512bf16" in said(lines)
+        and lines[-1] == "1 failed check: see above."
+    )
 
 
 @pytest.mark.skipif("avx512" not in BUILDS, reason="a processor without AVX-512")
@@ -129,7 +149,8 @@ def test_a_processor_that_is_hidden(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("platform", "do"), [("linux", "install g++"), ("darwin", "xcode-select"), ("win32", "not built on Windows")]
+    ("platform", "do"),
+    [("linux", "install g++"), ("darwin", "xcode-select"), ("win32", "not built on Windows")],
 )
 def test_an_installation_without_kernels(platform, do, run, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "FOLDER", tmp_path)
@@ -153,23 +174,38 @@ def test_a_build_that_was_not_compiled(run, monkeypatch, tmp_path):
             (tmp_path / file.name).symlink_to(file)
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     status, lines = run()
-    assert status == 0 and f"not compiled, but could run: {BUILDS[0]} what to do: install " in said(lines)
+    assert status == 0 and f"not compiled, but could run: {BUILDS[0]} what to do: install " in said(
+        lines
+    )
 
 
 @with_kernels
 def test_a_build_of_another_version_fails(run, monkeypatch):
-    monkeypatch.setattr(native, "INTERFACE", SimpleNamespace(difference=lambda lib: "it differs in Model"))
+    monkeypatch.setattr(
+        native, "INTERFACE", SimpleNamespace(difference=lambda lib: "it differs in Model")
+    )
     status, lines = run()
-    assert status == 1 and "compiled for another version" in said(lines) and "made from other sources" in said(lines)
+    assert (
+        status == 1
+        and "compiled for another version" in said(lines)
+        and "made from other sources" in said(lines)
+    )
 
 
 @with_kernels
 @pytest.mark.parametrize(
-    ("lacks", "who"), [(1, "this processor does not"), (2, "the operating system does not"), (0, "this processor or")]
+    ("lacks", "who"),
+    [
+        (1, "this processor does not"),
+        (2, "the operating system does not"),
+        (0, "this processor or"),
+    ],
 )
 def test_who_does_not_offer_it(lacks, who, run, monkeypatch):
     monkeypatch.setattr(native, "runs", lambda kind: False)
-    monkeypatch.setattr(native, "_probe", lambda: SimpleNamespace(longdraft_lacks=lambda kind: lacks))
+    monkeypatch.setattr(
+        native, "_probe", lambda: SimpleNamespace(longdraft_lacks=lambda kind: lacks)
+    )
     assert f"{BUILDS[0]} {who}" in said(run()[1])
 
 
@@ -179,10 +215,12 @@ def test_the_probe_says_what_is_lacking():
     if not hasattr(probe, "longdraft_lacks"):
         pytest.skip("the probe of an earlier version")
     for kind in native.NEEDS:
-        assert (probe.longdraft_lacks(kind.encode()) == 0) == bool(probe.longdraft_runs(kind.encode()))
+        assert (probe.longdraft_lacks(kind.encode()) == 0) == bool(
+            probe.longdraft_runs(kind.encode())
+        )
 
 
-# Never a traceback ----------------------------------------------------------------------------------------------------
+# Never a traceback --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -207,14 +245,27 @@ def test_a_part_that_cannot_be_examined_says_so(error, do, run, monkeypatch):
 
 @pytest.mark.full
 def test_an_installation_without_its_checkout(tmp_path):
-    """In a process of its own, from a copy of the package alone; it loads no model, and Transformers is not needed."""
+    """In a process of its own, from a copy of the package alone; it loads no model, and
+    Transformers is not needed.
+    """
     copy = tmp_path / "site-packages"
-    shutil.copytree(Path(native.__file__).parents[2], copy / "longdraft", ignore=shutil.ignore_patterns("assets"))
+    shutil.copytree(
+        Path(native.__file__).parents[2],
+        copy / "longdraft",
+        ignore=shutil.ignore_patterns("assets"),
+    )
     code = (
         "import sys; from longdraft.cli import main; status = main(['doctor', '--json'])\n"
-        "print(sorted({'transformers', 'longdraft.models.lm'} & sys.modules.keys()), file=sys.stderr); sys.exit(status)"
+        "print(sorted({'transformers', 'longdraft.models.lm'} & sys.modules.keys()), "
+        "file=sys.stderr); sys.exit(status)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(copy), "LONGDRAFT_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "LONGDRAFT_CACHE": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
     assert json.loads(done.stdout)["parts"]["package"]["kind"] != "checkout"

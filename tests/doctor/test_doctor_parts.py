@@ -20,10 +20,11 @@ from longdraft.ops.triton import self_check as triton_check
 from longdraft.tuning import kept
 
 PROBLEMS = threads.problems
-calm, run = pytest.fixture(autouse=True)(examined.calm), pytest.fixture(examined.run)
+calm = pytest.fixture(autouse=True)(examined.calm)
+run = pytest.fixture(examined.run)
 
 
-# Threads and memory ---------------------------------------------------------------------------------------------------
+# Threads and memory -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,10 @@ def test_too_many_threads_are_reported(run, monkeypatch):
     monkeypatch.setattr(processor, "topology", lambda which=None: Topology(2, 2, 1))
     status, lines = run()
     assert status == 0 and "9 on 2 allowed processors (2 cores)" in said(lines)
-    assert "9 threads share 2 processors, so they wait for each other what to do: set OMP_NUM_THREADS=2" in said(lines)
+    assert (
+        "9 threads share 2 processors, so they wait for each other what to do: set "
+        "OMP_NUM_THREADS=2" in said(lines)
+    )
 
 
 def test_limits_are_shown(run, monkeypatch):
@@ -93,7 +97,7 @@ def test_a_system_that_says_nothing(run, monkeypatch):
     assert "not pinned" in said(lines)
 
 
-# The GPU --------------------------------------------------------------------------------------------------------------
+# The GPU ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -112,7 +116,8 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "words", "status"), [(lambda: 1, "kernels: ok", 0), (refuse, "FAILED: Triton kernels are not used", 1)]
+    ("check", "words", "status"),
+    [(lambda: 1, "kernels: ok", 0), (refuse, "FAILED: Triton kernels are not used", 1)],
 )
 def test_kernels_of_a_gpu(check, words, status, card, run, monkeypatch):
     monkeypatch.setattr(triton_check, "kernels", check)
@@ -135,38 +140,52 @@ def test_a_driver_that_torch_cannot_use(run, monkeypatch):
     assert status == 0 and f"but torch {torch.__version__} cannot use a GPU" in said(lines)
 
 
-# Packages and the cache -----------------------------------------------------------------------------------------------
+# Packages and the cache ---------------------------------------------------------------------------
 
 
 def test_versions_outside_the_bounds(monkeypatch):
     monkeypatch.setattr(installation, "bounds", lambda: {"torch": ">=99", "numpy": ">=1"})
-    assert [(p.do, p.fails) for p in installed.versions().problems] == [("pip install 'torch>=99'", False)]
+    assert [(p.do, p.fails) for p in installed.versions().problems] == [
+        ("pip install 'torch>=99'", False)
+    ]
 
 
 def test_a_missing_package_fails(run, monkeypatch):
     version = installation.version
-    monkeypatch.setattr(installation, "version", lambda name: None if name == "tokenizers" else version(name))
+    monkeypatch.setattr(
+        installation, "version", lambda name: None if name == "tokenizers" else version(name)
+    )
     status, lines = run()
-    assert status == 1 and "tokenizers is not installed what to do: pip install 'tokenizers'" in said(lines)
+    assert (
+        status == 1
+        and "tokenizers is not installed what to do: pip install 'tokenizers'" in said(lines)
+    )
 
 
 def test_a_folder_that_cannot_be_written_fails(run, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path / "file" / "x"))
     status, lines = run()
-    assert status == 1 and "what to do: set LONGDRAFT_CACHE to a folder that can be written" in said(lines)
+    assert (
+        status == 1
+        and "what to do: set LONGDRAFT_CACHE to a folder that can be written" in said(lines)
+    )
 
 
 def test_the_cache_is_described_and_left_as_it_was(monkeypatch, tmp_path):
     folder = tmp_path / "cache"
     part = cache.cache()
-    assert not folder.exists() and part.facts["writable"] and part.lines[0].endswith("0 MB: no models")
+    assert (
+        not folder.exists() and part.facts["writable"] and part.lines[0].endswith("0 MB: no models")
+    )
     name, model = next(iter(cache.fetch.SOURCES.items()))
     (folder / name).mkdir(parents=True)
     with (folder / name / model.file).open("wb") as file:
         file.truncate(model.size)
     part = cache.cache()
-    assert part.facts["models"] == [name] and part.lines[0].endswith(f"{model.size / 1e6:.0f} MB: {name}")
+    assert part.facts["models"] == [name] and part.lines[0].endswith(
+        f"{model.size / 1e6:.0f} MB: {name}"
+    )
 
 
 def test_measured_costs_of_this_build():

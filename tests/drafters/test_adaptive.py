@@ -1,4 +1,6 @@
-"""AdaptiveDraft and Auto: their choices at stated costs, what they may lose where drafts fail, losslessness."""
+"""AdaptiveDraft and Auto: their choices at stated costs, what they may lose where drafts fail,
+losslessness.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,19 @@ NEW = 400
 
 
 class Prophet(Drafter):
-    """Chains of `gamma` tokens at most; the first good(n) of the n-th are plain decoding's. Counts captures."""
+    """Chains of `gamma` tokens at most; the first good(n) of the n-th are plain decoding's. Counts
+    captures.
+    """
 
     def __init__(self, rows: list[list[int]], gamma: int, good, usual: float = 0.8):
-        self.rows, self.max_depth, self.good, self.usual = rows, gamma, good, (usual, usual)
-        self.drafts, self.captured, self.depths, self.steps = 0, 0, [], []
+        self.rows = rows
+        self.max_depth = gamma
+        self.good = good
+        self.usual = (usual, usual)
+        self.drafts = 0
+        self.captured = 0
+        self.depths = []
+        self.steps = []
 
     def captures(self):
         self.captured += 1
@@ -68,26 +78,39 @@ def decode(drafter: Drafter, new: int = NEW) -> Stats:
     return stats
 
 
-def run(good, prices: Stated | None = None, new: int = NEW, gamma: int = 7, usual: float = 0.8) -> tuple:
+def run(
+    good, prices: Stated | None = None, new: int = NEW, gamma: int = 7, usual: float = 0.8
+) -> tuple:
     """-> cost over that of plain decoding, and the inner drafter."""
-    prices, inner = prices or Stated(0.1), Prophet([text(new)], gamma, good, usual)
+    prices = prices or Stated(0.1)
+    inner = Prophet([text(new)], gamma, good, usual)
     stats = decode(AdaptiveDraft(inner, prices), new)
-    drafts = sum(prices.fixed + (prices.each + prices.node) * depth for depth in inner.depths if depth)
+    drafts = sum(
+        prices.fixed + (prices.each + prices.node) * depth for depth in inner.depths if depth
+    )
     return (stats.steps + 1 + drafts + prices.look * inner.captured) / new, inner
 
 
-# What is drafted ------------------------------------------------------------------------------------------------------
+# What is drafted ----------------------------------------------------------------------------------
 
 
 def test_drafts_begin_at_the_first_step_that_can_draft_and_go_to_the_full_depth():
     share, inner = run(lambda n: 7)
-    assert inner.steps[0] == 1 and inner.depths[0] >= 4 and inner.depths[3:-2] == [7] * (len(inner.depths) - 5)
+    assert (
+        inner.steps[0] == 1
+        and inner.depths[0] >= 4
+        and inner.depths[3:-2] == [7] * (len(inner.depths) - 5)
+    )
     assert share < 0.25  # 8 tokens in 1.77 plain steps
 
 
 def test_the_depth_follows_what_a_draft_costs_and_brings():
-    assert max(run(lambda n: 3, Stated(0.2))[1].depths[-50:]) <= 4  # what is never accepted is not drafted
-    cheap, dear = (run(lambda n: 7 if n % 2 else 1, Stated(each))[1].depths[-50:] for each in (0.02, 0.4))
+    assert (
+        max(run(lambda n: 3, Stated(0.2))[1].depths[-50:]) <= 4
+    )  # what is never accepted is not drafted
+    cheap, dear = (
+        run(lambda n: 7 if n % 2 else 1, Stated(each))[1].depths[-50:] for each in (0.02, 0.4)
+    )
     assert sum(cheap) > sum(dear)
 
 
@@ -144,7 +167,9 @@ def test_a_draft_that_finds_nothing_is_no_refusal():
         finds = 0.5
 
         def grow(self, tree, seqs, limits):
-            return super().grow(tree, seqs, limits if int(seqs.length[0]) % 5 == 0 else limits.within(0))
+            return super().grow(
+                tree, seqs, limits if int(seqs.length[0]) % 5 == 0 else limits.within(0)
+            )
 
     inner = Rare([text()], 7, lambda n: 7)
     decode(AdaptiveDraft(inner, Stated(0.01)))
@@ -157,7 +182,8 @@ def test_pauses_grow_with_what_drafting_has_cost():
         gaps = [b - a for a, b in pairwise(inner.steps)]
         return [gap for gap in gaps if gap > 2]
 
-    cheap, dear = pauses(0.1), pauses(1.0)
+    cheap = pauses(0.1)
+    dear = pauses(1.0)
     assert len(cheap) > len(dear) > 1 and cheap == sorted(cheap) and dear == sorted(dear)
 
 
@@ -172,7 +198,7 @@ def test_the_forecast_is_what_is_expected_at_the_start():
     assert once.predicted_speedup == 1.0  # what it must read first takes longer than it can gain
 
 
-# What is kept ---------------------------------------------------------------------------------------------------------
+# What is kept -------------------------------------------------------------------------------------
 
 
 def test_what_was_refused_in_one_text_is_known_in_the_next():
@@ -189,20 +215,29 @@ def test_what_is_usual_follows_the_sampler():
     inner.usual = (0.9, 0.3)
     drafter = AdaptiveDraft(inner, Stated(0.1))
     for sampler, usual in (("greedy", 0.9), ("T=1", 0.3), ("greedy", 0.9)):
-        generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, max_new_tokens=2, sampler=SAMPLERS[sampler])
+        generate(
+            tiny.target("llama-loops"),
+            tiny.prompts(70),
+            drafter,
+            max_new_tokens=2,
+            sampler=SAMPLERS[sampler],
+        )
         assert drafter.pace.acceptance.usual == usual
 
 
 def test_what_is_usual_differs_between_methods():
     lm = tiny.target("llama")
-    usual = [build(name, lm).usual for name in ("vegas", "magicdec-stream", "quantspec", "random-picks")]
+    usual = [
+        build(name, lm).usual for name in ("vegas", "magicdec-stream", "quantspec", "random-picks")
+    ]
     assert len(set(usual)) == 4 and all(0 < sampled <= greedy < 1 for greedy, sampled in usual)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3)), max_size=300))
 def test_the_debt_never_exceeds_its_limit(steps):
     """Whatever is accepted, if only allowed steps are made."""
-    budget, tokens = Budget(), 0
+    budget = Budget()
+    tokens = 0
     for good, extra in steps:
         extra = extra if budget.allows(extra) else 0.0
         emitted = 1 + (good if extra else 0)
@@ -213,7 +248,7 @@ def test_the_debt_never_exceeds_its_limit(steps):
         assert Budget(budget.debt, budget.tokens + n).allows(1.0 - 1e-6)
 
 
-# Acceptance -----------------------------------------------------------------------------------------------------------
+# Acceptance ---------------------------------------------------------------------------------------
 
 
 def test_expected_tokens_begin_with_what_is_usual_and_end_with_what_was_seen():
@@ -250,7 +285,9 @@ def test_wider_trees_are_expected_to_hold_more_until_they_are_seen():
 
 
 def test_ranks_count_real_nodes_of_the_same_depth():
-    tree = Tree.root(torch.tensor([1, 2])).grow(torch.tensor([[0, 0, 0], [0, PAD, 0]]), torch.tensor([[4, 5, 6]] * 2))
+    tree = Tree.root(torch.tensor([1, 2])).grow(
+        torch.tensor([[0, 0, 0], [0, PAD, 0]]), torch.tensor([[4, 5, 6]] * 2)
+    )
     tree = tree.grow(torch.tensor([[1, 3], [3, 3]]), torch.tensor([[7, 8]] * 2))
     verdict = Verdict(torch.tensor([[0, 3, 5], [0, 3, 3]]), torch.tensor([3, 2]), torch.zeros(2, 3))
     assert ranks(tree, verdict) == [[2, 1], [1]] and tree.widest == 3
@@ -258,26 +295,35 @@ def test_ranks_count_real_nodes_of_the_same_depth():
     assert ranks(Tree.chain(torch.tensor([[1, 2, 3]])), chain) == [[0]]
 
 
-# Widths, rows, views --------------------------------------------------------------------------------------------------
+# Widths, rows, views ------------------------------------------------------------------------------
 
 
 class Bush(Drafter):
-    """At every depth `nodes` drafts, of which the right one stands at place `rank`, below the right one before."""
+    """At every depth `nodes` drafts, of which the right one stands at place `rank`, below the right
+    one before.
+    """
 
     def __init__(self, row: list[int], nodes: int, depth: int, rank: int):
-        self.row, self.wide, self.max_depth, self.rank, self.shapes = row, nodes, depth, rank, []
+        self.row = row
+        self.wide = nodes
+        self.max_depth = depth
+        self.rank = rank
+        self.shapes = []
 
     def most_nodes(self, depth, width):
         return min(depth, self.max_depth) * min(self.wide, width)
 
     def grow(self, tree, seqs, limits):
-        below, wide = 0, min(self.wide, limits.width)
+        below = 0
+        wide = min(self.wide, limits.width)
         for d in range(min(self.max_depth, limits.depth)):
             n = int(seqs.length[0] - seqs.prompt[0]) + d
             right = self.row[n] if n < len(self.row) else 0
             tokens = [right if i == self.rank else (right + 1 + i) % 96 for i in range(wide)]
-            parents, first = torch.full((1, wide), below), tree.size
-            below, tree = first + min(self.rank, wide - 1), tree.grow(parents, torch.tensor([tokens]))
+            parents = torch.full((1, wide), below)
+            first = tree.size
+            below = first + min(self.rank, wide - 1)
+            tree = tree.grow(parents, torch.tensor([tokens]))
         self.shapes.append((int(tree.depth.max()), wide if tree.size > 1 else 0))
         return tree
 
@@ -297,38 +343,55 @@ def test_the_width_follows_where_the_right_drafts_stand():
 def test_acceptance_that_ignores_ranks_is_caught(monkeypatch):
     """The planted fault: whatever was accepted, a narrower tree would have had it."""
     monkeypatch.setattr(
-        "longdraft.drafters.adaptive.adaptive_draft.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count]
+        "longdraft.drafters.adaptive.adaptive_draft.ranks",
+        lambda tree, verdict: [[0] * (n - 1) for n in verdict.count],
     )
     with pytest.raises(AssertionError):
         test_the_width_follows_where_the_right_drafts_stand()
 
 
 class Chains(Drafter):
-    """Chains of 7 tokens of which plain decoding would say the first 6, whatever the number of rows."""
+    """Chains of 7 tokens of which plain decoding would say the first 6, whatever the number of
+    rows.
+    """
 
-    max_depth, is_chain, usual = 7, True, (0.8, 0.8)
+    max_depth = 7
+    is_chain = True
+    usual = (0.8, 0.8)
 
     def grow(self, tree, seqs, limits):
         for _ in range(min(self.max_depth, limits.depth)):
-            tree = tree.grow(torch.full((len(seqs.length), 1), tree.size - 1), torch.zeros(len(seqs.length), 1).long())
+            tree = tree.grow(
+                torch.full((len(seqs.length), 1), tree.size - 1),
+                torch.zeros(len(seqs.length), 1).long(),
+            )
         return tree
 
 
 def rows(n: int) -> SimpleNamespace:
     length = torch.full((n,), 100)
-    zeros, cache = torch.zeros(n, dtype=torch.long), SimpleNamespace(length=length)
-    limit, done = torch.full((n,), 900), torch.zeros(n).bool()
+    zeros = torch.zeros(n, dtype=torch.long)
+    cache = SimpleNamespace(length=length)
+    limit = torch.full((n,), 900)
+    done = torch.zeros(n).bool()
     return SimpleNamespace(
-        length=length, cache=cache, prompt=length, limit=limit, done=done, seed=zeros, sampler=SAMPLERS["greedy"]
+        length=length,
+        cache=cache,
+        prompt=length,
+        limit=limit,
+        done=done,
+        seed=zeros,
+        sampler=SAMPLERS["greedy"],
     )
 
 
 def depths_by_rows() -> dict[int, list[int]]:
-    """{rows: the depth of each step's draft}: four rows, then one, and so on, 40 steps at a time. Drafts are cheap for
-    one row, and cost a plain step per level for four.
+    """{rows: the depth of each step's draft}: four rows, then one, and so on, 40 steps at a time.
+    Drafts are cheap for one row, and cost a plain step per level for four.
     """
     drafter = AdaptiveDraft(Chains(), Stated(0.05, more=lambda rows: 1 if rows == 1 else 20))
-    seqs, found = {n: rows(n) for n in (1, 4)}, {1: [], 4: []}
+    seqs = {n: rows(n) for n in (1, 4)}
+    found = {1: [], 4: []}
     drafter.start(seqs[1])  # type: ignore[arg-type]
     for turn in range(6):
         n = (4, 1)[turn % 2]
@@ -352,7 +415,9 @@ def test_rows_are_priced_together():
 def test_costs_of_one_row_for_all_are_caught(monkeypatch):
     """The planted fault: costs are predicted once and hold for any number of rows."""
     reprice = AdaptiveDraft._reprice
-    monkeypatch.setattr(AdaptiveDraft, "_reprice", lambda self, seqs: self.pace.table or reprice(self, seqs))
+    monkeypatch.setattr(
+        AdaptiveDraft, "_reprice", lambda self, seqs: self.pace.table or reprice(self, seqs)
+    )
     with pytest.raises(AssertionError):
         test_rows_are_priced_together()
 
@@ -375,24 +440,30 @@ def test_a_view_stays_for_more_steps_where_choosing_one_is_expensive():
 def test_a_guided_view_that_stays_is_chosen_every_so_many_steps():
     lm = tiny.target("llama")
     for steps in (1, 3):
-        drafter, asked = build("vegas", lm, gamma=2, min_budget=16), []
+        drafter = build("vegas", lm, gamma=2, min_budget=16)
+        asked = []
         drafter.stay(steps)
         captures = drafter.captures
-        drafter.captures = lambda captures=captures, asked=asked: (asked.append(captures()), asked[-1])[1]
+        drafter.captures = lambda captures=captures, asked=asked: (
+            asked.append(captures()),
+            asked[-1],
+        )[1]
         check_lossless(lambda t, drafter=drafter: drafter, "llama", SAMPLERS["greedy"], (70,), 30)
         chosen = [spec.rows is not None for spec in asked]
         assert all(chosen[::steps]) and sum(chosen) == -(-len(chosen) // steps)
     assert Guided().renews and not BUILD["magicdec-stream"](lm).renews
 
 
-# Costs ----------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
 def test_measurements_correct_predictions_slowly_and_within_bounds():
     lm = tiny.target("llama")
     prices = Predicted(lm, counted(lm), corrects=True)
     for _ in range(60):
-        prices.observe("plain", prices.scale("plain"), 5.0)  # everything takes longer than was predicted
+        prices.observe(
+            "plain", prices.scale("plain"), 5.0
+        )  # everything takes longer than was predicted
         prices.observe("verify", prices.scale("verify"), 5.0)
     assert prices.scale("plain") == pytest.approx(prices.scale("verify"), rel=0.05)
     before = prices.scale("verify")
@@ -408,7 +479,9 @@ def test_measurements_correct_predictions_slowly_and_within_bounds():
 
 
 def corrected_by(anchors: int) -> float:
-    """The scale of verifications that take 1.4 times as long as predicted, after ten, with so many plain steps."""
+    """The scale of verifications that take 1.4 times as long as predicted, after ten, with so many
+    plain steps.
+    """
     prices = Predicted(tiny.target("llama"), PassCosts(call=1.0), corrects=True)
     for i in range(10):
         if i < anchors:
@@ -418,17 +491,24 @@ def corrected_by(anchors: int) -> float:
 
 
 def test_a_plain_step_tells_what_is_dear_by_itself():
-    """Else the machine could as well be slower; a drafter that captures nothing takes care that there is one."""
+    """Else the machine could as well be slower; a drafter that captures nothing takes care that
+    there is one.
+    """
     assert corrected_by(anchors=1) == pytest.approx(1.4, rel=0.1)
     assert corrected_by(anchors=0) < 1.1
 
 
 @pytest.mark.parametrize("captures", [False, True])
 def test_plain_steps_are_measured_now_and_then(captures, monkeypatch):
-    lm, seen = tiny.target("llama"), []
+    lm = tiny.target("llama")
+    seen = []
     prices = Predicted(lm, counted(lm), corrects=True)
     monkeypatch.setattr(prices, "observe", lambda part, *_: seen.append(part))
-    inner = SelfDrafter(lm, Guided(min_budget=8), [1] * 3) if captures else SelfDrafter(lm, Full(), [1] * 3)
+    inner = (
+        SelfDrafter(lm, Guided(min_budget=8), [1] * 3)
+        if captures
+        else SelfDrafter(lm, Full(), [1] * 3)
+    )
     drafter = AdaptiveDraft(inner, prices)
     monkeypatch.setattr(drafter.pace, "_search", lambda *_, **__: Choice(2.0, 3, 1))
     generate(lm, tiny.prompts(40), drafter, max_new_tokens=48)
@@ -460,7 +540,9 @@ def test_every_method_predicts_what_a_draft_costs(method):
 
 @each_method
 def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch):
-    """And drafts as narrow as it is asked to: a drafter that overlooked the width would be asked for it again."""
+    """And drafts as narrow as it is asked to: a drafter that overlooked the width would be asked
+    for it again.
+    """
     for shape in ((3, 2), (3, UNBOUNDED)):
         monkeypatch.setattr(Pace, "shape", lambda self, captured, shape=shape: shape)
         seen = []
@@ -470,19 +552,29 @@ def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch)
                 tree = super().grow(tree, seqs, limits)
                 inner = self.inner.inner if isinstance(self.inner, AdaptiveDraft) else self.inner
                 most = UNBOUNDED if isinstance(inner, Auto) else inner.most_nodes(*shape)
-                seen.append((tree.widest, int(tree.depth.max()), (tree.parent >= 0).sum(1).max() - most))
+                seen.append(
+                    (tree.widest, int(tree.depth.max()), (tree.parent >= 0).sum(1).max() - most)
+                )
                 return tree
 
-        check_lossless(lambda t: Watched(BUILD[method](t)), "llama", SAMPLERS["greedy"], ROWS["3 rows"], new=12)
-        assert max(wide for wide, *_ in seen) <= shape[1] and max(deep for _, deep, _ in seen) <= 3, seen
-        if not method.endswith("then reuse") and "suffix" not in method:  # these state what is usual
+        check_lossless(
+            lambda t: Watched(BUILD[method](t)), "llama", SAMPLERS["greedy"], ROWS["3 rows"], new=12
+        )
+        assert (
+            max(wide for wide, *_ in seen) <= shape[1] and max(deep for _, deep, _ in seen) <= 3
+        ), seen
+        if (
+            not method.endswith("then reuse") and "suffix" not in method
+        ):  # these state what is usual
             assert max(over for *_, over in seen) <= 0, seen
 
 
 @each_method
 @pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1 min-p penalty"])
 def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):
-    """Depths, widths, steps with and without captures, and ages of views, drawn at random instead of chosen by cost."""
+    """Depths, widths, steps with and without captures, and ages of views, drawn at random instead
+    of chosen by cost.
+    """
     draws = torch.Generator().manual_seed(3)
 
     class Random(AdaptiveDraft):
@@ -496,11 +588,13 @@ def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatc
         return depth, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # CAPTURE: no draft, but captures
 
     monkeypatch.setattr(Pace, "shape", shape)
-    check_lossless(lambda t: Random(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
+    check_lossless(
+        lambda t: Random(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32
+    )
     assert CAPTURE == -1
 
 
-# Auto -----------------------------------------------------------------------------------------------------------------
+# Auto ---------------------------------------------------------------------------------------------
 
 
 def test_auto_drafts_by_the_best_forecast_from_the_first_step():
@@ -513,9 +607,15 @@ def test_auto_drafts_by_the_best_forecast_from_the_first_step():
 
 
 def test_auto_leaves_what_is_refused_for_what_is_right():
-    """Three prophets: the first promises most and is wrong, the others are right once and always."""
-    rights, usual = (0, 1, 7), (0.9, 0.8, 0.7)
-    prophets = [Prophet([text()], 7, lambda n, right=right: right, u) for right, u in zip(rights, usual, strict=True)]
+    """Three prophets: the first promises most and is wrong, the others are right once and
+    always.
+    """
+    rights = (0, 1, 7)
+    usual = (0.9, 0.8, 0.7)
+    prophets = [
+        Prophet([text()], 7, lambda n, right=right: right, u)
+        for right, u in zip(rights, usual, strict=True)
+    ]
     auto = Auto(prophets, Stated(0.1))
     stats = decode(auto)
     assert auto.now.inner is prophets[2] and prophets[2].depths[-3] == 7
@@ -523,7 +623,9 @@ def test_auto_leaves_what_is_refused_for_what_is_right():
 
 
 def test_auto_gives_a_refused_drafter_another_chance():
-    """The first is wrong for its first drafts, then right; the second is never right, and drafting is off meanwhile."""
+    """The first is wrong for its first drafts, then right; the second is never right, and drafting
+    is off meanwhile.
+    """
     first = Prophet([text()], 7, lambda n: 0 if n < 4 else 7, 0.9)
     auto = Auto([first, Prophet([text()], 7, lambda n: 0, 0.8)], Stated(0.1))
     assert decode(auto).steps < 0.8 * NEW and auto.now.inner is first

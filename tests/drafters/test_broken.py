@@ -52,8 +52,12 @@ def test_no_twin_lies_unused():
     assert twins and twins <= {plant for plant, _ in PLANTED.values()}
 
 
-@pytest.mark.parametrize("sampler", [SAMPLERS["T=1"], SAMPLERS["T=0.7 top-p"]], ids=["T=1", "top-p"])
+@pytest.mark.parametrize(
+    "sampler", [SAMPLERS["T=1"], SAMPLERS["T=0.7 top-p"]], ids=["T=1", "top-p"]
+)
 def test_the_twins_harness_itself_is_sound(sampler, monkeypatch):
-    """Without a fault the second writing of `reject` passes, so what fails a twin is its fault alone."""
+    """Without a fault the second writing of `reject` passes, so what fails a twin is its fault
+    alone.
+    """
     reject_plant(None)(monkeypatch)
     check_law("reject", widths=(3, 6), sampler=sampler)

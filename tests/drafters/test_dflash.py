@@ -1,4 +1,6 @@
-"""DFlash: its ring against recomputation from scratch, its block against one pass without a ring, its labels."""
+"""DFlash: its ring against recomputation from scratch, its block against one pass without a ring,
+its labels.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def test_drafts_are_those_of_one_pass_without_a_ring(window, causal):
 
 def test_rounds_that_were_left_out_are_caught_up(monkeypatch):
     """Whatever it saw, before a draft the ring is what it is when every round is seen."""
-    off, unseen = (0, UNBOUNDED), (CAPTURE, UNBOUNDED)
+    off = (0, UNBOUNDED)
+    unseen = (CAPTURE, UNBOUNDED)
     shapes = cycle([off, off, off, unseen, (2, UNBOUNDED), (3, 2), off, unseen, (1, 1)])
     monkeypatch.setattr(Pace, "shape", lambda self, captured: next(shapes))
     lm = tiny.target("llama")
@@ -50,9 +53,12 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=12)
 def test_a_ring_holds_what_was_appended_and_not_taken_back(steps, size, begin):
     """Each key is its position's number, and a position that comes again has another value."""
     block = DFlashBlock(random_dflash(tiny.target("llama"), 0, layers=1).shape)
-    ring, text, version = FeatureRing(block, size, torch.tensor([begin])), {}, 0
+    ring = FeatureRing(block, size, torch.tensor([begin]))
+    text = {}
+    version = 0
     for back, n in steps:
-        end, version = int(ring.end[0]), version + 1000
+        end = int(ring.end[0])
+        version = version + 1000
         if back:
             ring.rewind(torch.tensor([max(end - n, begin)]))
             text = {p: x for p, x in text.items() if p < end - n}
@@ -74,14 +80,16 @@ def test_a_ring_holds_what_was_appended_and_not_taken_back(steps, size, begin):
 @torch.no_grad()
 @pytest.mark.parametrize("shift", [10_000, 100_000])
 def test_only_differences_of_positions_matter(shift):
-    lm, text = tiny.target("llama"), tiny.prompts(40)[0]
+    lm = tiny.target("llama")
+    text = tiny.prompts(40)[0]
     block = random_dflash(lm, 3)
     close(states(lm, block, text, 10, 512, shift), states(lm, block, text, 10, 512), 1e-4)
 
 
 @torch.inference_mode()
 def test_memory_does_not_grow_and_limits_change_no_draft():
-    lm, sizes = tiny.target("llama"), []
+    lm = tiny.target("llama")
+    sizes = []
     for length in (60, 300):
         cache = lm.new_cache(1, 400)
         lm.prefill(tiny.prompts(length)[0][:-1], cache)
@@ -89,7 +97,9 @@ def test_memory_does_not_grow_and_limits_change_no_draft():
         drafter = build("dflash", lm, random_dflash(lm, 0), nodes=20, window=32)
         assert isinstance(drafter, DFlash)
         drafter.start(seqs)
-        whole, two = (drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(depth=d)) for d in (9, 2))
+        whole, two = (
+            drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(depth=d)) for d in (9, 2)
+        )
         chain = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(width=1))
         assert chain.size == 8 and int(whole.depth.max()) > 2 >= int(two.depth.max())
         below = whole.depth[0] <= 2
@@ -99,20 +109,27 @@ def test_memory_does_not_grow_and_limits_change_no_draft():
 
 
 def said(lm: LM, drafter: DFlash) -> float:
-    return check_lossless(lambda t: drafter, "llama-loops", Sampler(), (1,), 60).mean_acceptance_length
+    return check_lossless(
+        lambda t: drafter, "llama-loops", Sampler(), (1,), 60
+    ).mean_acceptance_length
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_slot_learns_the_token_at_its_own_place(late, monkeypatch):
-    """On text that runs in circles nearly every draft of a trained block is accepted; with labels of the next place
-    hardly any."""
+    """On text that runs in circles nearly every draft of a trained block is accepted; with labels
+    of the next place hardly any.
+    """
     good = DFlashObjective._slot_loss
-    monkeypatch.setattr(DFlashObjective, "_slot_loss", lambda self, x, t, h, at: good(self, x, t, h, at + late))
+    monkeypatch.setattr(
+        DFlashObjective, "_slot_loss", lambda self, x, t, h, at: good(self, x, t, h, at + late)
+    )
     lm = tiny.target("llama-loops")
     torch.manual_seed(0)
     block = block_for(lm, layers=1, features=1, slots=4, window=8)
     rows = [tiny.prompts(1, seed=n)[0] for n in range(8)]
-    texts = tiny.eager("llama-loops").generate(torch.tensor(rows), max_new_tokens=32, do_sample=False)
+    texts = tiny.eager("llama-loops").generate(
+        torch.tensor(rows), max_new_tokens=32, do_sample=False
+    )
     learns = DFlashObjective(Frozen(lm), block, anchors=24)
     optimizer = torch.optim.AdamW(block.parameters(), 0.01)
     for step in range(40):
@@ -136,11 +153,16 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
     a, b, c = (random_dflash(lm, seed).fuse.weight for seed in (SEED, SEED, 2))
     assert torch.equal(a, b) and not torch.equal(a, c)
     block = random_dflash(lm, 0, slots=4)
-    assert (build("dflash", lm, block).max_depth, build("dflash", lm, block, gamma=2).is_chain) == (3, True)
+    assert (build("dflash", lm, block).max_depth, build("dflash", lm, block, gamma=2).is_chain) == (
+        3,
+        True,
+    )
     with pytest.raises(InputError, match="give at most 3"):
         build("dflash", lm, block, gamma=4)
     for options in ({"nodes": 0}, {"gamma": -1}, {"window": -1}):
         with pytest.raises(InputError, match="give a whole number"):
             build("dflash", lm, block, **options)
     with pytest.raises(InputError, match="give --length 4"):
-        DFlashObjective(Frozen(lm), block).loss(torch.ones(1, 4, dtype=torch.long), np.random.default_rng(0))
+        DFlashObjective(Frozen(lm), block).loss(
+            torch.ones(1, 4, dtype=torch.long), np.random.default_rng(0)
+        )

@@ -1,4 +1,6 @@
-"""EAGLE: its cache against recomputation from scratch, its tree against a slow search without any cache."""
+"""EAGLE: its cache against recomputation from scratch, its tree against a slow search without any
+cache.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,23 @@ from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
 from longdraft.drafters.adaptive.pace import CAPTURE, Pace
 from longdraft.drafters.eagle import pairs
-from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.eagle.block import (
+    Eagle2Block,
+    Eagle3Block,
+    EagleBlock,
+    random_eagle2,
+    random_eagle3,
+)
 from longdraft.drafters.eagle.drafter import chosen
 from longdraft.drafters.eagle.pairs import Pairs, Span
 from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 
-KINDS = {"eagle2": random_eagle2, "eagle3": random_eagle3, "eagle3, 40 tokens": lambda t, s: random_eagle3(t, s, 40)}
+KINDS = {
+    "eagle2": random_eagle2,
+    "eagle3": random_eagle3,
+    "eagle3, 40 tokens": lambda t, s: random_eagle3(t, s, 40),
+}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_path = pytest.mark.parametrize("path", ["llama", "llama-torch"])
 
@@ -41,11 +53,20 @@ def features(lm: LM, block: EagleBlock, text: list[int]) -> Tensor:
 
 
 def run(
-    lm: LM, block: EagleBlock, feature: Tensor, tokens: list[int], at: Tensor, seen: list[int] | None = None
+    lm: LM,
+    block: EagleBlock,
+    feature: Tensor,
+    tokens: list[int],
+    at: Tensor,
+    seen: list[int] | None = None,
 ) -> tuple[Tensor, KVCache]:
-    """The layer over pairs feature [1,N,d] and tokens at positions [N], as one chain whose last node sees only some."""
-    chain, cache = Tree.chain(torch.tensor([tokens])), KVCache(1, len(tokens))
-    embedded, mask = lm.hf.get_input_embeddings()(chain.tokens), chain.mask.clone()
+    """The layer over pairs feature [1,N,d] and tokens at positions [N], as one chain whose last
+    node sees only some.
+    """
+    chain = Tree.chain(torch.tensor([tokens]))
+    cache = KVCache(1, len(tokens))
+    embedded = lm.hf.get_input_embeddings()(chain.tokens)
+    mask = chain.mask.clone()
     if seen is not None:
         mask[:, -1] = False
         mask[:, -1, seen] = True
@@ -59,14 +80,23 @@ class Watched(Eagle):
 
     def __init__(self, *args):
         super().__init__(*args)
-        good, self.seen_by_last = self.pairs.feed, {}
+        good = self.pairs.feed
+        self.seen_by_last = {}
 
         def feed(features, tokens, rows, count, at=None):
             for b, n in enumerate(count, rows.start):
-                held, first = int(self.pairs.own.length[b]), int(self.pairs.first[b])
-                if n:  # slots that the last pair saw: which are left out is decided before all are written
-                    far = held - self.span.window if self.span.window and first + held > self.span.reach else 0
-                    self.seen_by_last[b] = [i for i in range(held + n) if i < self.span.sink or i >= far]
+                held = int(self.pairs.own.length[b])
+                first = int(self.pairs.first[b])
+                # slots that the last pair saw: which are left out is decided before all are written
+                if n:
+                    far = (
+                        held - self.span.window
+                        if self.span.window and first + held > self.span.reach
+                        else 0
+                    )
+                    self.seen_by_last[b] = [
+                        i for i in range(held + n) if i < self.span.sink or i >= far
+                    ]
             good(features, tokens, rows, count, at)
 
         self.pairs.feed = feed
@@ -78,14 +108,23 @@ class Watched(Eagle):
     def ready(self, seqs):
         super().ready(seqs)
         for b in (~seqs.done).nonzero()[:, 0].tolist():
-            n, first, mine = int(seqs.cache.length[b]), int(self.pairs.first[b]), self.pairs
+            n = int(seqs.cache.length[b])
+            first = int(self.pairs.first[b])
+            mine = self.pairs
             assert int(mine.own.length[b]) == n - first and first <= max(0, n - self.span.most)
             text = seqs.tokens[b, : n + 1].tolist()
             if n > first:
                 sinks = self.span.sink if first and self.span.window else 0
                 at = torch.tensor([*range(sinks), *range(first + sinks, n)])
                 true = features(self.target, self.block, text[:-1])[:, at]
-                output, cache = run(self.target, self.block, true, [text[i + 1] for i in at], at, self.seen_by_last[b])
+                output, cache = run(
+                    self.target,
+                    self.block,
+                    true,
+                    [text[i + 1] for i in at],
+                    at,
+                    self.seen_by_last[b],
+                )
                 for keys, want in zip(mine.own.read(0, b), cache.read(0, 0), strict=True):
                     close(keys[:, : n - first], want[:, : n - first], 1e-4)
                 close(mine.output[b, 0], output[0, -1], 1e-4)
@@ -94,7 +133,9 @@ class Watched(Eagle):
     def grow(self, tree, seqs, limits):
         tree = super().grow(tree, seqs, limits)
         check_shape(tree)
-        assert tree.size <= self.nodes and int(tree.depth.max()) <= min(self.levels + 1, max(limits.depth, 0))
+        assert tree.size <= self.nodes and int(tree.depth.max()) <= min(
+            self.levels + 1, max(limits.depth, 0)
+        )
         return tree
 
 
@@ -102,8 +143,9 @@ class Watched(Eagle):
 @each_kind
 @pytest.mark.parametrize("span", [(7,), (512,), (20, 12, 2), (14, 12, 2), (13, 5, 0), (5, 3, 10)])
 def test_the_cache_is_recomputation_from_scratch(kind, span, path):
-    """Rows of unequal lengths, of one token too, that accept unequally and end at different times; with windows, some
-    texts are longer than `reach`, one grows beyond it, and one is just longer."""
+    """Rows of unequal lengths, of one token too, that accept unequally and end at different times;
+    with windows, some texts are longer than `reach`, one grows beyond it, and one is just longer.
+    """
     lm = tiny.target(path)
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, *span)
     stats = check_lossless(lambda t: drafter, path, SAMPLERS["T=1"], (30, 1, 12, 15), 16)
@@ -114,9 +156,12 @@ def test_the_cache_is_recomputation_from_scratch(kind, span, path):
 @pytest.mark.parametrize("fault", ["a window one wider", "a sink left out"])
 def test_a_pair_too_many_or_too_few_is_noticed(fault, path, monkeypatch):
     """By Watched: such faults never show in the text."""
-    tail, skip = Span.tail, Pairs.skip
+    tail = Span.tail
+    skip = Pairs.skip
     if fault == "a window one wider":
-        monkeypatch.setattr(Span, "tail", lambda *a: None if (t := tail(*a)) is None else (t - 1).clamp(min=0))
+        monkeypatch.setattr(
+            Span, "tail", lambda *a: None if (t := tail(*a)) is None else (t - 1).clamp(min=0)
+        )
     else:
         monkeypatch.setattr(Pairs, "skip", lambda *a: max(skip(*a) - 1, 0))
     with pytest.raises(AssertionError):
@@ -157,24 +202,36 @@ def test_the_prompt_goes_through_in_chunks(path, monkeypatch):
 
 @torch.inference_mode()
 def slow_tree(
-    lm: LM, block: EagleBlock, text: list[int], sampler: Sampler, topk: int, levels: int, nodes: int, seqs
+    lm: LM,
+    block: EagleBlock,
+    text: list[int],
+    sampler: Sampler,
+    topk: int,
+    levels: int,
+    nodes: int,
+    seqs,
 ) -> set:
-    """EAGLE-2's tree as paths: every path through the layer from scratch, the search over plain lists."""
+    """EAGLE-2's tree as paths: every path through the layer from scratch, the search over plain
+    lists.
+    """
     true = features(lm, block, text[:-1])
 
     def expand(path: list[int]) -> list[tuple[float, int]]:
-        feature, tokens = true, text[1:]
+        feature = true
+        tokens = text[1:]
         for token in [*path, None]:
             output, _ = run(lm, block, feature, tokens, torch.arange(len(tokens)))
             if token is None:
                 break
-            feature, tokens = torch.cat([feature, output[:, -1:]], 1), [*tokens, token]
+            feature = torch.cat([feature, output[:, -1:]], 1)
+            tokens = [*tokens, token]
         chain = Tree.chain(torch.tensor([[text[-1], *path]]))
         logits = block.scores(lm, output[:, -1:]).expand(-1, len(path) + 1, -1)
         best = sampler.scores(logits, chain, seqs)[0, -1].log_softmax(-1).topk(topk)
         return list(zip(best.values.tolist(), best.indices.tolist(), strict=True))
 
-    level, candidates = [(0.0, [])], []
+    level = [(0.0, [])]
+    candidates = []
     for _ in range(levels + 1):
         level = [(value + v, [*path, token]) for value, path in level for v, token in expand(path)]
         candidates += level
@@ -184,10 +241,13 @@ def slow_tree(
 
 @each_path
 @each_kind
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8, penalty=1.3)])
+@pytest.mark.parametrize(
+    "sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8, penalty=1.3)]
+)
 def test_the_tree_is_that_of_a_slow_search(kind, sampler, path):
     lm = tiny.target(path)
-    block, seen = KINDS[kind](lm, 0), []
+    block = KINDS[kind](lm, 0)
+    seen = []
 
     class Compared(Eagle):
         def grow(self, tree, seqs, limits):
@@ -196,7 +256,10 @@ def test_the_tree_is_that_of_a_slow_search(kind, sampler, path):
                 text = seqs.tokens[0, : int(seqs.length[0])].tolist()
                 want = slow_tree(lm, block, text, sampler, 4, 2, 14, seqs)
                 parents = tree.parent[0].tolist()
-                found = {tuple(tree.tokens[0, ancestors(parents, n)[1:]].tolist()) for n in range(1, tree.size)}
+                found = {
+                    tuple(tree.tokens[0, ancestors(parents, n)[1:]].tolist())
+                    for n in range(1, tree.size)
+                }
                 assert found == want
                 seen.append(len(want))
             return tree
@@ -208,11 +271,14 @@ def test_the_tree_is_that_of_a_slow_search(kind, sampler, path):
 @given(st.data())
 def test_the_best_nodes_are_a_tree(data):
     """Random trees whose values never rise from parent to child; many are equal, some -inf."""
-    parents, values = [0], [0.0]
+    parents = [0]
+    values = [0.0]
     for node in range(1, 30):
         parent = data.draw(st.integers(max(0, node - 12), node - 1))
         parents.append(parent)
-        values.append(values[parent] + data.draw(st.sampled_from([0.0, 0.0, -0.5, -1.0, -math.inf])))
+        values.append(
+            values[parent] + data.draw(st.sampled_from([0.0, 0.0, -0.5, -1.0, -math.inf]))
+        )
     tree = Tree.root(torch.tensor([3]))
     for node in range(1, 30):
         tree = tree.grow(torch.tensor([[parents[node]]]), torch.tensor([[node]]))
@@ -222,16 +288,27 @@ def test_the_best_nodes_are_a_tree(data):
     check_shape(best)
     assert best.size == min(nodes, 30)
     kept = best.tokens[0, 1:].tolist()
-    assert sorted((values[n] for n in kept), reverse=True) == sorted(values[1:], reverse=True)[: nodes - 1]
+    assert (
+        sorted((values[n] for n in kept), reverse=True)
+        == sorted(values[1:], reverse=True)[: nodes - 1]
+    )
     for i, token in enumerate(kept, 1):
-        assert int(best.parent[0, i]) == (0 if parents[token] == 0 else 1 + kept.index(parents[token]))
+        assert int(best.parent[0, i]) == (
+            0 if parents[token] == 0 else 1 + kept.index(parents[token])
+        )
 
 
 def test_chosen_keeps_order_and_depth():
-    tree = Tree.chain(torch.tensor([[5, 6, 7]])).grow(torch.tensor([[0, 1]]), torch.tensor([[8, 9]]))
+    tree = Tree.chain(torch.tensor([[5, 6, 7]])).grow(
+        torch.tensor([[0, 1]]), torch.tensor([[8, 9]])
+    )
     part = chosen(tree, torch.tensor([[1, 4]]))
     check_shape(part)
-    assert part.tokens.tolist() == [[5, 6, 9]] and part.parent.tolist() == [[-1, 0, 1]] and PAD not in part.parent
+    assert (
+        part.tokens.tolist() == [[5, 6, 9]]
+        and part.parent.tolist() == [[-1, 0, 1]]
+        and PAD not in part.parent
+    )
 
 
 @torch.inference_mode()
@@ -252,8 +329,10 @@ def test_a_reduced_vocabulary_drafts_its_own_tokens_alone():
 @pytest.mark.parametrize("kind", ["eagle2", "eagle3"])
 def test_a_pass_over_a_tree_is_one_chain_per_path(kind):
     lm = tiny.target("llama")
-    block, g = KINDS[kind](lm, 3), torch.Generator().manual_seed(0)
-    tokens, feature = torch.randint(3, 96, (1, 5), generator=g), torch.randn(1, 5, 64, generator=g)
+    block = KINDS[kind](lm, 3)
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 96, (1, 5), generator=g)
+    feature = torch.randn(1, 5, 64, generator=g)
     tree = Tree.root(tokens[:, 0]).grow(torch.tensor([[0, 0, 1, 2]]) * 0, tokens[:, 1:])
     embed = lm.hf.get_input_embeddings()
     cache = KVCache(1, 8)
@@ -265,10 +344,18 @@ def test_a_pass_over_a_tree_is_one_chain_per_path(kind):
 
 
 @each_path
-@pytest.mark.parametrize(("topk", "levels", "nodes"), [(1, 0, 2), (1, 5, 9), (8, 0, 99), (60, 1, 40)])
+@pytest.mark.parametrize(
+    ("topk", "levels", "nodes"), [(1, 0, 2), (1, 5, 9), (8, 0, 99), (60, 1, 40)]
+)
 def test_shapes_of_search(topk, levels, nodes, path):
     for sampler in (SAMPLERS["greedy"], SAMPLERS["T=0.7 top-p"], PENALTY):
-        check_lossless(lambda t: Watched(t, random_eagle3(t, 0), topk, levels, nodes), path, sampler, (20, 1), 8)
+        check_lossless(
+            lambda t: Watched(t, random_eagle3(t, 0), topk, levels, nodes),
+            path,
+            sampler,
+            (20, 1),
+            8,
+        )
 
 
 def test_layers_read():
@@ -294,9 +381,13 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
 @torch.inference_mode()
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8)])
 def test_shortcuts_change_no_draft(sampler, monkeypatch):
-    """In torch: scores of the known tokens alone, and a search that ends once no better node can be found."""
+    """In torch: scores of the known tokens alone, and a search that ends once no better node can be
+    found.
+    """
     lm = tiny.target("llama-torch")
-    drafter, levels, early = Eagle(lm, random_eagle3(lm, 0, 40), 4, 5, 6), [], 0
+    drafter = Eagle(lm, random_eagle3(lm, 0, 40), 4, 5, 6)
+    levels = []
+    early = 0
     seqs = prefill(lm, tiny.prompts(30, 9), 200, sampler, SEED, (), keep=drafter.prompt_captures())
     drafter.start(seqs)
     good = drafter._children
@@ -304,7 +395,8 @@ def test_shortcuts_change_no_draft(sampler, monkeypatch):
     for _ in range(12):
         step(lm, drafter, seqs, match, Stats(), draft=False)
         levels.clear()
-        found, stopped = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits()), len(levels)
+        found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits())
+        stopped = len(levels)
         with monkeypatch.context() as mp:
             mp.setattr(drafter, "tokens", None)
             mp.setattr(drafter, "_complete", lambda *_: False)

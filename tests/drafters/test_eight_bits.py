@@ -1,4 +1,6 @@
-"""Drafters stored in 8 bits: what comes back is within a rounding step, and damage is one clear line."""
+"""Drafters stored in 8 bits: what comes back is within a rounding step, and damage is one clear
+line.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,30 @@ def glide(tmp_path):
 def test_an_element_moves_by_half_a_step_at_most():
     rows = torch.randn(3, 40, 64) * torch.logspace(-6, 3, 40)[:, None]
     rows[1, 7] = 0.0
-    packed = eight_bits.pack({"w": rows, "norm": torch.ones(64), "tokens": torch.arange(2048).view(2, -1)})
+    packed = eight_bits.pack(
+        {"w": rows, "norm": torch.ones(64), "tokens": torch.arange(2048).view(2, -1)}
+    )
     back = eight_bits.unpack(packed)
     assert packed["w"].dtype == torch.int8 and packed["norm"].dtype == torch.float32
     step = rows.abs().amax(-1, keepdim=True) / 127
     assert ((back["w"] - rows).abs() <= step * 0.501).all() and not back["w"][1, 7].any()
-    assert torch.equal(back["tokens"], torch.arange(2048).view(2, -1)) and back.keys() == {"w", "norm", "tokens"}
-    wrong = eight_bits.unpack(packed | {"w": packed["w"] + 1})  # a broken variant: the bound must notice it
+    assert torch.equal(back["tokens"], torch.arange(2048).view(2, -1)) and back.keys() == {
+        "w",
+        "norm",
+        "tokens",
+    }
+    wrong = eight_bits.unpack(
+        packed | {"w": packed["w"] + 1}
+    )  # a broken variant: the bound must notice it
     assert not ((wrong["w"] - rows).abs() <= step * 0.501).all()
 
 
 def test_a_packed_drafter_is_loaded_as_any_other(glide, capsys):
     out = glide.with_name("packed")
-    assert main(["pack-drafter", str(glide), "--out", str(out)]) == 0 and "in 8 bits" in capsys.readouterr().out
+    assert (
+        main(["pack-drafter", str(glide), "--out", str(out)]) == 0
+        and "in 8 bits" in capsys.readouterr().out
+    )
     given, packed = (KINDS["glide"].load(str(folder), LM).state_dict() for folder in (glide, out))
     stored = load_file(out / eight_bits.WEIGHTS)
     assert any(x.dtype == torch.int8 for x in stored.values()) and given.keys() == packed.keys()
@@ -52,19 +65,29 @@ def test_a_packed_drafter_is_loaded_as_any_other(glide, capsys):
 
 
 def test_a_packed_small_model_is_loaded_like_a_target(tmp_path):
-    small, folder, out = random_lm(LM, 0), tmp_path / "small", tmp_path / "packed"
+    small = random_lm(LM, 0)
+    folder = tmp_path / "small"
+    out = tmp_path / "packed"
     small.hf.save_pretrained(folder)
     eight_bits.store(folder, out)
     given, packed = (load_lm(str(where), "float32").hf.state_dict() for where in (folder, out))
     assert given.keys() == packed.keys()
-    assert all(torch.allclose(packed[k], x, atol=float(x.abs().max()) / 250) for k, x in given.items())
+    assert all(
+        torch.allclose(packed[k], x, atol=float(x.abs().max()) / 250) for k, x in given.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda w: w.pop(next(n for n in w if n.endswith(eight_bits.SCALE))), "has no scale for each of its rows"),
-        (lambda w: w.update({n: x[:1] for n, x in w.items() if n.endswith(eight_bits.SCALE)}), "has no scale"),
+        (
+            lambda w: w.pop(next(n for n in w if n.endswith(eight_bits.SCALE))),
+            "has no scale for each of its rows",
+        ),
+        (
+            lambda w: w.update({n: x[:1] for n, x in w.items() if n.endswith(eight_bits.SCALE)}),
+            "has no scale",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_line(glide, change, line):
@@ -96,27 +119,35 @@ def test_what_cannot_be_packed(glide, tmp_path, capsys):
 def test_the_bundled_drafters_are_stored_in_8_bits():
     for kind in ("budget", "eagle3", "glide", "heads", "lm", "medusa"):
         assert eight_bits.is_packed(BUNDLED.parent / kind / eight_bits.WEIGHTS), kind
-    assert not eight_bits.is_packed(BUNDLED / eight_bits.WEIGHTS)  # a target's weights decide what it says
+    assert not eight_bits.is_packed(
+        BUNDLED / eight_bits.WEIGHTS
+    )  # a target's weights decide what it says
 
 
-# The package longdraft-drafters ---------------------------------------------------------------------------------------
+# The package longdraft-drafters -------------------------------------------------------------------
 
 
 def test_drafters_of_a_fetched_model_come_from_their_package(tmp_path, monkeypatch):
     (tmp_path / "longdraft_drafters" / "smollm2" / "glide").mkdir(parents=True)
-    (tmp_path / "longdraft_drafters" / "__init__.py").write_text("raise SystemExit('its code was run')")
+    (tmp_path / "longdraft_drafters" / "__init__.py").write_text(
+        "raise SystemExit('its code was run')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     weights = DrafterWeights(model="smollm2")
     assert weights.beside("glide") == tmp_path / "longdraft_drafters" / "smollm2" / "glide"
     assert (
-        weights.beside("eagle3") is None and DrafterWeights(model="bundled").beside("glide") == BUNDLED.parent / "glide"
+        weights.beside("eagle3") is None
+        and DrafterWeights(model="bundled").beside("glide") == BUNDLED.parent / "glide"
     )
 
 
 def test_without_the_package_the_line_names_it(monkeypatch):
     monkeypatch.setattr(drafter_weights, "PACKAGE", "longdraft_drafters_that_nobody_has")
     assert DrafterWeights(model="smollm2").beside("glide") is None
-    with monkeypatch.context() as patch, pytest.raises(InputError, match="or install longdraft-drafters"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(InputError, match="or install longdraft-drafters"),
+    ):
         patch.setattr(LM, "name", "smollm2")
         build("longspec", LM)
     with pytest.raises(InputError) as error:

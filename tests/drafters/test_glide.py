@@ -29,9 +29,12 @@ WINDOW = 9
 
 def loud(target: LM, seed: int = 0, **options) -> Glide:
     """A block whose every part weighs as much as the embedding: a wrong key anywhere shows."""
-    block, g = random_glide(target, seed, **options), torch.Generator().manual_seed(seed)
+    block = random_glide(target, seed, **options)
+    g = torch.Generator().manual_seed(seed)
     for p in block.parameters():
-        nn.init.normal_(p, std=0.25, generator=g) if p.dim() > 1 else nn.init.uniform_(p, 0.5, 1.5, generator=g)
+        nn.init.normal_(p, std=0.25, generator=g) if p.dim() > 1 else nn.init.uniform_(
+            p, 0.5, 1.5, generator=g
+        )
     return block
 
 
@@ -45,15 +48,22 @@ def heads(x: Tensor, count: int) -> Tensor:
 
 
 def naive(block: Glide, name: str, text: list[int], path: list[int]) -> Tensor:
-    """Logits [V] after path, of which text is verified, by the paper's formulas over all of the text.
+    """Logits [V] after path, of which text is verified, by the paper's formulas over all of the
+    text.
 
     The target's keys come from Transformers' own cache, the rotation from its own functions.
     """
-    model, p, ids = tiny.eager(name), dict(block.named_parameters()), torch.tensor([text + path])
+    model = tiny.eager(name)
+    p = dict(block.named_parameters())
+    ids = torch.tensor([text + path])
     module = __import__(type(model).__module__, fromlist=["x"])
-    T, H, K, eps = ids.shape[1], block.heads, block.host.keys, model.config.rms_norm_eps
+    T = ids.shape[1]
+    H = block.heads
+    K = block.host.keys
+    eps = model.config.rms_norm_eps
     kind = (model.config.layer_types[block.host.layer],) if "gemma3" in name else ()
-    x, at = model.get_input_embeddings()(ids)[0], torch.arange(T)
+    x = model.get_input_embeddings()(ids)[0]
+    at = torch.arange(T)
     turn = model.model.rotary_emb(x, at[None], *kind)
 
     def linear(part: str, x: Tensor) -> Tensor:
@@ -65,7 +75,9 @@ def naive(block: Glide, name: str, text: list[int], path: list[int]) -> Tensor:
         return (logits.softmax(-1) @ v).transpose(0, 1).reshape(T, -1)
 
     normed = norm(x, p["self_norm.weight"], eps)
-    q, k, v = heads(linear("q_proj", normed), H), heads(linear("k_proj", normed), K), heads(linear("v_proj", normed), K)
+    q = heads(linear("q_proj", normed), H)
+    k = heads(linear("k_proj", normed), K)
+    v = heads(linear("v_proj", normed), K)
     q, k = module.apply_rotary_pos_emb(q, k, *turn)
     ago = at[:, None] - at
     x = x + linear("o_proj", attention(q, k, v, (ago >= 0) & (ago <= block.window)))
@@ -90,15 +102,23 @@ def rows(target: LM, prompts: list[list[int]], new: int = 40) -> Sequences:
 def drafted(drafter: GlideDrafter, seqs: Sequences, tree: Tree) -> Tensor:
     """Logits of every node, level by level as a beam asks for them."""
     drafter.ring.refresh(seqs.tokens, seqs.length - 1)
-    parts, view = [], drafter.policy.view(seqs.cache)
+    parts = []
+    view = drafter.policy.view(seqs.cache)
     for start, size in ((0, 1), (1, 3), (3, 6), (6, 7)):
-        part = Tree(tree.tokens[:, :size], tree.parent[:, :size], tree.depth[:, :size], tree.mask[:, :size, :size])
+        part = Tree(
+            tree.tokens[:, :size],
+            tree.parent[:, :size],
+            tree.depth[:, :size],
+            tree.mask[:, :size, :size],
+        )
         parts.append(drafter.logits(part, start, seqs, view))
     return torch.cat(parts, 1)
 
 
 def check_against_naive(drafter: GlideDrafter, name: str, seqs: Sequences) -> None:
-    tree = branching(len(seqs.length), torch.cat([seqs.last[:, None], tiny_tokens(len(seqs.length), 6)], 1))
+    tree = branching(
+        len(seqs.length), torch.cat([seqs.last[:, None], tiny_tokens(len(seqs.length), 6)], 1)
+    )
     found = drafted(drafter, seqs, tree)
     for b, n in enumerate(seqs.length.tolist()):
         text = seqs.tokens[b, : n - 1].tolist()
@@ -125,35 +145,49 @@ def test_it_computes_the_formulas(name, with_norm):
 @torch.no_grad()
 def test_the_ring_is_right_after_any_commits_and_rollbacks():
     """Rows grow, shrink and are rewritten at random; only what changed is computed anew."""
-    target, g = tiny.target("llama"), torch.Generator().manual_seed(0)
+    target = tiny.target("llama")
+    g = torch.Generator().manual_seed(0)
     drafter = GlideDrafter(loud(target, window=WINDOW), [2, 3, 1])
     texts = tiny.prompts(30, 2, 12)
     drafter.start(rows(target, texts, 100))
     for turn in range(25):
         for b, text in enumerate(texts):
-            keep = len(text) - int(torch.randint(0, 8, (), generator=g)) * int(torch.randint(0, 2, (), generator=g))
+            keep = len(text) - int(torch.randint(0, 8, (), generator=g)) * int(
+                torch.randint(0, 2, (), generator=g)
+            )
             more = int(torch.randint(0, 2 * WINDOW if turn == 5 else 6, (), generator=g))
-            texts[b] = (text[: max(keep, 2)] + torch.randint(3, 96, (more,), generator=g).tolist())[:90]
+            texts[b] = (text[: max(keep, 2)] + torch.randint(3, 96, (more,), generator=g).tolist())[
+                :90
+            ]
         check_against_naive(drafter, "llama", rows(target, texts, 100 - max(map(len, texts))))
 
 
 @torch.no_grad()
 def test_a_round_computes_the_new_keys_alone(monkeypatch):
     target = tiny.target("llama")
-    drafter, asked = GlideDrafter(loud(target, window=16), [1, 1]), []
+    drafter = GlideDrafter(loud(target, window=16), [1, 1])
+    asked = []
     keys_of = Glide.keys_of
-    monkeypatch.setattr(Glide, "keys_of", lambda self, t, p: asked.append(t.shape[1]) or keys_of(self, t, p))
+    monkeypatch.setattr(
+        Glide, "keys_of", lambda self, t, p: asked.append(t.shape[1]) or keys_of(self, t, p)
+    )
     seqs = rows(target, tiny.prompts(40, 5))
     drafter.start(seqs)
     for length in ([40, 5], [40, 5], [43, 6], [43, 6], [42, 6], [43, 6]):
         seqs.length = torch.tensor(length)
         drafter.ring.refresh(seqs.tokens, seqs.length - 1)
-    assert asked == [16 + 4, 3 + 1, 1, 1]  # after one position back, one old key is needed again, then the new one
+    assert asked == [
+        16 + 4,
+        3 + 1,
+        1,
+        1,
+    ]  # after one position back, one old key is needed again, then the new one
 
 
 @torch.no_grad()
 def test_its_memory_does_not_grow_with_the_context():
-    target, sizes = tiny.target("llama"), []
+    target = tiny.target("llama")
+    sizes = []
     for length in (30, 400):
         drafter = GlideDrafter(random_glide(target, window=16), [3, 4, 4])
         generate(target, tiny.prompts(length), drafter, max_new_tokens=30)
@@ -166,7 +200,8 @@ def test_its_memory_does_not_grow_with_the_context():
 @torch.inference_mode()
 def test_it_reads_verified_keys_of_one_layer_and_all_of_them():
     target = tiny.target("gpt-oss")
-    drafter, seqs = GlideDrafter(loud(target), [2, 3, 1]), rows(target, tiny.prompts(20, 31))
+    drafter = GlideDrafter(loud(target), [2, 3, 1])
+    seqs = rows(target, tiny.prompts(20, 31))
     drafter.block.cross_q_proj.weight.mul_(0.01)  # else some slot's share rounds to nothing
     drafter.start(seqs)
     tree = branching(2, torch.cat([seqs.last[:, None], tiny_tokens(2, 6)], 1))
@@ -182,14 +217,17 @@ def test_it_reads_verified_keys_of_one_layer_and_all_of_them():
             v = seqs.cache.read(3, b)[1]
             kept = v[:, slot].clone()
             v[:, slot] += 1
-            assert (drafted(drafter, seqs, tree)[b] != want[b]).any(-1).all()  # every node of the row
+            assert (
+                (drafted(drafter, seqs, tree)[b] != want[b]).any(-1).all()
+            )  # every node of the row
             v[:, slot] = kept
 
 
 @torch.inference_mode()
 def test_a_target_of_windows_alone_lends_its_last_window():
     target = tiny.target("mistral-window")
-    drafter, seqs = GlideDrafter(loud(target), [2, 3, 1]), rows(target, tiny.prompts(50))
+    drafter = GlideDrafter(loud(target), [2, 3, 1])
+    seqs = rows(target, tiny.prompts(50))
     drafter.start(seqs)
     tree = branching(1, torch.cat([seqs.last[:, None], tiny_tokens(1, 6)], 1))
     want = drafted(drafter, seqs, tree)
@@ -200,11 +238,18 @@ def test_a_target_of_windows_alone_lends_its_last_window():
 @pytest.mark.parametrize("score", ["logits", "weights"])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_view_of_everything_is_no_view(sampler, score):
-    target, trees = tiny.target("llama"), {}
-    for name, policy in (("all", None), ("view", Guided(0.07, 999, score)), ("sparse", Guided(0.07, 8, score))):
+    target = tiny.target("llama")
+    trees = {}
+    for name, policy in (
+        ("all", None),
+        ("view", Guided(0.07, 999, score)),
+        ("sparse", Guided(0.07, 8, score)),
+    ):
         drafter = GlideDrafter(loud(target, window=16), [2, 3, 3], policy)
         found = trees[name] = []
-        drafter.grow = lambda t, s, lim, d=drafter, f=found: f.append(GlideDrafter.grow(d, t, s, lim)) or f[-1]
+        drafter.grow = lambda t, s, lim, d=drafter, f=found: (
+            f.append(GlideDrafter.grow(d, t, s, lim)) or f[-1]
+        )
         check_lossless(lambda t, d=drafter: d, "llama", sampler, (70, 31))
     pairs = [
         [torch.equal(a.tokens, b.tokens) for a, b in zip(trees["all"], trees[n], strict=False)]
@@ -222,12 +267,17 @@ def test_a_guided_draft_reads_its_picks_and_what_came_after():
     view = drafter.policy.view(seqs.cache)
     assert view.indices.shape[0] == 1 and set(view.layers) == {2}  # no other layer is ranked
     k, v = seqs.cache.read(2, 0)
-    widths = {sum(s.k.shape[1] for s in view.segments(2, 0, k, v, m, None, k)) for m in (int(view.tail_start[0]),)}
+    widths = {
+        sum(s.k.shape[1] for s in view.segments(2, 0, k, v, m, None, k))
+        for m in (int(view.tail_start[0]),)
+    }
     assert widths == {8}
 
 
 def one_layer(seed: int = 0) -> tuple[LM, Glide]:
-    """A target of one layer, and a block that computes the same: its self-attention and MLP, no cross-attention."""
+    """A target of one layer, and a block that computes the same: its self-attention and MLP, no
+    cross-attention.
+    """
     config = deepcopy(tiny.CONFIGS["llama"])
     config.num_hidden_layers = 1
     torch.manual_seed(seed)
@@ -236,7 +286,8 @@ def one_layer(seed: int = 0) -> tuple[LM, Glide]:
         if p.dim() > 1:
             nn.init.normal_(p, std=1.0 if "embed" in key else 0.25)
     target = LM(model, "one layer")
-    block, layer = random_glide(target, with_norm=True), model.model.layers[0]
+    block = random_glide(target, with_norm=True)
+    layer = model.model.layers[0]
     with torch.no_grad():
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             getattr(block, name).weight.copy_(getattr(layer.self_attn, name).weight)
@@ -252,14 +303,19 @@ def one_layer(seed: int = 0) -> tuple[LM, Glide]:
 @pytest.mark.parametrize("widths", [[1] * 4, [3, 4, 4, 4]], ids=["chain", "tree"])
 @pytest.mark.parametrize("window", [0, 8])
 def test_a_block_that_computes_the_target_is_accepted(sampler, widths, window):
-    """Through the ring, the rotation, the beam and the noise it drafts what the target itself would, node for node. A
-    window that is too small costs acceptance.
+    """Through the ring, the rotation, the beam and the noise it drafts what the target itself
+    would, node for node. A window that is too small costs acceptance.
     """
     target, block = one_layer()
-    options, prompts = {"max_new_tokens": 1 + 6 * 5, "sampler": sampler, "seed": SEED}, tiny.prompts(70, 31, 1)
+    options = {"max_new_tokens": 1 + 6 * 5, "sampler": sampler, "seed": SEED}
+    prompts = tiny.prompts(70, 31, 1)
     drafters = [GlideDrafter(block, widths, window=window), SelfDrafter(target, Full(), widths)]
-    stats, plain = [Stats(), Stats()], generate(target, prompts, **options)
-    assert all(generate(target, prompts, d, stats=s, **options) == plain for d, s in zip(drafters, stats, strict=True))
+    stats = [Stats(), Stats()]
+    plain = generate(target, prompts, **options)
+    assert all(
+        generate(target, prompts, d, stats=s, **options) == plain
+        for d, s in zip(drafters, stats, strict=True)
+    )
     assert (stats[0].accepted == stats[1].accepted) == (window == 0)
     assert stats[1].mean_acceptance_length == 5 or len(widths) < sum(widths)
 
@@ -276,7 +332,8 @@ class Copying(GlideDrafter):
 
 
 def _same_trees(name: str, policy: Guided | None) -> list[Drafter]:
-    target, widths = tiny.target(name), [2, 3, 3, 3]
+    target = tiny.target(name)
+    widths = [2, 3, 3, 3]
     return [Copying(random_glide(target), widths, policy, 16), SelfDrafter(target, Full(), widths)]
 
 
@@ -284,7 +341,9 @@ def _same_trees(name: str, policy: Guided | None) -> list[Drafter]:
 @pytest.mark.parametrize("policy", [None, Guided(0.07, 16)], ids=["", "guided"])
 def test_an_oracle_in_its_place_is_accepted(name, policy):
     for sampler in SAMPLERS.values():
-        check_full_acceptance(lambda t: Copying(random_glide(t), [1] * 4, policy, 16), 4, name, sampler)
+        check_full_acceptance(
+            lambda t: Copying(random_glide(t), [1] * 4, policy, 16), 4, name, sampler
+        )
     tree = [check_lossless(lambda t, d=d: d, name) for d in _same_trees(name, policy)]
     assert tree[0].accepted == tree[1].accepted and tree[0].mean_acceptance_length > 3
 
@@ -292,18 +351,24 @@ def test_an_oracle_in_its_place_is_accepted(name, policy):
 @pytest.mark.parametrize("name", sorted(set(tiny.CONFIGS) - set(tiny.MAIN) - {"deepseek"}))
 def test_other_architectures(name):
     for sampler in (SAMPLERS["greedy"], PENALTY):
-        drafter = GlideDrafter(random_glide(tiny.target(name), window=16), [3, 4, 4], Guided(0.07, 16))
+        drafter = GlideDrafter(
+            random_glide(tiny.target(name), window=16), [3, 4, 4], Guided(0.07, 16)
+        )
         check_lossless(lambda t, d=drafter: d, name, sampler, (70, 1, 31))
 
 
 def test_a_rotation_of_its_own_is_refused(monkeypatch):
     monkeypatch.setattr(Host, "rotate", lambda self, x, rotation: x * 2 + rotation[0].sum())
-    with pytest.raises(InputError, match="llama rotates keys in a way that longspec does not support"):
+    with pytest.raises(
+        InputError, match="llama rotates keys in a way that longspec does not support"
+    ):
         random_glide(tiny.target("llama"))
 
 
 def test_latents_are_refused():
-    with pytest.raises(InputError, match="deepseek_v3 caches latents, and longspec reads keys and values"):
+    with pytest.raises(
+        InputError, match="deepseek_v3 caches latents, and longspec reads keys and values"
+    ):
         random_glide(tiny.target("deepseek"))
 
 
@@ -312,12 +377,13 @@ def test_keys_that_are_not_rotated_meet_queries_that_are_not():
 
 
 def test_reject_is_plain_decoding_when_greedy():
-    target, lengths = tiny.target("llama"), (70, 31)
+    target = tiny.target("llama")
+    lengths = (70, 31)
     for widths in ([1] * 4, [3, 6]):
         drafter = GlideDrafter(tiny.taught_glide(target), widths)
-        assert generate(target, tiny.prompts(*lengths), drafter, max_new_tokens=24, verify=reject) == plain(
-            "llama", Sampler(), lengths, 24
-        )
+        assert generate(
+            target, tiny.prompts(*lengths), drafter, max_new_tokens=24, verify=reject
+        ) == plain("llama", Sampler(), lengths, 24)
 
 
 def test_the_file_holds_the_block_alone(tmp_path):
@@ -326,18 +392,26 @@ def test_the_file_holds_the_block_alone(tmp_path):
     save_file(first.state_dict(), tmp_path / "model.safetensors")
     weights = load_file(tmp_path / "model.safetensors")
     assert not any(word in key for key in weights for word in ("embed", "head", "target", "rotary"))
-    assert all(96 not in x.shape or key.split("_")[0] in ("gate", "up", "down") for key, x in weights.items())
+    assert all(
+        96 not in x.shape or key.split("_")[0] in ("gate", "up", "down")
+        for key, x in weights.items()
+    )
     assert not torch.equal(first.q_proj.weight, second.q_proj.weight)
     second.load_state_dict(weights)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     again = KINDS["glide"].random(target, 0)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_a_trainer_can_use_it():
     """Gradients reach every weight of the block through attention that the caller chooses."""
     target = tiny.target("llama")
-    block, tokens = random_glide(target).train(), tiny_tokens(2, 12)
+    block = random_glide(target).train()
+    tokens = tiny_tokens(2, 12)
     cache = target.new_cache(2, 16)
     with torch.no_grad():
         target(Tree.chain(tokens), cache)
@@ -348,11 +422,15 @@ def test_a_trainer_can_use_it():
         return nn.functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
     def cross(q):  # noisy training: query t sees keys 0..t-1, the first none
-        late = nn.functional.scaled_dot_product_attention(q[:, :, 1:], k[:, :, :-1], v[:, :, :-1], **options)
+        late = nn.functional.scaled_dot_product_attention(
+            q[:, :, 1:], k[:, :, :-1], v[:, :, :-1], **options
+        )
         return nn.functional.pad(late, (0, 0, 1, 0)).transpose(1, 2)
 
     logits = block(tokens, torch.arange(12).expand(2, 12), own, cross)
     nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
     assert all(
-        p.grad is not None and bool(p.grad.any()) for name, p in block.named_parameters() if name != "k_proj.bias"
+        p.grad is not None and bool(p.grad.any())
+        for name, p in block.named_parameters()
+        if name != "k_proj.bias"
     )

@@ -1,4 +1,6 @@
-"""Heads against their formulas, trees against each node's own top-k, and which state the heads are given."""
+"""Heads against their formulas, trees against each node's own top-k, and which state the heads are
+given.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def test_the_head_is_the_models_own(model):
 
 
 def test_chained_heads_are_the_formula():
-    heads, g = random_(ChainedHeads(8, 3, eps=0.1)), torch.randn(11, 8)
+    heads = random_(ChainedHeads(8, 3, eps=0.1))
+    g = torch.randn(11, 8)
     hidden = torch.randn(2, 8)
     found = heads(hidden, lambda x: x @ g.T)
     assert found.shape == (2, 3, 11)
@@ -60,7 +63,8 @@ def test_chained_heads_are_the_formula():
 
 @pytest.mark.parametrize("own", [False, True])
 def test_medusa_heads_are_the_formula(own):
-    g, normed = torch.randn(4, 11, 8), torch.randn(2, 8)
+    g = torch.randn(4, 11, 8)
+    normed = torch.randn(2, 8)
     heads = random_(MedusaHeads(8, 4, torch.zeros(4, 11, 8) if own else None))
     found = heads(normed, lambda x: x @ g[0].T)
     for i in range(4):
@@ -71,12 +75,16 @@ def test_medusa_heads_are_the_formula(own):
 
 @torch.inference_mode()
 def test_untrained_heads_say_what_the_target_says():
-    """Zero weights: Medusa's say the next token again; so does the chain, up to its own norm's gain."""
+    """Zero weights: Medusa's say the next token again; so does the chain, up to its own norm's
+    gain.
+    """
     lm = tiny.target("llama")
     hidden = torch.randn(2, 64)
     want = lm.head(hidden)
     close(MedusaHeads(64)(lm.norm(hidden), lm.project)[:, 3], want)
-    close(ChainedHeads(64, eps=lm.config.rms_norm_eps)(hidden, lm.project)[:, 2], want)  # the tiny model's gain is 1
+    close(
+        ChainedHeads(64, eps=lm.config.rms_norm_eps)(hidden, lm.project)[:, 2], want
+    )  # the tiny model's gain is 1
 
 
 def test_template_sizes():
@@ -103,19 +111,25 @@ def sequences(sampler: Sampler, limit: int = 9, lengths=(20, 7)) -> Sequences:
 @pytest.mark.parametrize("counts", [cartesian([2, 3, 2]), SPARSE], ids=["cartesian", "sparse"])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
-    """Recomputed node by node: the penalty counts the node's own path, the noise is that of its position."""
-    seqs, logits = sequences(sampler), torch.randn(2, len(counts), 96, generator=torch.Generator().manual_seed(3)) * 3
+    """Recomputed node by node: the penalty counts the node's own path, the noise is that of its
+    position.
+    """
+    seqs = sequences(sampler)
+    logits = torch.randn(2, len(counts), 96, generator=torch.Generator().manual_seed(3)) * 3
     tree = add_product(Tree.root(seqs.last), logits, counts, seqs, DraftLimits(seqs.room))
     assert tree.size == 1 + sum(map(sum, counts))
     check_shape(tree)
     for b in range(2):
         for node in range(tree.size):
-            depth, children = int(tree.depth[b, node]), tree.tokens[b, tree.parent[b] == node].tolist()
+            depth = int(tree.depth[b, node])
+            children = tree.tokens[b, tree.parent[b] == node].tolist()
             if depth == len(counts):
                 assert not children
                 continue
             chain = Tree.chain(tree.tokens[b, tree.mask[b, node]][None].expand(2, -1))
-            scores = sampler.scores(logits[:, depth, None].expand(-1, depth + 1, -1), chain, seqs)[b, -1]
+            scores = sampler.scores(logits[:, depth, None].expand(-1, depth + 1, -1), chain, seqs)[
+                b, -1
+            ]
             top = scores.topk(max(len(children), 1))
             real = (
                 len(children) - int(top.values.isinf().sum()) if children else 0
@@ -126,7 +140,13 @@ def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_level_that_could_not_be_used(limit):
     seqs = sequences(Sampler(), limit)
-    tree = add_product(Tree.root(seqs.last), torch.randn(2, 3, 96), cartesian([2, 2, 2]), seqs, DraftLimits(seqs.room))
+    tree = add_product(
+        Tree.root(seqs.last),
+        torch.randn(2, 3, 96),
+        cartesian([2, 2, 2]),
+        seqs,
+        DraftLimits(seqs.room),
+    )
     assert int(tree.depth.max()) == limit - 1
 
 
@@ -162,9 +182,14 @@ def test_under_a_full_view_the_first_draft_is_the_targets_own(sampler):
     lm = tiny.target("llama")
     for policy in (Full(), Partial(200)):
         stats = check_lossless(
-            lambda t, p=policy: Heads(t, random_heads(lm, 0), p, [1, 2, 2, 2]), "llama", sampler, (40, 9)
+            lambda t, p=policy: Heads(t, random_heads(lm, 0), p, [1, 2, 2, 2]),
+            "llama",
+            sampler,
+            (40, 9),
         )
-        assert stats.acceptance_per_position[0] > 0.8  # a row's last step may have no room for a draft
+        assert (
+            stats.acceptance_per_position[0] > 0.8
+        )  # a row's last step may have no room for a draft
 
 
 def test_heads_come_first():
@@ -173,7 +198,9 @@ def test_heads_come_first():
     with pytest.raises(ValueError, match="put them first"):
         list(stream(lm, tiny.prompts(9), twice, max_new_tokens=9))
     with pytest.raises(ValueError, match="at most one drafter of a Sequential"):
-        Sequential(Heads(lm, random_heads(lm, 0), Guided(), [1] * 4), Medusa(lm, random_medusa(lm, 0)))
+        Sequential(
+            Heads(lm, random_heads(lm, 0), Guided(), [1] * 4), Medusa(lm, random_medusa(lm, 0))
+        )
 
 
 @pytest.mark.parametrize(
@@ -206,8 +233,11 @@ def test_random_parts_repeat():
 def test_a_penalty_reaches_into_the_tree():
     """A token that the logits want again and again is wanted less below itself."""
     logits = torch.zeros(2, 3, 96)
-    logits[..., 7], logits[..., 8] = 3.0, 2.9
+    logits[..., 7] = 3.0
+    logits[..., 8] = 2.9
     for sampler, below in ((Sampler(), 7), (Sampler(penalty=1.5), 8)):
         seqs = Sequences.of([[5], [5, 6]], 9, tiny.target("llama").new_cache(2, 4), sampler)
-        tree = add_product(Tree.root(seqs.last), logits, cartesian([2, 1]), seqs, DraftLimits(seqs.room))
+        tree = add_product(
+            Tree.root(seqs.last), logits, cartesian([2, 1]), seqs, DraftLimits(seqs.room)
+        )
         assert tree.tokens[:, 1:].tolist() == [[7, 8, below, 7]] * 2

@@ -43,9 +43,14 @@ def test_the_first_measurement_is_not_the_last(trained, monkeypatch):
         test_a_drafter_expects_what_was_measured(trained)
 
 
-@pytest.mark.parametrize("facts", ["{", "[]", "{}", '{"probes": [{"book": {"by_depth": ["x"]}}]}', '{"probes": []}'])
+@pytest.mark.parametrize(
+    "facts", ["{", "[]", "{}", '{"probes": [{"book": {"by_depth": ["x"]}}]}', '{"probes": []}']
+)
 def test_facts_of_another_form_say_nothing(trained, facts):
     lm, folder = trained
     (folder / held_out.FACTS).write_text(facts)
     assert held_out.rate_in(folder / held_out.FACTS) is None
-    assert build("medusa", lm, folder).usual == build("medusa", lm, KINDS["medusa"].random(lm, 0)).usual
+    assert (
+        build("medusa", lm, folder).usual
+        == build("medusa", lm, KINDS["medusa"].random(lm, 0)).usual
+    )

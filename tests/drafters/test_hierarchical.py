@@ -1,4 +1,6 @@
-"""TriForce's levels: each is lossless in itself, and none leaves a trace in a cache that another one reads."""
+"""TriForce's levels: each is lossless in itself, and none leaves a trace in a cache that another
+one reads.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def test_caches_hold_the_text_after_every_round(model, policy):
 @pytest.mark.parametrize("sampler", [SAMPLERS["greedy"], PENALTY], ids=["greedy", "sampled"])
 def test_the_middle_level_is_lossless(model, sampler, policy):
     """Whatever drafts for it, it says what the target says under the view, token by token."""
-    lm, trees = tiny.target(model), []
+    lm = tiny.target(model)
+    trees = []
     for inner in (
         Drafter(),
         small(lm),
@@ -40,7 +43,8 @@ def test_the_middle_level_is_lossless(model, sampler, policy):
             before = (seqs.length.clone(), seqs.tokens.clone(), seqs.cache.length.clone())
             trees.append(drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)))
         assert all(
-            torch.equal(a, b) for a, b in zip(before, (seqs.length, seqs.tokens, seqs.cache.length), strict=True)
+            torch.equal(a, b)
+            for a, b in zip(before, (seqs.length, seqs.tokens, seqs.cache.length), strict=True)
         )
         assert trees[-1].size == 6 and not bool(seqs.done.any())
         assert torch.equal(trees[-1].tokens, trees[0].tokens)
@@ -49,12 +53,17 @@ def test_the_middle_level_is_lossless(model, sampler, policy):
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_full_view_in_the_middle_accepts_everything(sampler):
-    check_full_acceptance(lambda t: Hierarchical(t, Full(), small(t), 4), 4, "llama", sampler, (70, 31))
+    check_full_acceptance(
+        lambda t: Hierarchical(t, Full(), small(t), 4), 4, "llama", sampler, (70, 31)
+    )
 
 
 def test_an_exact_drafter_saves_middle_passes():
-    """The inner drafts are used: with the target itself as the inner drafter, 6 tokens take 2 middle passes, not 6."""
-    lm, passes = tiny.target("llama"), []
+    """The inner drafts are used: with the target itself as the inner drafter, 6 tokens take 2
+    middle passes, not 6.
+    """
+    lm = tiny.target("llama")
+    passes = []
     for inner in (Drafter(), SelfDrafter(lm, Full(), [1, 1])):
         drafter = Hierarchical(lm, Full(), inner, 6)
         with torch.inference_mode():
@@ -75,7 +84,11 @@ def test_rows_end_apart():
         seqs.limit = torch.tensor([3, 40, 1])
         seqs.done = torch.tensor([False, False, True])
         tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
-    assert (tree.parent > -2).sum(1).tolist() == [1 + 1, 1 + 4, 1]  # a row's last token comes from verification
+    assert (tree.parent > -2).sum(1).tolist() == [
+        1 + 1,
+        1 + 4,
+        1,
+    ]  # a row's last token comes from verification
 
 
 def test_the_middle_stops_at_an_end_token():

@@ -1,4 +1,6 @@
-"""Released drafters: what is imported says what plain steps say over its names; what does not fit is refused."""
+"""Released drafters: what is imported says what plain steps say over its names; what does not fit
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,29 @@ from longdraft.models.loading import load
 
 LM = tiny.target("llama")
 TEXT = tiny.prompts(23)[0]
-RELEASES = {"glide": r.glide, "heads": r.tokenswift, "medusa": r.medusa, "eagle2": r.eagle2, "eagle3": r.eagle3}
+RELEASES = {
+    "glide": r.glide,
+    "heads": r.tokenswift,
+    "medusa": r.medusa,
+    "eagle2": r.eagle2,
+    "eagle3": r.eagle3,
+}
 RELEASES |= {"dflash": r.dflash}
-METHOD = {"glide": "longspec", "heads": "tokenswift", "medusa": "medusa", "eagle2": "eagle2", "eagle3": "eagle3"}
+METHOD = {
+    "glide": "longspec",
+    "heads": "tokenswift",
+    "medusa": "medusa",
+    "eagle2": "eagle2",
+    "eagle3": "eagle3",
+}
 METHOD |= {"dflash": "dflash"}
 OPTIONS = {"heads": {"budget": 24}, "medusa": {"widths": [3, 2, 2, 1]}, "eagle2": {"nodes": 9}}
 
 
 def imported(tmp_path, weights, config, file="model.safetensors", target=LM, any_target=False):
-    kind, module = read_released(r.write(tmp_path / "released", weights, config, file), target, any_target)
+    kind, module = read_released(
+        r.write(tmp_path / "released", weights, config, file), target, any_target
+    )
     return kind.name, module
 
 
@@ -41,11 +57,17 @@ def test_glide(tmp_path):
     w, config = r.glide(LM)
     kind, block = imported(tmp_path, w, config)
     assert kind == "glide" and block.window == 512
-    ids, N, eps, f = torch.tensor([TEXT]), len(TEXT), LM.config.rms_norm_eps, r.frequency(10000.0)
-    model, cache = tiny.eager("llama"), DynamicCache()
+    ids = torch.tensor([TEXT])
+    N = len(TEXT)
+    eps = LM.config.rms_norm_eps
+    f = r.frequency(10000.0)
+    model = tiny.eager("llama")
+    cache = DynamicCache()
     model(input_ids=ids, past_key_values=cache, use_cache=True)
-    keys, values = cache.layers[-1].keys[0], cache.layers[-1].values[0]
-    everything, causal = torch.ones(N, N).bool(), torch.ones(N, N).tril().bool()
+    keys = cache.layers[-1].keys[0]
+    values = cache.layers[-1].values[0]
+    everything = torch.ones(N, N).bool()
+    causal = torch.ones(N, N).tril().bool()
 
     x = model.get_input_embeddings()(ids)[0]
     read = r.norm(x, w["input_layernorm.weight"], eps)
@@ -73,13 +95,20 @@ def test_tokenswift(tmp_path):
     found = module(h, LM.project)
     assert kind == "heads" and found.shape == (5, 3, r.V)
     for i in range(3):
-        at, eps = f"model.medusa_layers.{i}", LM.config.rms_norm_eps
+        at = f"model.medusa_layers.{i}"
+        eps = LM.config.rms_norm_eps
         h = h + r.linear(w, f"{at}.linear", r.norm(h, w[f"{at}.input_layernorm.weight"], eps))
-        close(found[:, i], r.norm(h, w[f"{at}.post_layernorm.weight"], eps) @ w["lm_head.weight"].T, 1e-4)
+        close(
+            found[:, i],
+            r.norm(h, w[f"{at}.post_layernorm.weight"], eps) @ w["lm_head.weight"].T,
+            1e-4,
+        )
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("own", "prefix", "file"), [(True, "", "medusa_lm_head.pt"), (False, "medusa_head.", None)])
+@pytest.mark.parametrize(
+    ("own", "prefix", "file"), [(True, "", "medusa_lm_head.pt"), (False, "medusa_head.", None)]
+)
 def test_medusa(tmp_path, own, prefix, file):
     w, config = r.medusa(LM, 5, own, prefix)
     kind, module = imported(tmp_path, w, config, file or "model.safetensors")
@@ -93,10 +122,15 @@ def test_medusa(tmp_path, own, prefix, file):
 
 
 def run(block, states: list[torch.Tensor]) -> torch.Tensor:
-    """Logits [N,V] of an EAGLE layer over pairs of states [N,d] and TEXT, as one chain from position 0 on."""
-    chain, cache = Tree.chain(torch.tensor([TEXT])), KVCache(1, len(TEXT))
+    """Logits [N,V] of an EAGLE layer over pairs of states [N,d] and TEXT, as one chain from
+    position 0 on.
+    """
+    chain = Tree.chain(torch.tensor([TEXT]))
+    cache = KVCache(1, len(TEXT))
     feature = block.feature(LM, [s[None] for s in states])
-    out = block(feature, LM.hf.get_input_embeddings()(chain.tokens), chain.depth, chain.mask, cache, 0)
+    out = block(
+        feature, LM.hf.get_input_embeddings()(chain.tokens), chain.depth, chain.mask, cache, 0
+    )
     return block.scores(LM, out)[0]
 
 
@@ -120,20 +154,28 @@ def test_eagle2(tmp_path, bias, biases):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("at", "known", "rope", "normed"),
-    [("midlayer", 40, None, False), ("layers.0", 40, r.LLAMA3, True), ("midlayer", r.V, None, False)],
+    [
+        ("midlayer", 40, None, False),
+        ("layers.0", 40, r.LLAMA3, True),
+        ("midlayer", r.V, None, False),
+    ],
 )
 def test_eagle3(tmp_path, at, known, rope, normed):
     w, config = r.eagle3(LM, at, known, rope)
-    config = {"norm_before_residual": True, "transformer_layer_config": config} if normed else config  # `speculators`
+    config = (
+        {"norm_before_residual": True, "transformer_layer_config": config} if normed else config
+    )  # `speculators`
     kind, block = imported(tmp_path, w, config)
     assert kind == "eagle3"
-    three, embedded = states(3), LM.hf.get_input_embeddings()(torch.tensor(TEXT))
+    three = states(3)
+    embedded = LM.hf.get_input_embeddings()(torch.tensor(TEXT))
     feature = torch.cat(three, -1) @ w["fc.weight"].T
     second = r.norm(feature, w[f"{at}.hidden_norm.weight"], 1e-5)
     read = torch.cat([r.norm(embedded, w[f"{at}.input_layernorm.weight"], 1e-5), second], -1)
     x = r.layer(w, at, second if normed else feature, read, r.frequency(500.0, rope), 1e-5)
     want = r.norm(x, w["norm.weight"], 1e-5) @ w["lm_head.weight"].T
-    found, tokens = run(block, three), torch.arange(known) + w.get("d2t", torch.tensor(0))
+    found = run(block, three)
+    tokens = torch.arange(known) + w.get("d2t", torch.tensor(0))
     close(found[:, tokens], want, 1e-4)
     assert int(found.isfinite().sum()) == want.numel()
 
@@ -141,8 +183,18 @@ def test_eagle3(tmp_path, at, known, rope, normed):
 DFLASH = {
     "as first released": (("full", "full"), {}, 2048, [False, False]),
     "sliding": (("sliding", "sliding"), {"sliding_window": 9}, 9, [True, True]),
-    "sliding, not causal": (("sliding", "sliding"), {"sliding_window": 9, "is_causal": False}, 9, [False, False]),
-    "mixed": (("sliding", "full"), {"sliding_window": 64, "rope_scaling": r.LLAMA3}, 64, [True, False]),
+    "sliding, not causal": (
+        ("sliding", "sliding"),
+        {"sliding_window": 9, "is_causal": False},
+        9,
+        [False, False],
+    ),
+    "mixed": (
+        ("sliding", "full"),
+        {"sliding_window": 64, "rope_scaling": r.LLAMA3},
+        64,
+        [True, False],
+    ),
 }
 
 
@@ -153,9 +205,13 @@ def test_dflash(tmp_path, form):
     w, config = r.dflash(LM, kinds, **fields)
     kind, block = imported(tmp_path, w, config)
     assert kind == "dflash" and (block.taps, block.window, block.causal) == ([1, 2], window, causal)
-    two, table, f = states(2), LM.hf.get_input_embeddings().weight, r.frequency(500.0, fields.get("rope_scaling"))
+    two = states(2)
+    table = LM.hf.get_input_embeddings().weight
+    f = r.frequency(500.0, fields.get("rope_scaling"))
     feature = r.norm(torch.cat(two, -1) @ w["fc.weight"].T, w["hidden_norm.weight"], 1e-5)
-    x, N = torch.cat([table[7][None], table[r.V - 1].expand(4, -1)]), len(TEXT)  # the root and four masks
+    # the root and four masks
+    x = torch.cat([table[7][None], table[r.V - 1].expand(4, -1)])
+    N = len(TEXT)
     behind = torch.arange(N, N + 5)[:, None] - torch.arange(N + 5)
     for i in range(2):
         mask = (behind < window) & ((behind >= 0) if causal[i] else torch.ones_like(behind).bool())
@@ -171,17 +227,25 @@ def test_dflash(tmp_path, form):
 @pytest.mark.parametrize("kind", RELEASES)
 def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     w, config = RELEASES[kind](LM)
-    folder = r.write(tmp_path / "released", {k: v.half() if v.is_floating_point() else v for k, v in w.items()}, config)
+    folder = r.write(
+        tmp_path / "released",
+        {k: v.half() if v.is_floating_point() else v for k, v in w.items()},
+        config,
+    )
     made = import_released(folder, tmp_path / "out", LM)
     assert made["kind"] == kind and made["dtype"] == "float16"
     part = KINDS[kind].load(str(tmp_path / "out"), LM)
     drafter = build(METHOD[kind], LM, part, **OPTIONS.get(kind, {}))
     prompts = tiny.prompts(40, 33)
-    assert generate(LM, prompts, drafter, max_new_tokens=8) == generate(LM, prompts, max_new_tokens=8)
+    assert generate(LM, prompts, drafter, max_new_tokens=8) == generate(
+        LM, prompts, max_new_tokens=8
+    )
 
 
 def test_the_commands(tmp_path, capsys):
-    """Import for a target in a folder; then a drafter for the bundled one, and one for another target refused."""
+    """Import for a target in a folder; then a drafter for the bundled one, and one for another
+    target refused.
+    """
     LM.hf.save_pretrained(tmp_path / "target")
     folder = r.write(tmp_path / "released", *r.medusa(LM))
     out = str(tmp_path / "out")
@@ -191,7 +255,8 @@ def test_the_commands(tmp_path, capsys):
     assert main(["import", str(folder), "--out", str(folder), "-m", str(tmp_path / "target")]) == 2
     assert "give another" in capsys.readouterr().err
 
-    bundled, words = load("bundled")[0], ["generate", "a b c", "--method", "medusa", "--max-new-tokens", "4"]
+    bundled = load("bundled")[0]
+    words = ["generate", "a b c", "--method", "medusa", "--max-new-tokens", "4"]
     KINDS["medusa"].save(KINDS["medusa"].random(bundled, 0), tmp_path / "mine", bundled, {})
     assert main([*words, "--drafter", str(tmp_path / "mine")]) == 0
     capsys.readouterr()
@@ -205,7 +270,7 @@ def test_the_commands(tmp_path, capsys):
     assert main([*words, "--drafter", str(tmp_path / "mine"), "--any-target"]) == 0
 
 
-# What does not fit ---------------------------------------------------------------------------------------------------
+# What does not fit --------------------------------------------------------------------------------
 
 
 def refuse(words: str, tmp_path, weights, config, **options) -> None:
@@ -218,7 +283,11 @@ def refuse(words: str, tmp_path, weights, config, **options) -> None:
 def test_missing_surplus_and_misshapen_weights_are_named(tmp_path, kind):
     w, config = RELEASES[kind](LM)
     name = {"glide": "mlp.up_proj.weight", "heads": "model.medusa_layers.1.linear.weight"}
-    name |= {"medusa": "2.0.linear.bias", "eagle2": "fc.weight", "eagle3": "midlayer.self_attn.k_proj.weight"}
+    name |= {
+        "medusa": "2.0.linear.bias",
+        "eagle2": "fc.weight",
+        "eagle3": "midlayer.self_attn.k_proj.weight",
+    }
     name |= {"dflash": "layers.1.self_attn.k_norm.weight"}
     short = name[kind].removeprefix("model.")
     if kind != "eagle2":  # without fc it is no layer of EAGLE at all
@@ -257,8 +326,14 @@ def test_a_layer_of_another_make_is_refused(tmp_path, words, field):
         ("lacks block_size", {"block_size": None}),
         ("hidden_size is 48", {"hidden_size": 48}),
         ("num_target_layers is 36", {"num_target_layers": 36}),
-        ("states after layers", {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}}),
-        ("its mask token is 151669", {"dflash_config": {"mask_token_id": 151669, "target_layer_ids": [0, 1]}}),
+        (
+            "states after layers",
+            {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}},
+        ),
+        (
+            "its mask token is 151669",
+            {"dflash_config": {"mask_token_id": 151669, "target_layer_ids": [0, 1]}},
+        ),
         ("its mask token is None", {"dflash_config": {"target_layer_ids": [0, 1]}}),
         ("selector_rank=256", {"selector_rank": 256}),
         ("final_logit_softcapping=20", {"final_logit_softcapping": 20.0}),
@@ -273,7 +348,12 @@ def test_a_dflash_of_another_make_is_refused(tmp_path, words, field):
 
 
 def test_fields_of_another_kind_are_one_line(tmp_path):
-    odd = [{"transformer_layer_config": [1]}, {"hidden_size": "64"}, {"num_attention_heads": 0}, {"rope_parameters": 7}]
+    odd = [
+        {"transformer_layer_config": [1]},
+        {"hidden_size": "64"},
+        {"num_attention_heads": 0},
+        {"rope_parameters": 7},
+    ]
     odd += [{"rope_scaling": {"type": ["x"]}}, {"intermediate_size": {}}, {"rms_norm_eps": "small"}]
     for i, field in enumerate(odd):
         weights, config = r.eagle3(LM, "midlayer", 40, None)

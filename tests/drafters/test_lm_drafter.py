@@ -1,4 +1,6 @@
-"""A small model that drafts: what its cache holds, when it runs; vocabularies and positions that are not its own."""
+"""A small model that drafts: what its cache holds, when it runs; vocabularies and positions that
+are not its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from functools import cache, partial
 import pytest
 import torch
 from support import tiny
-from support.checks import PENALTY, SAMPLERS, SEED, check_eos, check_full_acceptance, check_lossless, plain
+from support.checks import (
+    PENALTY,
+    SAMPLERS,
+    SEED,
+    check_eos,
+    check_full_acceptance,
+    check_lossless,
+    plain,
+)
 from support.structure import close
 
 from longdraft import InputError, Sampler, build, generate, reject, stream
@@ -25,7 +35,9 @@ from longdraft.views import Chunks, Full, SinkWindow
 
 @cache
 def often_right() -> LM:
-    """The target with weights a little off: rows of a batch accept unequal numbers of its drafts."""
+    """The target with weights a little off: rows of a batch accept unequal numbers of its
+    drafts.
+    """
     hf = tiny.stock("llama")
     for p in hf.parameters():
         p.data += 0.1 * p.data.std() * torch.randn_like(p)
@@ -46,9 +58,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("sampler", [Sampler(), PENALTY], ids=["greedy", "penalty"])
 def test_its_cache_is_that_of_the_committed_text(case, sampler):
-    """After every round, for rows of unequal length and rows that have ended; a full view, so a prefill says what."""
-    target, drafter = tiny.target("llama"), CASES[case](tiny.target("llama"))
-    lm = next(d for d in getattr(drafter, "drafters", [drafter]) if isinstance(d, SmallModelDrafter))
+    """After every round, for rows of unequal length and rows that have ended; a full view, so a
+    prefill says what.
+    """
+    target = tiny.target("llama")
+    drafter = CASES[case](tiny.target("llama"))
+    lm = next(
+        d for d in getattr(drafter, "drafters", [drafter]) if isinstance(d, SmallModelDrafter)
+    )
     lengths = (40, 1, 23)
     eos = (plain("llama", sampler, lengths, 16)[1][5],)
     seqs = prefill(target, tiny.prompts(*lengths), 16, sampler, SEED, eos)
@@ -79,7 +96,9 @@ class Counted(LM):
     def __init__(self, hf):
         super().__init__(hf)
         chain_drafter = self.backend.chain_drafter
-        self.backend.chain_drafter = lambda *args: (draft := chain_drafter(*args)) and partial(self._chain, draft)
+        self.backend.chain_drafter = lambda *args: (
+            (draft := chain_drafter(*args)) and partial(self._chain, draft)
+        )
 
     def _chain(self, draft, first, start, draws):
         self.passes += draws.count
@@ -93,7 +112,8 @@ class Counted(LM):
 @pytest.mark.parametrize("share", [True, False])
 def test_a_round_costs_one_pass_a_draft(share):
     """Catching up rides in the root's pass, after full acceptance too."""
-    target, gamma = tiny.target("llama"), 4
+    target = tiny.target("llama")
+    gamma = 4
     small = Counted(tiny.stock("llama")) if share else Counted(random_lm(target, 1).hf)
     steps = []
     for _ in match_steps(target, SmallModelDrafter(small, Full(), [1] * gamma), steps, new=30):
@@ -123,7 +143,9 @@ def test_the_target_as_its_own_small_model_is_always_right(model, rows):
 
 
 def test_a_prompt_within_the_budget_is_seen_whole():
-    check_full_acceptance(lambda t: SmallModelDrafter(t, Chunks(72), [1] * 5), 5, lengths=(70, 1, 31))
+    check_full_acceptance(
+        lambda t: SmallModelDrafter(t, Chunks(72), [1] * 5), 5, lengths=(70, 1, 31)
+    )
 
 
 def test_an_end_token_inside_an_accepted_branch():
@@ -131,12 +153,14 @@ def test_an_end_token_inside_an_accepted_branch():
     check_eos(CASES["tree"], "gpt-oss", (70, 31, 50))
 
 
-# Vocabularies --------------------------------------------------------------------------------------------------------
+# Vocabularies -------------------------------------------------------------------------------------
 
 
 @cache
 def resized(vocab: int) -> LM:
-    """The tiny Llama with rows cut off its embedding and head, or added; the added ones win most of its drafts."""
+    """The tiny Llama with rows cut off its embedding and head, or added; the added ones win most of
+    its drafts.
+    """
     hf = tiny.stock("llama")
     hf.resize_token_embeddings(vocab, mean_resizing=False)
     torch.nn.init.normal_(hf.get_output_embeddings().weight.data[96:], std=5.0)
@@ -145,7 +169,9 @@ def resized(vocab: int) -> LM:
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_padded_vocabulary_is_cut(sampler):
-    check_full_acceptance(lambda t: build("sd", t, resized(104), gamma=5), 5, "llama", sampler, (70, 31))
+    check_full_acceptance(
+        lambda t: build("sd", t, resized(104), gamma=5), 5, "llama", sampler, (70, 31)
+    )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
@@ -154,7 +180,10 @@ def test_tokens_unknown_to_the_small_model(sampler, widths):
     policy = Chunks(40, every=2)
     assert max(map(max, tiny.prompts(70, 31))) >= 88
     stats = check_lossless(
-        lambda t: SmallModelDrafter(resized(88), policy, widths, t.vocab), "llama", sampler, (70, 31)
+        lambda t: SmallModelDrafter(resized(88), policy, widths, t.vocab),
+        "llama",
+        sampler,
+        (70, 31),
     )
     assert sum(stats.accepted) > 0
 
@@ -163,23 +192,32 @@ def test_tokens_unknown_to_the_small_model(sampler, widths):
 @pytest.mark.parametrize("widths", [[1] * 3, [2, 200]], ids=str)
 def test_reject_with_another_padding(vocab, widths):
     """A level wider than the small model's vocabulary reaches tokens that it cannot draw."""
-    lm, drafter = tiny.target("llama"), lambda: SmallModelDrafter(resized(vocab), Full(), widths, 96)
+    lm = tiny.target("llama")
+    drafter = lambda: SmallModelDrafter(resized(vocab), Full(), widths, 96)  # noqa: E731
     greedy = generate(lm, tiny.prompts(70, 31), drafter(), max_new_tokens=12, verify=reject)
     assert greedy == plain("llama", Sampler(), (70, 31), 12)
-    rows = generate(lm, tiny.prompts(70, 31), drafter(), max_new_tokens=12, verify=reject, sampler=PENALTY)
+    rows = generate(
+        lm, tiny.prompts(70, 31), drafter(), max_new_tokens=12, verify=reject, sampler=PENALTY
+    )
     assert [len(r) for r in rows] == [12, 12]
 
 
 @pytest.mark.parametrize("vocab", [64, 200])
 def test_another_vocabulary_is_refused(vocab):
-    with pytest.raises(InputError, match=f"vocabulary of {vocab} is not the target's of 96") as error:
+    with pytest.raises(
+        InputError, match=f"vocabulary of {vocab} is not the target's of 96"
+    ) as error:
         build("sd", tiny.target("llama"), resized(vocab))
     assert "\n" not in str(error.value)
 
 
 def test_a_fetched_tokenizer_is_compared_like_a_folders(monkeypatch, tmp_path):
     """A target by Hub id has no folder of its own name."""
-    words = {"target": {"a": 0, "b": 1}, "same": {"a": 0, "b": 1, "pad": 2}, "other": {"a": 1, "b": 0}}
+    words = {
+        "target": {"a": 0, "b": 1},
+        "same": {"a": 0, "b": 1, "pad": 2},
+        "other": {"a": 1, "b": 0},
+    }
     for name, vocab in words.items():
         (tmp_path / name).write_text(json.dumps({"model": {"vocab": vocab}}))
     models = {name: LM(tiny.stock("llama")) for name in [*words, "none"]}
@@ -190,12 +228,14 @@ def test_a_fetched_tokenizer_is_compared_like_a_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(small_model, "load_lm", lambda name, *a: models[name])
     for name in ("same", "none"):
         assert KINDS["lm"].load(name, models["target"]) is models[name]
-    with pytest.raises(InputError, match="token 0 is 'b' in the drafter other and 'a' in the target") as error:
+    with pytest.raises(
+        InputError, match="token 0 is 'b' in the drafter other and 'a' in the target"
+    ) as error:
         KINDS["lm"].load("other", models["target"])
     assert "\n" not in str(error.value)
 
 
-# Positions -----------------------------------------------------------------------------------------------------------
+# Positions ----------------------------------------------------------------------------------------
 
 
 def short_sighted(positions: int, model: str = "llama") -> LM:
@@ -206,14 +246,22 @@ def short_sighted(positions: int, model: str = "llama") -> LM:
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss", "glm4"])
 def test_positions_beyond_its_own_are_the_true_ones(model):
-    """Rotations give any position: a drafter of 32 positions draws at 70 what the target draws there."""
-    check_full_acceptance(lambda t: SmallModelDrafter(short_sighted(32, model), Full(), [1] * 5), 5, model)
+    """Rotations give any position: a drafter of 32 positions draws at 70 what the target draws
+    there.
+    """
+    check_full_acceptance(
+        lambda t: SmallModelDrafter(short_sighted(32, model), Full(), [1] * 5), 5, model
+    )
 
 
 def test_positions_it_cannot_have_do_not_stop_it():
     small = short_sighted(32)
     small.architecture.reach = 32  # as of a model with a table of positions
-    check_lossless(lambda t: SmallModelDrafter(small, SinkWindow(4, 0.07, 16), [1] * 4), "llama", lengths=(70, 20))
+    check_lossless(
+        lambda t: SmallModelDrafter(small, SinkWindow(4, 0.07, 16), [1] * 4),
+        "llama",
+        lengths=(70, 20),
+    )
 
 
 def test_a_rotation_that_changes_with_the_length_is_not_extended():
@@ -223,17 +271,23 @@ def test_a_rotation_that_changes_with_the_length_is_not_extended():
     assert LM(hf).reach == 512
 
 
-# The random one ------------------------------------------------------------------------------------------------------
+# The random one -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss", "gemma2-softcap", "deepseek"])
 def test_a_random_small_model_costs_a_tenth(model):
-    target, state = tiny.target(model), torch.get_rng_state()
+    target = tiny.target(model)
+    state = torch.get_rng_state()
     small = random_lm(target, 3)
     assert torch.equal(torch.get_rng_state(), state)
     assert small.nbytes() <= max(0.1 * target.nbytes(), 4 * (96 * 16 + 2 * 13 * 256 + 500))
-    assert (small.vocab, small.positions, small.dtype) == (target.vocab, target.positions, target.dtype)
-    again, other = random_lm(target, 3), random_lm(target, 4)
+    assert (small.vocab, small.positions, small.dtype) == (
+        target.vocab,
+        target.positions,
+        target.dtype,
+    )
+    again = random_lm(target, 3)
+    other = random_lm(target, 4)
     weights = [m.hf.get_input_embeddings().weight for m in (small, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -270,8 +324,11 @@ def test_bad_options(case):
 
 @torch.inference_mode()
 def test_a_round_without_a_draft_does_not_commit_the_last_ones_nodes():
-    """Such rounds are observed too (Pace, and rows that enter beside it); the scratch is of the round before."""
-    target, drafter = tiny.target("llama"), SmallModelDrafter(often_right(), Full(), [1] * 3)
+    """Such rounds are observed too (Pace, and rows that enter beside it); the scratch is of the
+    round before.
+    """
+    target = tiny.target("llama")
+    drafter = SmallModelDrafter(often_right(), Full(), [1] * 3)
     seqs = prefill(target, tiny.prompts(40), 40, Sampler(), SEED, ())
     drafter.start(seqs)
     for n in range(12):

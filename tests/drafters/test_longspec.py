@@ -41,7 +41,8 @@ def test_options_reach_the_drafter():
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "gpt-oss"])
 def test_attention_outside_a_window_of_the_target(name):
-    ids, window = tiny.prompts(90)[0], 20
+    ids = tiny.prompts(90)[0]
+    window = 20
     found = window_mass.of_target(tiny.target(name), ids, window)
     eager = tiny.eager(name)(input_ids=torch.tensor([ids]), output_attentions=True).attentions
     outside = torch.arange(90) < torch.arange(90)[:, None] - window
@@ -53,12 +54,19 @@ def test_attention_outside_a_window_of_the_target(name):
 
 @torch.no_grad()
 def test_attention_outside_a_window_of_the_block():
-    ids, block = tiny.prompts(90)[0], random_glide(tiny.target("llama"), window=20)
+    ids = tiny.prompts(90)[0]
+    block = random_glide(tiny.target("llama"), window=20)
     block.q_proj.weight.mul_(30)  # attention that is far from even
     found = window_mass.of_drafter(block, ids)
-    normed, turn = block.self_norm(block.embed(torch.tensor([ids]))), block.host.rotation(torch.arange(90)[None])
-    q, k = block.queries(normed, turn)[0], block.keys(normed, turn)[0][0].repeat_interleave(2, 0)
-    weights = (q @ k.mT / 4).masked_fill(torch.ones(90, 90, dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
+    normed = block.self_norm(block.embed(torch.tensor([ids])))
+    turn = block.host.rotation(torch.arange(90)[None])
+    q = block.queries(normed, turn)[0]
+    k = block.keys(normed, turn)[0][0].repeat_interleave(2, 0)
+    weights = (
+        (q @ k.mT / 4)
+        .masked_fill(torch.ones(90, 90, dtype=torch.bool).triu(1), float("-inf"))
+        .softmax(-1)
+    )
     outside = torch.arange(90) < torch.arange(90)[:, None] - 20
     close(found.float(), (weights * outside).sum(-1)[:, 21:].mean(1), 1e-4)
     assert float(window_mass.of_drafter(block, ids, 88).max()) < float(found.min())

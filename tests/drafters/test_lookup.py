@@ -19,18 +19,25 @@ TEXTS = st.integers(1, 4).flatmap(lambda vocab: st.lists(st.integers(0, vocab - 
 
 
 def continuation(text: list[int], n: int, count: int) -> list[int]:
-    """The specification: the longest suffix of up to n tokens that also ends before the end, and there the latest."""
+    """The specification: the longest suffix of up to n tokens that also ends before the end, and
+    there the latest.
+    """
     for size in range(min(n, len(text) - 1), 0, -1):
-        ends = [at for at in range(size, len(text)) if text[at - size : at] == text[len(text) - size :]]
+        ends = [
+            at for at in range(size, len(text)) if text[at - size : at] == text[len(text) - size :]
+        ]
         if ends:
             return text[ends[-1] : ends[-1] + count]
     return []
 
 
-@given(TEXTS, st.sampled_from([1, 2, 3, 4, 5, 6, 9, 20, 512]), st.integers(1, 7), st.integers(0, 60))
+@given(
+    TEXTS, st.sampled_from([1, 2, 3, 4, 5, 6, 9, 20, 512]), st.integers(1, 7), st.integers(0, 60)
+)
 def test_the_draft_is_what_followed_the_longest_match(text, n, count, cut):
     """Whether the text came at once or bit by bit."""
-    whole, grown = ngram._Index(n), ngram._Index(n)
+    whole = ngram._Index(n)
+    grown = ngram._Index(n)
     whole.extend(text)
     grown.extend(text[:cut])
     for token in text[cut:]:
@@ -69,9 +76,12 @@ def test_memory_does_not_grow_with_the_length_of_a_match():
 
 
 def test_a_text_of_one_token_costs_little():
-    index, calls = ngram._Index(512), 3000
+    index = ngram._Index(512)
+    calls = 3000
     index.extend([5] * calls)
-    assert index.continuation(9) == [5]  # what followed its latest earlier occurrence: one token, then the end
+    assert index.continuation(9) == [
+        5
+    ]  # what followed its latest earlier occurrence: one token, then the end
     assert peak(lambda: ngram._Index(512).extend([5] * calls)) < 2 << 20
 
 

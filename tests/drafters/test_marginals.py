@@ -20,29 +20,42 @@ from longdraft.drafters import random_glide
 from longdraft.drafters.heads.drafter import random_medusa
 from longdraft.drafters.marginals import BestPaths, best_paths
 
-VALUES = st.sampled_from([0.0, -0.25, -0.25, -0.5, -1.0, -1.5, -math.inf])  # many sums are equal, none is rounded
+VALUES = st.sampled_from(
+    [0.0, -0.25, -0.25, -0.5, -1.0, -1.5, -math.inf]
+)  # many sums are equal, none is rounded
 
 
 def all_paths(values: list[list[float]]) -> dict[tuple[int, ...], float]:
     """Every possible path as its ranks, with its value."""
-    paths = (p for d in range(len(values)) for p in product(*(range(len(v)) for v in values[: d + 1])))
+    paths = (
+        p for d in range(len(values)) for p in product(*(range(len(v)) for v in values[: d + 1]))
+    )
     found = {path: sum(values[d][rank] for d, rank in enumerate(path)) for path in paths}
     return {path: value for path, value in found.items() if value > -math.inf}
 
 
-@given(st.lists(st.lists(VALUES, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(1, 12), st.data())
+@given(
+    st.lists(st.lists(VALUES, min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 12),
+    st.data(),
+)
 def test_no_other_paths_are_better(values, nodes, data):
     values = [sorted(v, reverse=True) for v in values]
     width = data.draw(st.sampled_from([1, 2, 3, UNBOUNDED]))
-    found, paths = best_paths(values, nodes, width), [()]
+    found = best_paths(values, nodes, width)
+    paths = [()]
     for parent, d, rank in found:
         assert parent < len(paths) and len(paths[parent]) == d
         paths.append((*paths[parent], rank))
-    everything, taken = all_paths(values), paths[1:]
+    everything = all_paths(values)
+    taken = paths[1:]
     assert len(set(taken)) == len(taken)
-    allowed = []  # of each depth the best: with a width, a path below one that is left out is never among them
+    # of each depth the best: with a width, a path below one that is left out is never among them
+    allowed = []
     for d in range(len(values)):
-        allowed += sorted((v for p, v in everything.items() if len(p) == d + 1), reverse=True)[:width]
+        allowed += sorted((v for p, v in everything.items() if len(p) == d + 1), reverse=True)[
+            :width
+        ]
     assert [everything[p] for p in taken] == sorted(allowed, reverse=True)[:nodes]
 
 
@@ -53,12 +66,16 @@ def sequences(sampler: Sampler, lengths=(20, 7)) -> Sequences:
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_tree_is_that_of_a_slow_search(sampler):
-    """Scores node by node along the best path: penalties count it, the noise is that of each position."""
-    seqs, logits = sequences(sampler), torch.randn(2, 3, 96, generator=torch.Generator().manual_seed(3)) * 3
+    """Scores node by node along the best path: penalties count it, the noise is that of each
+    position.
+    """
+    seqs = sequences(sampler)
+    logits = torch.randn(2, 3, 96, generator=torch.Generator().manual_seed(3)) * 3
     tree = BestPaths(9).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
     check_shape(tree)
     for b in range(2):
-        chain, values = seqs.last, []
+        chain = seqs.last
+        values = []
         for d in range(3):
             path = Tree.chain(chain.view(2, -1))
             scores = sampler.scores(logits[:, d, None].expand(-1, d + 1, -1), path, seqs)[:, -1]
@@ -68,13 +85,16 @@ def test_a_tree_is_that_of_a_slow_search(sampler):
         every = [p for d in range(3) for p in product(*tops[: d + 1])]
         every.sort(key=lambda p: -sum(float(values[d][t]) for d, t in enumerate(p)))
         parents = tree.parent[b].tolist()
-        found = {tuple(tree.tokens[b, ancestors(parents, n)[1:]].tolist()) for n in range(1, tree.size)}
+        found = {
+            tuple(tree.tokens[b, ancestors(parents, n)[1:]].tolist()) for n in range(1, tree.size)
+        }
         assert tree.size == 10 and found == set(every[:9])
 
 
 @pytest.mark.parametrize("sampler", [SAMPLERS["greedy"], SAMPLERS["T=1"]], ids=["greedy", "T=1"])
 def test_scores_of_all_depths_at_once_are_those_one_by_one(sampler, monkeypatch):
-    seqs, logits = sequences(sampler), torch.randn(2, 4, 96, generator=torch.Generator().manual_seed(3))
+    seqs = sequences(sampler)
+    logits = torch.randn(2, 4, 96, generator=torch.Generator().manual_seed(3))
     want = BestPaths(20).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
     monkeypatch.setattr(Sampler, "bare", False)
     found = BestPaths(20).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
@@ -82,8 +102,11 @@ def test_scores_of_all_depths_at_once_are_those_one_by_one(sampler, monkeypatch)
 
 
 def test_beside_a_chain_are_the_paths_of_its_distributions():
-    """A drafter whose distribution depends on the whole path is asked along its own best path alone."""
-    seqs, asked = sequences(SAMPLERS["T=1 min-p penalty"]), []
+    """A drafter whose distribution depends on the whole path is asked along its own best path
+    alone.
+    """
+    seqs = sequences(SAMPLERS["T=1 min-p penalty"])
+    asked = []
 
     def step(tree, start):
         asked.append((tree.size, start))
@@ -96,7 +119,10 @@ def test_beside_a_chain_are_the_paths_of_its_distributions():
     logits = torch.cat([step(Tree.chain(chain.tokens[:, : d + 1]), d) for d in range(3)], 1)
     want = BestPaths(12).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
     assert torch.equal(tree.tokens, want.tokens) and torch.equal(tree.parent, want.parent)
-    assert BestPaths(12).add_beside(step, 3, tree.root(seqs.last), seqs, DraftLimits(depth=0)).size == 1
+    assert (
+        BestPaths(12).add_beside(step, 3, tree.root(seqs.last), seqs, DraftLimits(depth=0)).size
+        == 1
+    )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
@@ -114,14 +140,20 @@ def test_a_tree_is_planted_as_it_is_grown():
         alone = Tree.root(tree.tokens[b : b + 1, 0])
         for parent, token in row:
             alone = alone.grow(torch.tensor([[parent]]), torch.tensor([[token]]))
-        for mine, want in ((tree.tokens, alone.tokens), (tree.parent, alone.parent), (tree.depth, alone.depth)):
+        for mine, want in (
+            (tree.tokens, alone.tokens),
+            (tree.parent, alone.parent),
+            (tree.depth, alone.depth),
+        ):
             assert mine[b, : alone.size].tolist() == want[0].tolist()
         assert tree.parent[b, alone.size :].eq(PAD).all()
     assert Tree.root(torch.tensor([4, 5])).plant([[], []]).size == 1
 
 
 def test_limits():
-    seqs, logits, root = sequences(Sampler()), torch.randn(2, 4, 96), Tree.root(sequences(Sampler()).last)
+    seqs = sequences(Sampler())
+    logits = torch.randn(2, 4, 96)
+    root = Tree.root(sequences(Sampler()).last)
     chain = BestPaths(9).add(root, logits, seqs, DraftLimits(width=1))
     assert chain.size == 5 and chain.tokens[:, 1:].tolist() == logits.argmax(-1).tolist()
     assert int(BestPaths(9).add(root, logits, seqs, DraftLimits(depth=2)).depth.max()) <= 2

@@ -1,4 +1,6 @@
-"""MTP: layers read from checkpoints of several families against a plain computation, the ring against recomputation."""
+"""MTP: layers read from checkpoints of several families against a plain computation, the ring
+against recomputation.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,12 @@ from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.loading import load_lm, quiet
 
 quiet(None)
-# Before MTP layers were part of Mellum's configuration, Transformers' own MTP failed on checkpoints like these.
+# Before MTP layers were part of Mellum's configuration, Transformers' own MTP failed on checkpoints
+# like these.
 COMPLETE = hasattr(MellumConfig(), "mtp_layer_types")
-needs_mtp = pytest.mark.skipif(not COMPLETE, reason="this version of Transformers does not have all of its MTP layers")
+needs_mtp = pytest.mark.skipif(
+    not COMPLETE, reason="this version of Transformers does not have all of its MTP layers"
+)
 CASES = [(family, 1) for family in FAMILIES if COMPLETE or family != "mellum"] + [
     ("deepseek_v3", 2),
     ("mimo_v2_flash", 3),
@@ -41,19 +46,28 @@ each_case = pytest.mark.parametrize(("family", "count"), CASES)
 
 
 @torch.inference_mode()
-def plain_draft(made, family, stock, text: list[int], depth: int) -> tuple[list[int], list[torch.Tensor]]:
-    """A greedy chain after the text and the logits of each level; every level computed from the text's start."""
+def plain_draft(
+    made, family, stock, text: list[int], depth: int
+) -> tuple[list[int], list[torch.Tensor]]:
+    """A greedy chain after the text and the logits of each level; every level computed from the
+    text's start.
+    """
     raw = []
     with stock.model.norm.register_forward_pre_hook(lambda module, args: raw.append(args[0])):
         states = stock.model(torch.tensor([text])).last_hidden_state  # after the final norm
     features = (raw[0] if FAMILIES[family].raw else states)[0, :-1]
-    tokens, layers = torch.tensor(text[1:]), len(made.joints)
-    drafted, found, outputs = tokens[:0], [], features
+    tokens = torch.tensor(text[1:])
+    layers = len(made.joints)
+    drafted = tokens[:0]
+    found = []
+    outputs = features
     for level in range(depth):
         if 0 < level < layers:  # a layer of its own, one token further on
-            features, tokens = outputs, torch.cat([tokens[1:], drafted[-1:]])
+            features = outputs
+            tokens = torch.cat([tokens[1:], drafted[-1:]])
         elif level:  # the last layer again, on its own latest output
-            features, tokens = torch.cat([features, outputs[-1:]]), torch.cat([tokens, drafted[-1:]])
+            features = torch.cat([features, outputs[-1:]])
+            tokens = torch.cat([tokens, drafted[-1:]])
         outputs = plain_layer(made, family, min(level, layers - 1), features, tokens)
         found.append(stock.lm_head(outputs[-1]))
         drafted = torch.cat([drafted, found[-1].argmax()[None]])
@@ -82,11 +96,14 @@ def test_drafts_are_those_of_a_plain_computation(tmp_path, family, count):
 
     module = read_mtp(lm)
     assert len(module) == count
-    drafter, plain = Compared(module, [1] * 4), generate(lm, tiny.prompts(20), max_new_tokens=12)
+    drafter = Compared(module, [1] * 4)
+    plain = generate(lm, tiny.prompts(20), max_new_tokens=12)
     for compiled in [drafter.compiled, []] if drafter.compiled else [[]]:
         drafter.compiled = compiled
         seen.clear()
-        assert generate(lm, tiny.prompts(20), drafter, max_new_tokens=12) == plain and len(seen) == 3
+        assert (
+            generate(lm, tiny.prompts(20), drafter, max_new_tokens=12) == plain and len(seen) == 3
+        )
 
 
 @needs_mtp
@@ -94,29 +111,34 @@ def test_drafts_are_those_of_a_plain_computation(tmp_path, family, count):
 @pytest.mark.parametrize(("family", "count"), [("deepseek_v3", 2), ("glm4_moe", 1), ("mellum", 1)])
 def test_the_first_drafts_are_those_of_transformers(tmp_path, monkeypatch, family, count):
     """Transformers' own MTP, which uses each layer once, says the same logits."""
-    made, text = write(tmp_path / "model", family, count), tiny.prompts(15)[0]
+    made = write(tmp_path / "model", family, count)
+    text = tiny.prompts(15)[0]
     lm = load_lm(str(made.folder), "float32")
     stock = AutoModelForCausalLM.from_pretrained(made.folder, attn_implementation="eager")
     if family != "mellum":  # it looks for the layers of the released sizes only
         names = [rf"model\.layers\.{mtp_files.BODY + i}\..*" for i in range(count)]
         monkeypatch.setattr(stock, "_keys_to_ignore_on_load_unexpected", names)
-    theirs, ids = MtpModel.from_pretrained(stock).eval(), torch.tensor([text])
+    theirs = MtpModel.from_pretrained(stock).eval()
+    ids = torch.tensor([text])
     states = stock.model(ids).last_hidden_state[:, :-1]
     cache = MtpCache(config=stock.config.get_mtp_config())
     place = torch.arange(1, len(text))[None]
     drafted, logits, _ = theirs(ids[:, 1:], states, None, place, cache)
-    drafter, seqs = Mtp(read_mtp(lm), [1] * count), prefill(lm, [text], 8, Sampler(), SEED)
+    drafter = Mtp(read_mtp(lm), [1] * count)
+    seqs = prefill(lm, [text], 8, Sampler(), SEED)
     drafter.start(seqs)
     tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     assert tree.tokens[0, 1:].tolist() == drafted[0].tolist()
     close(drafter.module.scores(drafter._below)[0, -1], logits[0, -1], 1e-4)
 
 
-# The ring ------------------------------------------------------------------------------------------------------------
+# The ring -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-torch"])
-@pytest.mark.parametrize(("layers", "sink", "window"), [(1, 3, 12), (1, 0, 5), (1, 9, 1), (2, 2, 40), (3, 0, 64)])
+@pytest.mark.parametrize(
+    ("layers", "sink", "window"), [(1, 3, 12), (1, 0, 5), (1, 9, 1), (2, 2, 40), (3, 0, 64)]
+)
 def test_the_ring_is_recomputation_from_scratch(layers, sink, window, model):
     drafter, stats = watch(layers, sink=sink, window=window, model=model)
     assert sum(stats.accepted) > 3 and drafter.checked > 20 * layers
@@ -124,7 +146,13 @@ def test_the_ring_is_recomputation_from_scratch(layers, sink, window, model):
 
 def test_steps_that_were_left_out_are_caught_up(monkeypatch):
     """Also where more were missed than the window has room for: what was left out is not seen."""
-    shapes = [(0, UNBOUNDED)] * 8 + [(CAPTURE, UNBOUNDED), (2, UNBOUNDED), (1, 1), (0, UNBOUNDED), (3, 2)]
+    shapes = [(0, UNBOUNDED)] * 8 + [
+        (CAPTURE, UNBOUNDED),
+        (2, UNBOUNDED),
+        (1, 1),
+        (0, UNBOUNDED),
+        (3, 2),
+    ]
     steps = cycle(shapes)
     monkeypatch.setattr(Pace, "shape", lambda self, captured: next(steps))
     drafter, _ = watch(window=5, adaptive=True)
@@ -133,19 +161,26 @@ def test_steps_that_were_left_out_are_caught_up(monkeypatch):
 
 @torch.inference_mode()
 def test_neither_memory_nor_reads_grow_with_the_text():
-    lm, sizes, read = tiny.target("llama"), [], []
+    lm = tiny.target("llama")
+    sizes = []
+    read = []
     for n in (40, 400):
         drafter = Watched(random_mtp(lm, 0), [1, 1], 4, 16)
         generate(lm, tiny.prompts(n), drafter, max_new_tokens=6)
         sizes.append(drafter.slots)
-        read.append(drafter.rings[0].over(slice(0, 1), drafter.fed[:, None], torch.ones(1, 1, 1)).held.shape[-1])
+        read.append(
+            drafter.rings[0]
+            .over(slice(0, 1), drafter.fed[:, None], torch.ones(1, 1, 1))
+            .held.shape[-1]
+        )
     assert sizes[0] == sizes[1] and read == [20, 20]
 
 
 @torch.inference_mode()
 def test_only_the_ends_of_a_prompt_are_read_again_and_only_for_a_draft():
     lm = Spy(tiny.stock("llama"))
-    drafter, seqs = Mtp(random_mtp(lm, 0), [1, 1], 4, 16), prefill(lm, tiny.prompts(200), 300, Sampler(), SEED)
+    drafter = Mtp(random_mtp(lm, 0), [1, 1], 4, 16)
+    seqs = prefill(lm, tiny.prompts(200), 300, Sampler(), SEED)
     lm.passes.clear()
     drafter.start(seqs)
     step(lm, drafter, seqs, match, Stats(), draft=False)
@@ -159,7 +194,7 @@ def test_only_the_ends_of_a_prompt_are_read_again_and_only_for_a_draft():
     assert lm.read == 16
 
 
-# Finding the layers --------------------------------------------------------------------------------------------------
+# Finding the layers -------------------------------------------------------------------------------
 
 
 def edited(folder, change) -> str:
@@ -178,7 +213,9 @@ def edited(folder, change) -> str:
 NAME = f"model.layers.{mtp_files.BODY}."
 CHANGES = {
     "lacks model.layers.3.enorm.weight": lambda w: w.pop(NAME + "enorm.weight"),
-    "lacks model.layers.3.mlp.experts.2.up_proj.weight": lambda w: w.pop(NAME + "mlp.experts.2.up_proj.weight"),
+    "lacks model.layers.3.mlp.experts.2.up_proj.weight": lambda w: w.pop(
+        NAME + "mlp.experts.2.up_proj.weight"
+    ),
     "eh_proj.weight is [64, 64], and must be [64, 128]": lambda w: w.update(
         {NAME + "eh_proj.weight": torch.zeros(64, 64)}
     ),
@@ -202,15 +239,23 @@ def test_a_target_without_a_folder_is_one_line():
 
 
 def test_the_method_finds_the_layers_by_itself(tmp_path):
-    """As `longdraft generate -m FOLDER --method mtp` does, also in bfloat16; saved layers are used before them."""
+    """As `longdraft generate -m FOLDER --method mtp` does, also in bfloat16; saved layers are used
+    before them.
+    """
     made = write(tmp_path / "model", "deepseek_v3")
     lm = load_lm(str(made.folder))
-    assert DrafterWeights(model=str(made.folder)).available("mtp") and not DrafterWeights().available("mtp")
+    assert DrafterWeights(model=str(made.folder)).available(
+        "mtp"
+    ) and not DrafterWeights().available("mtp")
     found = DrafterWeights(model=str(made.folder)).of("mtp", lm)
     biases = [x for name, x in found.named_buffers() if "e_score_correction_bias" in name]
-    assert {p.dtype for p in found.parameters()} == {torch.bfloat16} and [b.dtype for b in biases] == [torch.float32]
+    assert {p.dtype for p in found.parameters()} == {torch.bfloat16} and [
+        b.dtype for b in biases
+    ] == [torch.float32]
     assert build("mtp", lm).module.options == found.options == MTP.options_of(found)
     other = random_mtp(lm, 3, 2)
     MTP.save(other, made.folder / "mtp", lm, {})
     beside = DrafterWeights(model=str(made.folder)).of("mtp", lm)
-    assert len(beside) == 2 and torch.equal(beside.layers[1].fuse.weight, other.layers[1].fuse.weight)
+    assert len(beside) == 2 and torch.equal(
+        beside.layers[1].fuse.weight, other.layers[1].fuse.weight
+    )

@@ -1,4 +1,6 @@
-"""MTP layers that native kernels compute draft what torch's modules draft, node by node or a chain in one call."""
+"""MTP layers that native kernels compute draft what torch's modules draft, node by node or a chain
+in one call.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,28 @@ from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 from longdraft.ops import native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
-NATIVE = ("llama", "qwen2", "qwen3", "mistral-window")  # qwen2: biases; qwen3: norms of q and k; the last: a window
-TORCH = ("llama-torch", "gpt-oss", "qwen3-moe", "gemma2-softcap", "gemma3", "phi3", "olmo3", "deepseek", "qwen3.5")
-CHAIN, TREE = [1] * 4, [24, 4, 4]
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
+NATIVE = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral-window",
+)  # qwen2: biases; qwen3: norms of q and k; the last: a window
+TORCH = (
+    "llama-torch",
+    "gpt-oss",
+    "qwen3-moe",
+    "gemma2-softcap",
+    "gemma3",
+    "phi3",
+    "olmo3",
+    "deepseek",
+    "qwen3.5",
+)
+CHAIN = [1] * 4
+TREE = [24, 4, 4]
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -54,9 +74,13 @@ class Kept(Mtp):
 
 @torch.inference_mode()
 def run(module: MtpLayers, widths: list[int], sampler: Sampler, verify, whole: bool) -> Kept:
-    """A few steps of rows of unequal lengths, of which one ends early; all rings of long rows wrap around."""
-    target, drafter = module.target, Kept(module, widths, 3, 10)
-    drafter.compiled, drafter.trees = drafter.compiled if whole else [], []
+    """A few steps of rows of unequal lengths, of which one ends early; all rings of long rows wrap
+    around.
+    """
+    target = module.target
+    drafter = Kept(module, widths, 3, 10)
+    drafter.compiled = drafter.compiled if whole else []
+    drafter.trees = []
     seqs = prefill(target, tiny.prompts(70, 1, 12), 40, sampler, 3, ())
     seqs.limit[1] = 5
     drafter.start(seqs)
@@ -115,7 +139,8 @@ def test_draft_probabilities(widths):
 
 
 def test_a_chain_of_one_layer_is_one_call(monkeypatch):
-    calls, drawn = [], NativeStep.draw_chain
+    calls = []
+    drawn = NativeStep.draw_chain
     monkeypatch.setattr(NativeStep, "draw_chain", lambda *args: calls.append(1) or drawn(*args))
     module = layers(tiny.target("llama"))
     for verify, widths, count in ((match, CHAIN, 12), (reject, CHAIN, 0), (match, TREE, 0)):
@@ -154,7 +179,7 @@ def test_a_changed_layer_is_left_to_torch():
     assert not any(map(compiled, modules))
 
 
-# Faults --------------------------------------------------------------------------------------------------------------
+# Faults -------------------------------------------------------------------------------------------
 
 
 def shifted(mp: pytest.MonkeyPatch) -> None:

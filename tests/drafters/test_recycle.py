@@ -1,4 +1,6 @@
-"""Token recycling: the table holds what the last logits ranked highest, and the tree is a template filled from it."""
+"""Token recycling: the table holds what the last logits ranked highest, and the tree is a template
+filled from it.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,25 @@ from longdraft.core.verify import match
 from longdraft.drafters import Recycle
 from longdraft.drafters.ngram.recycle import _followers, template
 
-RANKS, DEPTH = 8, 6  # followers of a token and levels of the tree, as published
+# followers of a token and levels of the tree, as published
+RANKS = 8
+DEPTH = 6
 
 
 def test_the_template_has_the_published_trees_shape():
-    pairs, depth = template(80), [0]
+    pairs = template(80)
+    depth = [0]
     for parent, _ in pairs:
         depth.append(depth[parent] + 1)
     counts = Counter(depth[1:])
-    assert [counts[d] for d in range(1, DEPTH + 1)] == [8, 21, 25, 19, 6, 1]  # found by search: 8, 21, 25, 15, 8, 3
+    assert [counts[d] for d in range(1, DEPTH + 1)] == [
+        8,
+        21,
+        25,
+        19,
+        6,
+        1,
+    ]  # found by search: 8, 21, 25, 15, 8, 3
 
 
 @pytest.mark.parametrize("nodes", [1, 7, 24, 80, 300])
@@ -55,11 +67,14 @@ def test_no_more_than_eight_follow():
 
 
 class Watched(Recycle):
-    """Checks its table against a plain copy after each round, and each tree against the table before it."""
+    """Checks its table against a plain copy after each round, and each tree against the table
+    before it.
+    """
 
     def start(self, seqs):
         super().start(seqs)
-        self.rounds, self.copy = 0, [{} for _ in range(len(seqs.length))]
+        self.rounds = 0
+        self.copy = [{} for _ in range(len(seqs.length))]
 
     def grow(self, tree, seqs, limits):
         tree = super().grow(tree, seqs, limits)
@@ -73,7 +88,9 @@ class Watched(Recycle):
                 entry = self.table[b, tree.tokens[b, parent]].tolist()
                 children[parent, int(tree.tokens[b, n])] += 1
                 assert int(tree.tokens[b, n]) in entry
-            assert max(children.values(), default=1) == 1, "a token was drafted twice below one node"
+            assert max(children.values(), default=1) == 1, (
+                "a token was drafted twice below one node"
+            )
         return tree
 
     def update(self, seqs, tree, verdict, captured):
@@ -83,7 +100,9 @@ class Watched(Recycle):
             accepted = verdict.path[b, : verdict.count[b]].tolist()
             real = [n for n in range(tree.size) if int(tree.parent[b, n]) != PAD]
             for n in [*real, *accepted]:
-                self.copy[b][int(tree.tokens[b, n])] = captured.logits[b, n].topk(RANKS).indices.tolist()
+                self.copy[b][int(tree.tokens[b, n])] = (
+                    captured.logits[b, n].topk(RANKS).indices.tolist()
+                )
             for token, best in self.copy[b].items():
                 assert self.table[b, token].tolist() == best
 
@@ -98,7 +117,8 @@ def test_the_table_is_the_logits_top_eight(model, sampler):
 
 
 def test_a_new_text_starts_from_its_own_prompt():
-    drafter, lm = Recycle(), tiny.target("llama")
+    drafter = Recycle()
+    lm = tiny.target("llama")
     for lengths in ((30, 20), (9,)):
         for _ in stream(lm, tiny.prompts(*lengths), drafter, 2):
             pass
@@ -110,7 +130,9 @@ def test_a_new_text_starts_from_its_own_prompt():
 
 
 def test_a_vocabulary_of_less_than_eight():
-    drafter, seqs, sizes = Recycle(9), toy_sequences(2, 12, SAMPLERS["T=1"]), []
+    drafter = Recycle(9)
+    seqs = toy_sequences(2, 12, SAMPLERS["T=1"])
+    sizes = []
     drafter.start(seqs)
     for _ in range(6):
         tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))

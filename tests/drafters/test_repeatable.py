@@ -1,4 +1,5 @@
-"""A seed gives the same output in every run on one machine: where draft shapes can change it, no clock chooses them.
+"""A seed gives the same output in every run on one machine: where draft shapes can change it, no
+clock chooses them.
 
 The clocks here are random: they stand still, jump, and never run the same twice.
 """
@@ -40,7 +41,9 @@ class Cheap(Predicted):
 
 
 def cheap(target: LM) -> tuple[Cheap, Cheap]:
-    """As for named methods: measurements correct the first one where the output cannot depend on them."""
+    """As for named methods: measurements correct the first one where the output cannot depend on
+    them.
+    """
     fixed = Cheap(target, counted(target))
     return (Cheap(target, counted(target), corrects=True) if target.exact else fixed), fixed
 
@@ -57,9 +60,13 @@ DRAFTERS = {
     "suffix": lambda t: AdaptiveDraft(hopeful(build("suffix", t, nodes=8)), *cheap(t)),
     "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], *cheap(t)),
 }
-each_sampler = pytest.mark.parametrize("sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)])
+each_sampler = pytest.mark.parametrize(
+    "sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)]
+)
 each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
-needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built")
+needs_native = pytest.mark.skipif(
+    native.library() is None, reason="the native kernels are not built"
+)
 
 
 @cache
@@ -80,7 +87,9 @@ class Watch(Drafter):
     """The inner drafter, and the shape of every tree that was verified."""
 
     def __init__(self, inner: Drafter):
-        self.inner, self.has_draft_probs, self.shapes = inner, inner.has_draft_probs, []
+        self.inner = inner
+        self.has_draft_probs = inner.has_draft_probs
+        self.shapes = []
 
     def captures(self):
         return self.inner.captures()
@@ -101,7 +110,8 @@ class Watch(Drafter):
 
 def set_clocks(monkeypatch, seed: int) -> None:
     """Every clock that longdraft reads."""
-    draw, now = random.Random(seed), [0.0]
+    draw = random.Random(seed)
+    now = [0.0]
 
     def clock() -> float:
         now[0] += draw.choice([0.0, 10 ** draw.uniform(-6, 3)])
@@ -112,12 +122,19 @@ def set_clocks(monkeypatch, seed: int) -> None:
             monkeypatch.setattr(module, "perf_counter", clock)
 
 
-def runs(monkeypatch, lm: LM, make, sampler: str, verify=match, times: int = 3, new: int = 64) -> Iterator[tuple]:
+def runs(
+    monkeypatch, lm: LM, make, sampler: str, verify=match, times: int = 3, new: int = 64
+) -> Iterator[tuple]:
     """(output, shapes of trees) of the same call, each time with another clock."""
     for seed in range(times):
         set_clocks(monkeypatch, seed)
         drafter = Watch(make(lm))
-        options = {"max_new_tokens": new, "sampler": SAMPLERS[sampler], "seed": SEED, "verify": verify}
+        options = {
+            "max_new_tokens": new,
+            "sampler": SAMPLERS[sampler],
+            "seed": SEED,
+            "verify": verify,
+        }
         yield generate(lm, tiny.prompts(70), drafter, **options), drafter.shapes
 
 
@@ -141,7 +158,9 @@ def timed(self: Predicted, target: LM, costs: PassCosts, corrects: bool = False)
     GOOD(self, target, costs, True)
 
 
-def check_repeats(monkeypatch, lm: LM, make, sampler: str = "greedy", verify=match, **options) -> None:
+def check_repeats(
+    monkeypatch, lm: LM, make, sampler: str = "greedy", verify=match, **options
+) -> None:
     """The same call gives the same output by the same trees, whatever the clock reads."""
     found = runs(monkeypatch, lm, make, sampler, verify, **options)
     first, trees = next(found)
@@ -158,21 +177,26 @@ def text_differs(*call) -> bool:
     return any(text != first for text, _ in found)
 
 
-# Text and trees ------------------------------------------------------------------------------------------------------
+# Text and trees -----------------------------------------------------------------------------------
 
 
 @each_sampler
 @each_drafter
 @pytest.mark.parametrize(
-    "model", ["qwen3-moe", *(pytest.param(m, marks=full) for m in ("llama", "gpt-oss", "gemma2-softcap"))]
+    "model",
+    ["qwen3-moe", *(pytest.param(m, marks=full) for m in ("llama", "gpt-oss", "gemma2-softcap"))],
 )
-def test_a_seed_reproduces_its_output_where_rounding_depends_on_the_tree(model, drafter, sampler, monkeypatch):
+def test_a_seed_reproduces_its_output_where_rounding_depends_on_the_tree(
+    model, drafter, sampler, monkeypatch
+):
     check_repeats(monkeypatch, inexact(model), DRAFTERS[drafter], sampler)
 
 
 @each_method
 def test_no_drafter_reads_a_clock(method, monkeypatch):
-    """float32 too: the output is the same here, but sums may run in another order, so the trees must be the same."""
+    """float32 too: the output is the same here, but sums may run in another order, so the trees
+    must be the same.
+    """
     check_repeats(
         monkeypatch,
         tiny.target("llama-torch"),
@@ -184,7 +208,8 @@ def test_no_drafter_reads_a_clock(method, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "drafter", ["lookup", *(pytest.param(d, marks=pytest.mark.full) for d in DRAFTERS if d != "lookup")]
+    "drafter",
+    ["lookup", *(pytest.param(d, marks=pytest.mark.full) for d in DRAFTERS if d != "lookup")],
 )
 def test_measured_costs_are_caught(drafter, monkeypatch):
     """The planted fault: steps are timed on every target."""
@@ -222,15 +247,16 @@ def test_under_reject_trees_change_the_output_of_any_model(monkeypatch):
     assert text_differs(monkeypatch, lm, make, "T=1", reject)
 
 
-# Prices ---------------------------------------------------------------------------------------------------------------
+# Prices -------------------------------------------------------------------------------------------
 
 
 @needs_native
 def test_what_fits_a_target():
-    """Costs that were measured at load, and measurements that correct them, only where the output cannot depend on
-    them; under verify=reject it can on any backend.
+    """Costs that were measured at load, and measurements that correct them, only where the output
+    cannot depend on them; under verify=reject it can on any backend.
     """
-    exact, other = adapted(Lookup(), tiny.target("llama")), adapted(Lookup(), tiny.target("llama-torch"))
+    exact = adapted(Lookup(), tiny.target("llama"))
+    other = adapted(Lookup(), tiny.target("llama-torch"))
     assert exact.prices.corrects and not exact.fixed.corrects and exact.prices is not exact.fixed
     assert not other.prices.corrects and other.prices is other.fixed
     lm = half("llama")
@@ -243,7 +269,8 @@ def test_what_fits_a_target():
 @needs_native
 def test_under_reject_no_measured_cost_decides(monkeypatch):
     """Whatever was measured at load, the trees are the same."""
-    lm, found = half("llama"), []
+    lm = half("llama")
+    found = []
     for seconds in (1e-9, 1e-3):
         costs = PassCosts(call=seconds, read=1e-12)
         monkeypatch.setattr(
@@ -266,11 +293,13 @@ class Choices(Auto):
 
 
 def chosen(verify, serve: bool) -> list[tuple]:
-    """(what was said, the drafter chosen at first) where calls were measured to cost nothing, and where they alone do.
+    """(what was said, the drafter chosen at first) where calls were measured to cost nothing, and
+    where they alone do.
 
     By the measured costs one drafter of the two is chosen, then the other.
     """
-    lm, found = half("llama"), []
+    lm = half("llama")
+    found = []
     for measured in (PassCosts(call=1e-9, read=1e-12), PassCosts(call=1e-3, read=1e-12)):
         two = SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4), SelfDrafter(lm, Full(), [1] * 2)
         auto = Choices(two, Predicted(lm, measured, corrects=True), Predicted(lm, counted(lm)))
@@ -288,7 +317,9 @@ def chosen(verify, serve: bool) -> list[tuple]:
 @needs_native
 @pytest.mark.parametrize("serve", [False, True], ids=["generate", "session"])
 def test_under_reject_no_measured_cost_chooses_the_first_drafter(serve):
-    """The verifier is known before the first draft, so the first choice is made by the prices that it allows."""
+    """The verifier is known before the first draft, so the first choice is made by the prices that
+    it allows.
+    """
     (said, first), (other, second) = chosen(reject, serve)
     assert first == second and said == other
     (said, first), (other, second) = chosen(match, serve)
@@ -305,6 +336,12 @@ def test_a_verifier_that_is_learned_from_the_first_draft_is_noticed(monkeypatch)
 
 def test_a_clock_that_stands_still_is_no_error(monkeypatch):
     monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.perf_counter", lambda: 7.0)
-    lm, want = tiny.target("llama"), plain("llama", SAMPLERS["greedy"], (70,), 64)
+    lm = tiny.target("llama")
+    want = plain("llama", SAMPLERS["greedy"], (70,), 64)
     drafter = adapted(build("lookup", lm, n=1, count=5), lm)
-    assert generate(lm, tiny.prompts(70), drafter, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED) == want
+    assert (
+        generate(
+            lm, tiny.prompts(70), drafter, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED
+        )
+        == want
+    )

@@ -1,4 +1,6 @@
-"""The n-gram index against counting from scratch, and the trie against the list of paths it must hold."""
+"""The n-gram index against counting from scratch, and the trie against the list of paths it must
+hold.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def counted(text: list[int], n: int) -> dict[tuple[int, ...], tuple[int, int]]:
 @given(texts, st.integers(2, 4), st.integers(1, 5), st.lists(st.integers(1, 9), max_size=20))
 def test_the_index_is_counting_from_scratch(text, n, k, cuts):
     """Whatever pieces the text comes in; of equal counts the latest is first."""
-    index, at = NGrams(n, 1 << 10), 0
+    index = NGrams(n, 1 << 10)
+    at = 0
     for cut in [*cuts, len(text)]:
         index.extend(text[at : at + cut])
         at += cut
@@ -43,7 +46,8 @@ def test_the_index_is_counting_from_scratch(text, n, k, cuts):
 
 @given(texts, st.integers(2, 3), st.integers(1, 8))
 def test_a_full_index_forgets_what_it_saw_longest_ago(text, n, capacity):
-    index, kept = NGrams(n, capacity), {}
+    index = NGrams(n, capacity)
+    kept = {}
     for i, token in enumerate(text, 1):
         index.extend([token])
         gram = tuple(text[max(i - n, 0) : i])
@@ -67,11 +71,17 @@ def test_random_choice_draws_by_frequency_and_repeats():
 
 
 def edges(tree: Tree, b: int) -> list[tuple[int, int]]:
-    return [(p, t) for p, t in zip(tree.parent[b].tolist(), tree.tokens[b].tolist(), strict=True) if p >= 0]
+    return [
+        (p, t)
+        for p, t in zip(tree.parent[b].tolist(), tree.tokens[b].tolist(), strict=True)
+        if p >= 0
+    ]
 
 
 rows = st.lists(
-    st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(3, 6), max_size=4).map(tuple)), max_size=6),
+    st.lists(
+        st.tuples(st.integers(0, 6), st.lists(st.integers(3, 6), max_size=4).map(tuple)), max_size=6
+    ),
     min_size=2,
     max_size=2,
 )
@@ -82,13 +92,18 @@ def test_a_trie_holds_each_path_once(paths):
     before = branching(2, torch.tensor([[1, 3, 4, 3, 5, 6, 3]] * 2))
     tree = add_branches(before, [list(row) for row in paths])
     check_shape(tree)
-    assert torch.equal(tree.tokens[:, :7], before.tokens) and torch.equal(tree.parent[:, :7], before.parent)
+    assert torch.equal(tree.tokens[:, :7], before.tokens) and torch.equal(
+        tree.parent[:, :7], before.parent
+    )
     needed = 0
     for b, row in enumerate(paths):
         found = edges(tree, b)
         assert len(set(found)) == len(found), "a sibling twice"
         known = {
-            edge: node for node, edge in enumerate(zip(tree.parent[b].tolist(), tree.tokens[b].tolist(), strict=True))
+            edge: node
+            for node, edge in enumerate(
+                zip(tree.parent[b].tolist(), tree.tokens[b].tolist(), strict=True)
+            )
         }
         used = set()
         for at, path in row:
@@ -102,7 +117,9 @@ def test_a_trie_holds_each_path_once(paths):
     assert tree.size <= 7 + sum(len(path) for row in paths for _, path in row)
 
 
-def grown(sampler: Sampler, text: list[int], drafted: list[int], limit: int = 9, **options) -> list[list[int]]:
+def grown(
+    sampler: Sampler, text: list[int], drafted: list[int], limit: int = 9, **options
+) -> list[list[int]]:
     """The paths that Reuse hangs below a drafted chain, as texts from the root's child down."""
     lm = tiny.target("llama")
     seqs = Sequences.of([text], limit, lm.new_cache(1, 4), sampler)
@@ -124,7 +141,10 @@ def test_what_is_hung_and_where():
     assert grown(Sampler(), TEXT, [5], limit=3) == [[5, 6]]  # no room for more
     assert grown(Sampler(), TEXT, [5], limit=2) == []
     assert grown(Sampler(), TEXT, [11]) == []
-    assert grown(Sampler(), TEXT, [5, 6, 7, 8]) == [[5, 6, 4, 3], [5, 6, 7, 9]]  # the chain is there already
+    assert grown(Sampler(), TEXT, [5, 6, 7, 8]) == [
+        [5, 6, 4, 3],
+        [5, 6, 7, 9],
+    ]  # the chain is there already
     assert grown(Sampler(), [*TEXT, 5], [6], below=0, n=3) == [[6, 4], [6, 7]]
     assert grown(Sampler(), [5], [5]) == []
 

@@ -1,4 +1,6 @@
-"""Drafters on disk: what was saved comes back, for the same target; anything else is one clear line."""
+"""Drafters on disk: what was saved comes back, for the same target; anything else is one clear
+line.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def other(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 1
 
 
 def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
-    mine, theirs = a.state_dict(), b.state_dict()
+    mine = a.state_dict()
+    theirs = b.state_dict()
     return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
@@ -68,7 +71,11 @@ def test_the_targets_tables_are_not_in_it(tmp_path, kind):
     KINDS[kind].save(KINDS[kind].random(LM, 3), tmp_path / kind, LM, {})
     weights = load_file(tmp_path / kind / "model.safetensors")
     tables = (LM.hf.get_input_embeddings().weight, LM.hf.get_output_embeddings().weight)
-    assert not any(t.shape == table.shape and torch.equal(t, table) for t in weights.values() for table in tables)
+    assert not any(
+        t.shape == table.shape and torch.equal(t, table)
+        for t in weights.values()
+        for table in tables
+    )
 
 
 def test_options_come_back(tmp_path):
@@ -79,7 +86,9 @@ def test_options_come_back(tmp_path):
     some = Glide(LM, vocab=30)
     some.vocabulary.tokens.mul_(3)
     KINDS["glide"].save(some, tmp_path / "s", LM, {})
-    assert KINDS["glide"].load(str(tmp_path / "s"), LM).vocabulary.tokens.tolist() == list(range(0, 90, 3))
+    assert KINDS["glide"].load(str(tmp_path / "s"), LM).vocabulary.tokens.tolist() == list(
+        range(0, 90, 3)
+    )
     heads = MedusaHeads(64, 2, torch.randn(2, 96, 64))
     KINDS["medusa"].save(heads, tmp_path / "m", LM, {})
     assert equal(heads, KINDS["medusa"].load(str(tmp_path / "m"), LM))
@@ -103,7 +112,8 @@ def test_the_layout_is_that_of_speculators(folder):
 
 
 def test_weights_keep_their_dtype_and_follow_the_targets(tmp_path):
-    part, target = KINDS["eagle3"].random(LM, 3), Model(tiny.stock("llama", dtype=torch.bfloat16))
+    part = KINDS["eagle3"].random(LM, 3)
+    target = Model(tiny.stock("llama", dtype=torch.bfloat16))
     KINDS["eagle3"].save(part, tmp_path / "e", LM, {})
     back = KINDS["eagle3"].load(str(tmp_path / "e"), target)
     assert next(back.parameters()).dtype == torch.bfloat16 and back.d2t.dtype == torch.long
@@ -116,7 +126,9 @@ def test_the_fingerprint_knows_a_target_in_any_dtype():
     assert mine["digest"] != fingerprint(other())["digest"]
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.2.self_attn.k_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "name", ["lm_head.weight", "model.layers.2.self_attn.k_proj.weight", "model.norm.weight"]
+)
 def test_the_fingerprint_sees_one_tensor_change(name):
     target = Model(tiny.stock("llama"))
     with torch.no_grad():
@@ -125,9 +137,13 @@ def test_the_fingerprint_sees_one_tensor_change(name):
 
 
 def test_another_targets_drafter_is_refused_unless_asked_for(folder):
-    with pytest.raises(InputError, match=r"trained for llama, whose weights are not this target's.*--any-target"):
+    with pytest.raises(
+        InputError, match=r"trained for llama, whose weights are not this target's.*--any-target"
+    ):
         KINDS["glide"].load(str(folder), other())
-    assert equal(KINDS["glide"].load(str(folder), other(), any_target=True), KINDS["glide"].random(LM, 3))
+    assert equal(
+        KINDS["glide"].load(str(folder), other(), any_target=True), KINDS["glide"].random(LM, 3)
+    )
     with pytest.raises(InputError, match="whose hidden_size is 64; here it is 48"):
         KINDS["glide"].load(str(folder), other("llama-6of3"), any_target=True)
 
@@ -186,7 +202,9 @@ def test_an_odd_name_of_the_target_is_no_fault(folder):
 
 
 def test_auto_takes_an_odd_folder_for_what_it_would_be(folder):
-    """What `auto` is given is then read as a small model, or refused, by whoever reads that kind."""
+    """What `auto` is given is then read as a small model, or refused, by whoever reads that
+    kind.
+    """
     for odd in ("x", ["glide"], {"kind": ["glide"]}, {"kind": "nope"}, {}):
         (folder / "config.json").write_text(json.dumps({"longdraft": odd}))
         assert DrafterWeights(str(folder))._offered() == ["budget"]
@@ -197,7 +215,8 @@ def test_auto_takes_an_odd_folder_for_what_it_would_be(folder):
 
 def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
     """Wherever else a file that somebody may have been given is read."""
-    file, deep = tmp_path / "x.json", "[" * 100_000
+    file = tmp_path / "x.json"
+    deep = "[" * 100_000
     file.write_text(deep)
     with pytest.raises(InputError, match="line 1: not JSON"):
         records.load([file])
@@ -243,7 +262,8 @@ def test_bad_folders_are_explained(tmp_path, folder):
         "lacks q_proj.bias": {k: v for k, v in weights.items() if k != "q_proj.bias"},
         "has a surplus odd": weights | {"odd": torch.ones(1)},
         r"q_proj.bias is \[3\], and \[64\]": weights | {"q_proj.bias": torch.ones(3)},
-        "q_proj.bias has dtype torch.int64": weights | {"q_proj.bias": torch.ones(64, dtype=torch.long)},
+        "q_proj.bias has dtype torch.int64": weights
+        | {"q_proj.bias": torch.ones(64, dtype=torch.long)},
     }.items():
         save_file(changed, folder / "model.safetensors")
         refused(words)
@@ -274,19 +294,24 @@ def test_saving_is_all_or_nothing(tmp_path, folder, monkeypatch):
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="has other files in it"):
         KINDS["glide"].save(KINDS["glide"].random(LM, 4), folder, LM, {})
-    monkeypatch.setattr(saved, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        saved, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(InputError, match=r"cannot write .* .disk full."):
         KINDS["glide"].save(KINDS["glide"].random(LM, 4), tmp_path / "new", LM, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["glide"]
 
 
-# Where parts come from ------------------------------------------------------------------------------------------------
+# Where parts come from ----------------------------------------------------------------------------
 
 
 def test_a_drafter_beside_the_target_is_found(tmp_path, monkeypatch):
     KINDS["heads"].save(KINDS["heads"].random(LM, 3), tmp_path / "heads", LM, {})
     found = DrafterWeights(model=str(tmp_path))
-    assert equal(found.of("heads", LM), KINDS["heads"].random(LM, 3)) and found.origin("heads") == "heads"
+    assert (
+        equal(found.of("heads", LM), KINDS["heads"].random(LM, 3))
+        and found.origin("heads") == "heads"
+    )
     assert found.of("glide", LM) is None
     monkeypatch.setattr(drafter_weights, "BUNDLED", tmp_path / "target")
     assert equal(DrafterWeights(model="bundled").of("heads", LM), KINDS["heads"].random(LM, 3))
@@ -296,16 +321,23 @@ def test_a_drafter_beside_the_target_is_found(tmp_path, monkeypatch):
 def test_any_target_is_passed_on(folder):
     with pytest.raises(InputError, match="--any-target"):
         DrafterWeights(str(folder)).of("glide", other())
-    assert equal(DrafterWeights(str(folder), any_target=True).of("glide", other()), KINDS["glide"].random(LM, 3))
+    assert equal(
+        DrafterWeights(str(folder), any_target=True).of("glide", other()),
+        KINDS["glide"].random(LM, 3),
+    )
     with pytest.raises(InputError, match="add --drafter FOLDER"):
         DrafterWeights(any_target=True)
 
 
 def test_weights_are_taken_from_a_folder_or_as_they_are(folder):
     block = KINDS["glide"].random(LM, 3)
-    assert load_weights("glide", block, LM) is block and equal(load_weights("glide", folder, LM), block)
+    assert load_weights("glide", block, LM) is block and equal(
+        load_weights("glide", folder, LM), block
+    )
     assert equal(load_weights("glide", str(folder), other(), any_target=True), block)
-    with pytest.raises(InputError, match="the drafter is a Glide; this method needs a ChainedHeads, a folder"):
+    with pytest.raises(
+        InputError, match="the drafter is a Glide; this method needs a ChainedHeads, a folder"
+    ):
         load_weights("heads", block, LM)
     with pytest.raises(InputError, match="Hub"):  # not reachable in tests
         load_weights("glide", "nobody/nothing", LM)

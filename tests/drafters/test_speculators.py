@@ -1,4 +1,6 @@
-"""Drafters in the layout of `speculators`: read, written back bit for bit, and refused where they do not fit."""
+"""Drafters in the layout of `speculators`: read, written back bit for bit, and refused where they
+do not fit.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,35 @@ from longdraft import InputError, build, generate
 from longdraft.cli import main
 from longdraft.drafters.dflash.block import random_dflash
 from longdraft.drafters.eagle.block import random_eagle3
-from longdraft.drafters.kinds import KINDS, export_drafter, import_released, load_weights, read_released
+from longdraft.drafters.kinds import (
+    KINDS,
+    export_drafter,
+    import_released,
+    load_weights,
+    read_released,
+)
 
 LM = tiny.target("llama")
 EMBEDDINGS = LM.hf.get_input_embeddings().weight
 TEXT = tiny.prompts(33)
-LLAMA = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "vocab_size")
+LLAMA = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+)
 
 
 def config(kind: str, tokens: int, layer: dict, **fields) -> dict:
     """config.json, with the fields that all kinds have."""
-    method = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     verifier = {"name_or_path": "llama", "architectures": ["LlamaForCausalLM"]}
     choice = {"algorithm": kind, "proposal_methods": [method], "default_proposal_method": "greedy"}
     return fields | {
@@ -40,13 +60,29 @@ def config(kind: str, tokens: int, layer: dict, **fields) -> dict:
 
 def layer(**others) -> dict:
     c = {k: v for k, v in r.layer_config().items() if k in LLAMA}
-    c |= {"head_dim": r.HEAD, "hidden_act": "silu", "max_position_embeddings": 512, "attention_bias": False}
-    return c | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "tie_word_embeddings": False} | others
+    c |= {
+        "head_dim": r.HEAD,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "attention_bias": False,
+    }
+    return (
+        c
+        | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "tie_word_embeddings": False,
+        }
+        | others
+    )
 
 
 def eagle3(known: int = 40, **fields) -> tuple[r.Weights, dict]:
     weights, _ = r.eagle3(LM, "layers.0", known)
-    own = {"architectures": ["Eagle3DraftModel"], "draft_vocab_size": known, "norm_before_residual": True}
+    own = {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": known,
+        "norm_before_residual": True,
+    }
     own |= {"norm_before_fc": False, "embed_requires_grad": False, "target_hidden_size": None}
     own |= {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]} | fields
     written = layer(model_type="llama", num_hidden_layers=1, mlp_bias=False)
@@ -55,8 +91,17 @@ def eagle3(known: int = 40, **fields) -> tuple[r.Weights, dict]:
 
 def dflash(kinds: tuple[str, ...] = ("sliding", "sliding"), **fields) -> tuple[r.Weights, dict]:
     weights, _ = r.dflash(LM, kinds)
-    own = {"architectures": ["DFlashDraftModel"], "draft_vocab_size": r.V, "block_size": 5, "mask_token_id": 95}
-    own |= {"aux_hidden_state_layer_ids": [1, 2], "sliding_window_non_causal": False, "sample_from_anchor": False}
+    own = {
+        "architectures": ["DFlashDraftModel"],
+        "draft_vocab_size": r.V,
+        "block_size": 5,
+        "mask_token_id": 95,
+    }
+    own |= {
+        "aux_hidden_state_layer_ids": [1, 2],
+        "sliding_window_non_causal": False,
+        "sample_from_anchor": False,
+    }
     types = [f"{kind}_attention" for kind in kinds]
     written = layer(model_type="qwen3", num_hidden_layers=len(kinds), layer_types=types)
     written |= {"use_sliding_window": True, "sliding_window": 9}
@@ -116,21 +161,41 @@ def test_it_drafts_what_the_same_block_drafts(tmp_path):
     mine = {"mask_token_id": 95, "target_layer_ids": [0, 1]}
     fields = {"dflash_config": mine, "block_size": 5, "architectures": ["DFlashDraftModel"]}
     _, theirs = read_released(r.write(tmp_path / "a", weights, c), LM)
-    _, zlab = read_released(r.write(tmp_path / "b", weights, c["transformer_layer_config"] | fields), LM)
+    _, zlab = read_released(
+        r.write(tmp_path / "b", weights, c["transformer_layer_config"] | fields), LM
+    )
     assert theirs.shape == zlab.shape and theirs.taps == [1, 2]
     same(theirs.state_dict(), zlab.state_dict())
     plain = generate(LM, TEXT, max_new_tokens=12)
-    for block, method in ((theirs, "dflash"), (read_released(r.write(tmp_path / "c", *eagle3()), LM)[1], "eagle3")):
-        assert generate(LM, TEXT, build(method, LM, drafter=block.to(LM.dtype)), max_new_tokens=12) == plain
+    for block, method in (
+        (theirs, "dflash"),
+        (read_released(r.write(tmp_path / "c", *eagle3()), LM)[1], "eagle3"),
+    ):
+        assert (
+            generate(LM, TEXT, build(method, LM, drafter=block.to(LM.dtype)), max_new_tokens=12)
+            == plain
+        )
 
 
 CHANGED = {
     "kind": (eagle3, {"speculators_model_type": "peagle"}, "dflash and eagle3"),
     "algorithm": (eagle3, {"speculators_config": {"algorithm": "dspark"}}, "algorithm dspark"),
-    "other weights": (dflash, {"speculators_model_type": "eagle3", "speculators_config": {}}, "weights are of dflash"),
+    "other weights": (
+        dflash,
+        {"speculators_model_type": "eagle3", "speculators_config": {}},
+        "weights are of dflash",
+    ),
     "layer": (eagle3, {"transformer_layer_config": None}, "lacks transformer_layer_config"),
-    "vocabulary": (eagle3, {"transformer_layer_config": layer(vocab_size=99)}, "which has 99 tokens"),
-    "layers read": (eagle3, {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "reads states before layers"),
+    "vocabulary": (
+        eagle3,
+        {"transformer_layer_config": layer(vocab_size=99)},
+        "which has 99 tokens",
+    ),
+    "layers read": (
+        eagle3,
+        {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+        "reads states before layers",
+    ),
     "norm": (eagle3, {"norm_before_fc": True}, "norm_before_fc"),
     "rows": (eagle3, {"draft_vocab_size": 41}, "draft_vocab_size of 41"),
     "anchor": (dflash, {"sample_from_anchor": True}, "sample_from_anchor"),
@@ -189,8 +254,12 @@ def test_the_commands(tmp_path, capsys):
     theirs = r.write(tmp_path / "theirs", *eagle3())
     where = {name: str(tmp_path / name) for name in ("target", "ours", "again")}
     assert main(["import", str(theirs), "--out", where["ours"], "-m", where["target"]]) == 0
-    assert main(["export-drafter", where["ours"], "--out", where["again"], "-m", where["target"]]) == 0
+    assert (
+        main(["export-drafter", where["ours"], "--out", where["again"], "-m", where["target"]]) == 0
+    )
     assert capsys.readouterr().out.splitlines()[1].startswith("eagle3, ")
     same(files(theirs)[0], files(tmp_path / "again")[0])
-    assert main(["export-drafter", where["again"], "--out", where["ours"], "-m", where["target"]]) == 2
+    assert (
+        main(["export-drafter", where["again"], "--out", where["ours"], "-m", where["target"]]) == 2
+    )
     assert len(capsys.readouterr().err.splitlines()) == 1

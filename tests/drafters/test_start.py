@@ -1,4 +1,6 @@
-"""What a drafter reads before its first draft and after a pause: no more than it will see, and not before it drafts."""
+"""What a drafter reads before its first draft and after a pause: no more than it will see, and not
+before it drafts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
-from longdraft.drafters import AdaptiveDraft, Auto, DFlash, Drafter, Eagle, Hierarchical, SelfDrafter, SmallModelDrafter
+from longdraft.drafters import (
+    AdaptiveDraft,
+    Auto,
+    DFlash,
+    Drafter,
+    Eagle,
+    Hierarchical,
+    SelfDrafter,
+    SmallModelDrafter,
+)
 from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm
 from longdraft.engine.generate import generate, prefill, step
@@ -36,7 +47,9 @@ each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
 class Spy(LM):
-    """Records every pass over more than one node, as (rows, nodes, nodes whose logits were asked for)."""
+    """Records every pass over more than one node, as (rows, nodes, nodes whose logits were asked
+    for).
+    """
 
     def __init__(self, hf):
         super().__init__(hf)
@@ -58,7 +71,9 @@ def spy(path: str = "native") -> Spy:
     return lm
 
 
-def begun(drafter: Drafter, texts: list[list[int]], limit: int = 20, sampler: Sampler | None = None) -> Sequences:
+def begun(
+    drafter: Drafter, texts: list[list[int]], limit: int = 20, sampler: Sampler | None = None
+) -> Sequences:
     """After the first step, which drafts nothing."""
     seqs = prefill(tiny.target("llama"), texts, limit, sampler or Sampler(), SEED, ())
     drafter.start(seqs)
@@ -66,7 +81,7 @@ def begun(drafter: Drafter, texts: list[list[int]], limit: int = 20, sampler: Sa
     return seqs
 
 
-# How much is read, and when ------------------------------------------------------------------------------------------
+# How much is read, and when -----------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -95,8 +110,10 @@ def test_who_never_drafts_reads_nothing(monkeypatch):
 
 @torch.inference_mode()
 def test_a_part_of_auto_reads_when_its_turn_comes():
-    lm, small = tiny.target("llama"), spy()
-    first, second = SelfDrafter(lm, Full(), [1]), SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)
+    lm = tiny.target("llama")
+    small = spy()
+    first = SelfDrafter(lm, Full(), [1])
+    second = SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)
     second.usual = (0.1, 0.1)
     drafter = Auto([first, second], Stated())
     seqs = begun(drafter, tiny.prompts(200), 40)
@@ -132,15 +149,21 @@ def test_dflash_reads_its_window_and_only_when_it_drafts():
     assert lm.read == 30
     fresh = DFlash(lm, drafter.block, window=30)
     fresh.start(seqs)
-    assert torch.equal(*(d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens for d in (drafter, fresh)))
+    assert torch.equal(
+        *(
+            d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens
+            for d in (drafter, fresh)
+        )
+    )
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", ["eagle2", "eagle3"])
 @pytest.mark.parametrize("span", [{"reach": 30}, {"reach": 80, "window": 27, "sink": 3}])
 def test_eagle_reads_its_reach_and_only_when_it_drafts(method, span):
-    """The target runs again for its features: at the first draft, and after a pause no more than `reach` tokens, or
-    the window and the sinks."""
+    """The target runs again for its features: at the first draft, and after a pause no more than
+    `reach` tokens, or the window and the sinks.
+    """
     lm = Spy(tiny.stock("llama"))
     drafter = make(method, lm, topk=4, levels=1, nodes=8, **span)
     assert isinstance(drafter, Eagle) and drafter.span.sink == span.get("sink", 4)
@@ -158,7 +181,12 @@ def test_eagle_reads_its_reach_and_only_when_it_drafts(method, span):
     assert lm.read == 30
     fresh = make(method, lm, drafter.block, topk=4, levels=1, nodes=8, **span)
     fresh.start(seqs)
-    assert torch.equal(*(d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens for d in (drafter, fresh)))
+    assert torch.equal(
+        *(
+            d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens
+            for d in (drafter, fresh)
+        )
+    )
 
 
 @torch.inference_mode()
@@ -166,7 +194,9 @@ def test_eagle_reads_its_reach_and_only_when_it_drafts(method, span):
 def test_a_text_is_indexed_at_the_first_draft(method):
     drafter = BUILD[method](tiny.target("llama"))
     seqs = begun(drafter, tiny.prompts(70))
-    [rows] = [part.rows for part in getattr(drafter, "drafters", [drafter]) if hasattr(part, "rows")]
+    [rows] = [
+        part.rows for part in getattr(drafter, "drafters", [drafter]) if hasattr(part, "rows")
+    ]
     indexed = lambda: getattr(rows[0], "seen" if method == "suffix" else "size")  # noqa: E731
     assert indexed() == 0
     drafter.ready(seqs)
@@ -198,16 +228,19 @@ def test_a_policy_that_names_slots_of_the_whole_text_reads_it():
         SmallModelDrafter(tiny.target("llama"), Retrieval(), [1], tail=TAIL)
 
 
-# What is not read is never seen --------------------------------------------------------------------------------------
+# What is not read is never seen -------------------------------------------------------------------
 
 
 def excerpt(text: list[int], left: int) -> list[int]:
     return text[:SINK] + text[SINK + left :]
 
 
-def drafts(drafter: SmallModelDrafter, texts: list[list[int]], rounds: int = 4) -> list[torch.Tensor]:
+def drafts(
+    drafter: SmallModelDrafter, texts: list[list[int]], rounds: int = 4
+) -> list[torch.Tensor]:
     """The trees of some rounds."""
-    lm, found = tiny.target("llama"), []
+    lm = tiny.target("llama")
+    found = []
     with torch.inference_mode():
         seqs = begun(drafter, texts)
         good = drafter.grow
@@ -225,7 +258,8 @@ def check_unread_slots(policy: Callable[[], Policy], path: str = "native") -> No
     """Slots that were never written hold NaN, and no draft changes."""
     make = lambda: SmallModelDrafter(spy(path), policy(), [1, 1, 1], tail=TAIL)  # noqa: E731
     texts = tiny.prompts(400, 30, 150)
-    want, room = drafts(make(), texts), _Store.reserve
+    want = drafts(make(), texts)
+    room = _Store.reserve
 
     def poisoned(self, layer, end, k, v):
         made = self.allocations
@@ -277,7 +311,9 @@ def test_the_drafts_are_those_of_a_prompt_without_what_is_not_read(policy, path)
     alone = SmallModelDrafter(spy(path), policy(), [2, 3])
     read = Sequences.of(short, 20, KVCache(2, 1), Sampler(), SEED)
     alone.start(read)
-    assert torch.equal(alone.grow(Tree.root(read.last), read, DraftLimits(read.room)).tokens, found.tokens)
+    assert torch.equal(
+        alone.grow(Tree.root(read.last), read, DraftLimits(read.room)).tokens, found.tokens
+    )
 
 
 @pytest.mark.parametrize("reads", [10, 2048, 0])
@@ -313,11 +349,13 @@ def check_excerpts(drafter: SmallModelDrafter, seqs: Sequences) -> None:
                 close(mine[:, :n], theirs[:, :n])
 
 
-# After a pause -------------------------------------------------------------------------------------------------------
+# After a pause ------------------------------------------------------------------------------------
 
 
 def paused(drafter: Drafter, missed: list[int], done: list[int]) -> Sequences:
-    """Rows of 60 tokens that say so many while the drafter, which had drafted before, sees none of it."""
+    """Rows of 60 tokens that say so many while the drafter, which had drafted before, sees none of
+    it.
+    """
     texts = tiny.prompts(*[60 + n for n in missed])
     seqs = Sequences.of([t[:60] for t in texts], 2000, KVCache(len(texts), 1), Sampler(), SEED)
     drafter.start(seqs)
@@ -339,15 +377,20 @@ def test_a_long_pause_is_caught_up_in_bounded_passes(path, tail):
     seqs = paused(drafter, missed, done=[1])
     small.passes.clear()
     found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
-    reading, joint = [p for p in small.passes if p[0] == 1], [p for p in small.passes if p[0] > 1]
+    reading = [p for p in small.passes if p[0] == 1]
+    joint = [p for p in small.passes if p[0] > 1]
     assert sum(nodes for _, nodes, _ in reading) == 1500 + 700
-    assert all(nodes <= small.backend.max_nodes if path == "native" else logits == 1 for _, nodes, logits in reading)
+    assert all(
+        nodes <= small.backend.max_nodes if path == "native" else logits == 1
+        for _, nodes, logits in reading
+    )
     assert all(nodes <= NEAR + 1 for _, nodes, _ in joint)
     check_excerpts(drafter, seqs)
     if not tail:
         fresh = SmallModelDrafter(spy(path), Full(), [1, 1, 1])
         fresh.start(seqs)
-        again, live = fresh.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)), ~seqs.done
+        again = fresh.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
+        live = ~seqs.done
         assert torch.equal(again.tokens[live], found.tokens[live])
 
 
@@ -367,7 +410,8 @@ def test_a_row_that_is_done_never_widens_a_pass():
 @torch.inference_mode()
 def test_a_row_of_unequal_lag_keeps_its_drafts():
     """After a joint pass that padded some rows, what is accepted is kept where it belongs."""
-    target, small = tiny.target("llama"), spy()
+    target = tiny.target("llama")
+    small = spy()
     drafter = SmallModelDrafter(small, Full(), [1, 1, 1])
     seqs = begun(drafter, tiny.prompts(60, 90, 31), 60)
     for at in range(12):

@@ -36,10 +36,14 @@ def followers(text: list[int], string: list[int]) -> Counter:
 def longest(text: list[int], within: list[int]) -> list[int]:
     """The longest suffix of a text that is somewhere within another."""
     places = [text[i:] for i in range(len(text))]
-    return next((s for s in places if any(within[i : i + len(s)] == s for i in range(len(within)))), [])
+    return next(
+        (s for s in places if any(within[i : i + len(s)] == s for i in range(len(within)))), []
+    )
 
 
-def continuations(text: list[int], string: list[int], depth: int, min_budget: float) -> dict[tuple[int, ...], float]:
+def continuations(
+    text: list[int], string: list[int], depth: int, min_budget: float
+) -> dict[tuple[int, ...], float]:
     """Every continuation of a string that is likely enough, with its probability."""
     found: dict[tuple[int, ...], float] = {}
     level = {(): 1.0}
@@ -63,7 +67,9 @@ def spelled(pairs: list[tuple[int, int]]) -> list[tuple[int, ...]]:
 @given(texts)
 def test_the_longest_repeated_suffix(text):
     _, length = automaton(text).repeated()
-    want = next((n for n in range(len(text) - 1, 0, -1) if longest(text, text[:-1])[-n:] == text[-n:]), 0)
+    want = next(
+        (n for n in range(len(text) - 1, 0, -1) if longest(text, text[:-1])[-n:] == text[-n:]), 0
+    )
     assert length == want
 
 
@@ -81,7 +87,8 @@ def test_drafts_are_the_likeliest_continuations(text, depth, min_budget, nodes):
 
 @given(texts, texts)
 def test_following_another_text(text, within):
-    index, at = automaton(within), (0, 0)
+    index = automaton(within)
+    at = (0, 0)
     for n, token in enumerate(text, 1):
         at = index.follow(*at, token)
         want = longest(text[:n], within)
@@ -97,13 +104,16 @@ def test_a_text_of_one_token_takes_linear_time():
         index = automaton([7] * n)
         times.append(process_time() - begin)
         assert index.repeated()[1] == n - 1
-        assert index.likely(index.repeated()[0], 3, 9, 0.1) == [(0, 7)]  # what followed it once ends there
+        assert index.likely(index.repeated()[0], 3, 9, 0.1) == [
+            (0, 7)
+        ]  # what followed it once ends there
     assert times[1] < 40 * times[0]
 
 
 @given(st.integers(1, 12), st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=8))
 def test_what_is_indexed_is_bounded(most, parts):
-    recent, text = Recent(most), []
+    recent = Recent(most)
+    text = []
     for part in parts:
         recent.extend(part)
         text += part
@@ -156,7 +166,9 @@ def test_branches_by_frequency():
     seqs = sequences([1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 4, 8, 1, 2])
     drafter = Suffix(nodes=3, factor=9, min_probability=0.3)
     drafter.start(seqs)
-    assert drafted(drafter, seqs) == [{(4,), (3,), (4, 8)}]  # of what is equally likely, the shallow first
+    assert drafted(drafter, seqs) == [
+        {(4,), (3,), (4, 8)}
+    ]  # of what is equally likely, the shallow first
 
 
 def test_drafts_end_where_the_limit_is():
@@ -176,7 +188,11 @@ def test_earlier_outputs_are_remembered_and_earlier_prompts_are_not():
     drafter.update(first, None, None, None)  # type: ignore[arg-type]
     second = sequences([9, 4, 5], [9, 1, 2], [8, 6, 7])
     drafter.start(second)
-    assert drafted(drafter, second) == [{(6,), (6, 7)}, set(), set()]  # and nothing across the end of a text
+    assert drafted(drafter, second) == [
+        {(6,), (6, 7)},
+        set(),
+        set(),
+    ]  # and nothing across the end of a text
     drafter.start(sequences([9]))
     assert drafter.memory is not None and len([t for t in drafter.memory.tokens if t < 0]) == 4
 

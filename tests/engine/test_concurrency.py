@@ -19,7 +19,9 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
 
-THREADS, ROUNDS, NEW = 4, 50, 12
+THREADS = 4
+ROUNDS = 50
+NEW = 12
 METHODS = {"plain": lambda t: None, "vegas": BUILD["vegas"], "medusa": BUILD["medusa"]}
 
 
@@ -28,7 +30,9 @@ def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[lis
 
     def one(i: int) -> list[int]:
         sampler = Sampler(temperature=1.0) if i % 2 else Sampler()
-        return generate(lm, [prompts[i]], METHODS[name](lm), max_new_tokens=NEW, sampler=sampler, seed=i)[0]
+        return generate(
+            lm, [prompts[i]], METHODS[name](lm), max_new_tokens=NEW, sampler=sampler, seed=i
+        )[0]
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(one, range(len(prompts))))
@@ -37,7 +41,8 @@ def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[lis
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-torch", marks=full)])
 def test_four_threads_give_what_one_gives(model):
     """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
-    lm, prompts = tiny.target(model), tiny.prompts(40, 31, 52, 23, 44, 35, 26, 47)
+    lm = tiny.target(model)
+    prompts = tiny.prompts(40, 31, 52, 23, 44, 35, 26, 47)
     alone = {name: texts(lm, name, prompts, 1) for name in METHODS}
     for r in range(ROUNDS if lm.backend.name == "native" else 6):  # by torch a round takes seconds
         name = list(METHODS)[r % len(METHODS)]
@@ -45,7 +50,8 @@ def test_four_threads_give_what_one_gives(model):
 
 
 def test_four_threads_give_what_one_gives_in_bfloat16():
-    lm, prompts = LM(tiny.stock("llama", dtype=torch.bfloat16)), tiny.prompts(40, 31, 52, 23)
+    lm = LM(tiny.stock("llama", dtype=torch.bfloat16))
+    prompts = tiny.prompts(40, 31, 52, 23)
     alone = texts(lm, "vegas", prompts, 1)
     assert all(texts(lm, "vegas", prompts, THREADS) == alone for _ in range(10))
 
@@ -60,7 +66,11 @@ def test_states_and_logits_of_a_pass_are_its_own():
     def states(tree: Tree) -> list[torch.Tensor]:
         captured = Captures(CaptureSpec(hidden=(0, lm.config.num_hidden_layers)))
         logits = lm(tree, lm.new_cache(1, 64), captured=captured)
-        return [logits, *captured.states.values(), lm.head(captured.states[lm.config.num_hidden_layers])]
+        return [
+            logits,
+            *captured.states.values(),
+            lm.head(captured.states[lm.config.num_hidden_layers]),
+        ]
 
     alone = [states(tree) for tree in chains]
     for _ in range(20):
@@ -74,9 +84,12 @@ def test_no_module_is_changed_while_it_is_used():
     lm = tiny.target("qwen3-torch")
 
     def tables() -> list:
-        return [(set(m.__dict__), dict(m._modules), len(m._forward_pre_hooks)) for m in lm.hf.modules()]
+        return [
+            (set(m.__dict__), dict(m._modules), len(m._forward_pre_hooks)) for m in lm.hf.modules()
+        ]
 
-    before, seen = tables(), []
+    before = tables()
+    seen = []
     hook = lm.hf.lm_head.register_forward_pre_hook(lambda *_: seen.append(tables()))
     try:
         with lm.architecture.capturing(Captures(CaptureSpec(hidden=(1,)))):
@@ -84,7 +97,9 @@ def test_no_module_is_changed_while_it_is_used():
     finally:
         hook.remove()
     assert len(seen) == 1
-    assert [(names, modules) for names, modules, _ in seen[0]] == [(names, modules) for names, modules, _ in before]
+    assert [(names, modules) for names, modules, _ in seen[0]] == [
+        (names, modules) for names, modules, _ in before
+    ]
 
 
 FORKED = """
@@ -117,7 +132,9 @@ os.waitpid(child, 0)
     "call",
     [
         pytest.param("generate(lm, tiny.prompts(200), max_new_tokens=2)", id="generate"),
-        pytest.param("lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))", id="prefill", marks=full),
+        pytest.param(
+            "lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))", id="prefill", marks=full
+        ),
         pytest.param("lm(tree, cache)", id="a pass", marks=full),
     ],
 )

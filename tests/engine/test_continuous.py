@@ -25,13 +25,26 @@ def alone(model: str, sampler: str, eos: tuple[int, ...] = ()) -> list[list[int]
     """What each prompt gives by itself."""
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS[sampler], "eos": eos}
     prompts = tiny.prompts(*LENGTHS)
-    return [generate(tiny.target(model), [p], seed=row_seed(SEED, i), **options)[0] for i, p in enumerate(prompts)]
+    return [
+        generate(tiny.target(model), [p], seed=row_seed(SEED, i), **options)[0]
+        for i, p in enumerate(prompts)
+    ]
 
 
-def served(model: str, drafter: Drafter | None, sampler: str, batch: int, eos: tuple[int, ...] = (), **more):
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS[sampler], "eos": eos, "slots": 160, **more}
+def served(
+    model: str, drafter: Drafter | None, sampler: str, batch: int, eos: tuple[int, ...] = (), **more
+):
+    options = {
+        "max_new_tokens": NEW,
+        "sampler": SAMPLERS[sampler],
+        "eos": eos,
+        "slots": 160,
+        **more,
+    }
     found = {}
-    for each in serve(tiny.target(model), iter(tiny.prompts(*LENGTHS)), drafter, batch, seed=SEED, **options):
+    for each in serve(
+        tiny.target(model), iter(tiny.prompts(*LENGTHS)), drafter, batch, seed=SEED, **options
+    ):
         assert each.index not in found
         found[each.index] = each.tokens
     return [found[i] for i in range(len(LENGTHS))]
@@ -61,7 +74,8 @@ def test_any_number_of_places(model, batch):
 
 def test_rows_that_end_are_not_computed_on():
     """A pass has as many rows as there are prompts left."""
-    seen, stats = [], Stats()
+    seen = []
+    stats = Stats()
 
     class Watch(Drafter):
         def grow(self, tree, seqs, limits):
@@ -99,20 +113,34 @@ def test_prompts_are_taken_as_places_become_free():
 
 def test_bad_arguments_are_named():
     lm = tiny.target("llama")
-    for asked, words in (({"batch": 0}, "batch is 0"), ({"max_new_tokens": 0}, "max-new-tokens is 0")):
+    for asked, words in (
+        ({"batch": 0}, "batch is 0"),
+        ({"max_new_tokens": 0}, "max-new-tokens is 0"),
+    ):
         with pytest.raises(InputError, match=words):
             list(serve(lm, tiny.prompts(9), **asked))
     assert torch.is_grad_enabled()
 
 
-BAD = {1: ([], "no tokens"), 3: ([5, 99], "prompt token 99"), 4: ([5] * 150, "a row has 160"), 5: (["x"], "token ids")}
+BAD = {
+    1: ([], "no tokens"),
+    3: ([5, 99], "prompt token 99"),
+    4: ([5] * 150, "a row has 160"),
+    5: (["x"], "token ids"),
+}
 
 
 @pytest.mark.parametrize("kind", [list, iter])
 def test_a_bad_prompt_ends_alone(kind):
     """It takes a number in the order of prompts, so the others draw as they do without it."""
     prompts = [BAD[i][0] if i in BAD else p for i, p in enumerate(tiny.prompts(*LENGTHS))]
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "slots": 160, "seed": SEED, "eos": ()}
+    options = {
+        "max_new_tokens": NEW,
+        "sampler": SAMPLERS["T=1"],
+        "slots": 160,
+        "seed": SEED,
+        "eos": (),
+    }
     drafter = BUILD["vegas"](tiny.target("llama"))
     found = {f.index: f for f in serve(tiny.target("llama"), kind(prompts), drafter, 3, **options)}
     assert sorted(found) == list(range(len(LENGTHS)))
@@ -137,12 +165,15 @@ def test_a_prefill_without_memory_ends_alone(monkeypatch):
     options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
     found = {f.index: f for f in serve(lm, tiny.prompts(*LENGTHS), BUILD["sd"](lm), 3, **options)}
     assert found.pop(3).error == "MemoryError: no room"
-    assert {i: f.tokens for i, f in found.items()} == {i: row for i, row in enumerate(want) if i != 3}
+    assert {i: f.tokens for i, f in found.items()} == {
+        i: row for i, row in enumerate(want) if i != 3
+    }
 
 
 def test_a_source_that_blocks_does_not_block_the_rows_that_run():
     """The third prompt comes only after the first two texts are there."""
-    gate, seen = threading.Event(), []
+    gate = threading.Event()
+    seen = []
 
     def prompts():
         yield from tiny.prompts(*LENGTHS[:2])
@@ -150,7 +181,9 @@ def test_a_source_that_blocks_does_not_block_the_rows_that_run():
         yield tiny.prompts(*LENGTHS[:3])[2]
 
     options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
-    found = serve(tiny.target("llama"), prompts(), BUILD["vegas"](tiny.target("llama")), 3, **options)
+    found = serve(
+        tiny.target("llama"), prompts(), BUILD["vegas"](tiny.target("llama")), 3, **options
+    )
     rows = [next(found), next(found)]
     gate.set()
     rows += list(found)
@@ -163,7 +196,8 @@ def test_a_source_that_fails_is_heard_after_the_rows_that_run():
         yield from tiny.prompts(*LENGTHS[:2])
         raise OSError("the source is gone")
 
-    rows, options = [], {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
+    rows = []
+    options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
     with pytest.raises(OSError, match="the source is gone"):
         for found in serve(tiny.target("llama"), prompts(), batch=3, **options):
             rows.append((found.index, found.tokens))
@@ -175,7 +209,13 @@ def test_serve_that_is_left_early_ends_its_thread():
         return [t for t in threading.enumerate() if t.name == "longdraft-prompts"]
 
     for last in (1, 7):
-        found = serve(tiny.target("llama"), iter(tiny.prompts(*LENGTHS)), batch=2, slots=160, max_new_tokens=NEW)
+        found = serve(
+            tiny.target("llama"),
+            iter(tiny.prompts(*LENGTHS)),
+            batch=2,
+            slots=160,
+            max_new_tokens=NEW,
+        )
         for _ in range(last):
             next(found)
         started = threads()
@@ -186,14 +226,17 @@ def test_serve_that_is_left_early_ends_its_thread():
 
 
 def test_only_an_entry_costs_a_plain_round():
-    """All seven enter at once; then they leave one by one, and none that stays takes a plain step for it."""
+    """All seven enter at once; then they leave one by one, and none that stays takes a plain step
+    for it.
+    """
     plain = []
 
     def verify(tree, logits, sampler, rows):
         plain.append(tree.size == 1)
         return match(tree, logits, sampler, rows)
 
-    eos, drafter = some_ends("llama", "T=1"), BUILD["vegas"](tiny.target("llama"))
+    eos = some_ends("llama", "T=1")
+    drafter = BUILD["vegas"](tiny.target("llama"))
     assert served("llama", drafter, "T=1", 7, eos, verify=verify) == alone("llama", "T=1", eos)
     assert plain[0] and not any(plain[1:]) and len(plain) > 4
 
@@ -202,4 +245,6 @@ def test_a_small_model_reads_each_prompt_once(monkeypatch):
     drafter = BUILD["sd"](tiny.target("llama"))
     read = count_reads(monkeypatch)
     served("llama", drafter, "T=1", 3)
-    assert 0 < sum(read) <= sum(LENGTHS) + 2 * len(LENGTHS)  # and what was said until the first draft
+    assert (
+        0 < sum(read) <= sum(LENGTHS) + 2 * len(LENGTHS)
+    )  # and what was said until the first draft

@@ -1,4 +1,6 @@
-"""A drafter that changes what is not its own is found out by every comparison: --compare, the demo and bench."""
+"""A drafter that changes what is not its own is found out by every comparison: --compare, the demo
+and bench.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,17 @@ FAULTS = {  # fault: (plant, what is said to have changed)
     "tokens": (broken.other_tokens, "the rows' tokens"),
 }
 each_fault = pytest.mark.parametrize("fault", FAULTS)
-COMPARED = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare", "-o", "min_budget=8")
+COMPARED = (
+    "generate",
+    "-m",
+    "tiny",
+    *SHORT,
+    "--prompt-file",
+    "a.txt",
+    "--compare",
+    "-o",
+    "min_budget=8",
+)
 
 
 @pytest.mark.parametrize("pace", [pytest.param("on", marks=pytest.mark.full), "off"])
@@ -33,7 +45,11 @@ COMPARED = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compa
 def test_compare(cli, fault, pace, monkeypatch):
     plant, words = FAULTS[fault]
     good = cli(*COMPARED, "--json")
-    assert good[0] == 0 and json.loads(good[1])["equal"] is True and "damage" not in json.loads(good[1])
+    assert (
+        good[0] == 0
+        and json.loads(good[1])["equal"] is True
+        and "damage" not in json.loads(good[1])
+    )
     plant(monkeypatch)
     status, out, _ = cli(*COMPARED, "-o", f"pace={pace}", "--json")
     found = json.loads(out)
@@ -50,7 +66,9 @@ def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypat
 
     def unverified(self, drafter=None, *args, **options):
         plain = drafter is None or type(drafter) is Drafter
-        return decode(self, drafter, *args, **options, **({} if plain else {"verify": broken.unverified}))
+        return decode(
+            self, drafter, *args, **options, **({} if plain else {"verify": broken.unverified})
+        )
 
     monkeypatch.setattr(DecodeSession, "decode", unverified)
     status, out, _ = cli(*COMPARED, "-o", "pace=off", "--json")
@@ -65,9 +83,12 @@ def test_compare_says_so_in_words(cli, monkeypatch):
 
 
 def test_plain_decoding_is_over_before_the_method_runs(cli, monkeypatch):
-    """Its text is that of a sound cache, though the fault comes with the very first thing that the method does."""
+    """Its text is that of a sound cache, though the fault comes with the very first thing that the
+    method does.
+    """
     good = json.loads(cli(*COMPARED, "--json")[1])
-    taken, decode = [], DecodeSession.decode
+    taken = []
+    decode = DecodeSession.decode
 
     def watched(self, drafter=None, *args, **options):
         taken.append(drafter is None or type(drafter) is Drafter)
@@ -82,11 +103,24 @@ def test_plain_decoding_is_over_before_the_method_runs(cli, monkeypatch):
 
 @each_fault
 def test_the_demo(cli, fault, monkeypatch):
-    words = ("demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
+    words = (
+        "demo",
+        "-m",
+        "tiny",
+        "--context",
+        "64",
+        "--max-new-tokens",
+        "16",
+        "--dtype",
+        "float32",
+    )
     FAULTS[fault][0](monkeypatch)
     status, out, _ = cli(*words)
     rows = [line for line in out.splitlines() if line.startswith("│")]
-    assert status == 1 and [row.split()[1] for row in rows if row.split()[1] != "│"] == ["plain", "vegas"]
+    assert status == 1 and [row.split()[1] for row in rows if row.split()[1] != "│"] == [
+        "plain",
+        "vegas",
+    ]
     assert "NO: the method" in out
 
 
@@ -94,8 +128,27 @@ def test_the_demo(cli, fault, monkeypatch):
 def test_bench(cli, place, fault, monkeypatch, tmp_path):
     """The others' records stay sound: the prompts are read anew."""
     out = tmp_path / "records.jsonl"
-    words = ("bench", "-m", "tiny", "--dtype", "float32", "--prompt-file", "long.txt", "--context", "64")
-    words += ("--methods", "vegas,lookup", "--max-new-tokens", "20", "--repeat", "2", "--out", str(out))
+    words = (
+        "bench",
+        "-m",
+        "tiny",
+        "--dtype",
+        "float32",
+        "--prompt-file",
+        "long.txt",
+        "--context",
+        "64",
+    )
+    words += (
+        "--methods",
+        "vegas,lookup",
+        "--max-new-tokens",
+        "20",
+        "--repeat",
+        "2",
+        "--out",
+        str(out),
+    )
     FAULTS[fault][0](monkeypatch)
     status, shown, _ = cli(*words)
     records = [json.loads(line) for line in out.read_text().splitlines()]
@@ -111,7 +164,11 @@ def test_what_was_not_changed_is_not_named():
     lm = tiny.target("llama")
     runs = DecodeSession(lm, tiny.prompts(40, 25), 16, Sampler(1.0), 3)
     runs.seal()
-    for drafter in (Drafter(), SelfDrafter(lm, Full(), [2, 2]), AdaptiveDraft(SelfDrafter(lm, Full(), [1] * 3))):
+    for drafter in (
+        Drafter(),
+        SelfDrafter(lm, Full(), [2, 2]),
+        AdaptiveDraft(SelfDrafter(lm, Full(), [1] * 3)),
+    ):
         runs.rows(drafter)
         assert runs.altered() is None
     runs.cache.read(1, 1)[1][0, 23, 5] += 1e-6  # the second row's last slot
@@ -123,5 +180,7 @@ def test_scratch_is_the_drafters_own():
     lm = tiny.target("llama")
     runs = DecodeSession(lm, tiny.prompts(40), 16)
     runs.seal()
-    runs.cache.read(1, 0)[1][:, 39:] = 7  # slots 0..38 are the prompt's; the root is not committed yet
+    runs.cache.read(1, 0)[1][:, 39:] = (
+        7  # slots 0..38 are the prompt's; the root is not committed yet
+    )
     assert runs.altered() is None

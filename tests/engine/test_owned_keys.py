@@ -27,9 +27,16 @@ from longdraft.engine.trace import Lane, new_trace
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
 
-BLOCK, NEW, SLOTS = 16, 10, 400
+BLOCK = 16
+NEW = 10
+SLOTS = 400
 SAMPLER = SAMPLERS["T=1"]
-MODELS = ("llama", "qwen3-kv8", "llama-torch", "qwen3.5")  # plain, in codes, read by torch, with recurrent layers
+MODELS = (
+    "llama",
+    "qwen3-kv8",
+    "llama-torch",
+    "qwen3.5",
+)  # plain, in codes, read by torch, with recurrent layers
 each_model = pytest.mark.parametrize("model", MODELS)
 
 
@@ -41,7 +48,9 @@ def short_blocks(monkeypatch):
 
 @cache
 def alone(model: str, prompt: tuple[int, ...], seed: int = 3) -> list[int]:
-    return generate(tiny.target(model), [list(prompt)], max_new_tokens=NEW, sampler=SAMPLER, seed=seed, eos=())[0]
+    return generate(
+        tiny.target(model), [list(prompt)], max_new_tokens=NEW, sampler=SAMPLER, seed=seed, eos=()
+    )[0]
 
 
 @cache
@@ -67,15 +76,22 @@ class Checked(PrefixCache):
         assert int(row.length[0]) == known and (not known or row.layers == want.layers)
         for layer in want.layers if known else ():
             for x, wanted in zip(row.stored(layer, 0), want.stored(layer, 0), strict=True):
-                assert torch.equal(x[:, :known], wanted[:, :known]), f"layer {layer} of {known} tokens"
-        states, wanted = row.states_at(known), want.states_at(known)
+                assert torch.equal(x[:, :known], wanted[:, :known]), (
+                    f"layer {layer} of {known} tokens"
+                )
+        states = row.states_at(known)
+        wanted = want.states_at(known)
         assert states is not None and wanted is not None and states.keys() == wanted.keys()
         assert all(torch.equal(states[n], wanted[n]) for n in states)
         return known
 
 
-def session(model: str, prefixes: PrefixCache | PromptFolder | None, rows: int = 1, drafter=None) -> Session:
-    return Session(tiny.target(model), drafter, rows, SLOTS, SAMPLER, chunk=2 * BLOCK, prefixes=prefixes)
+def session(
+    model: str, prefixes: PrefixCache | PromptFolder | None, rows: int = 1, drafter=None
+) -> Session:
+    return Session(
+        tiny.target(model), drafter, rows, SLOTS, SAMPLER, chunk=2 * BLOCK, prefixes=prefixes
+    )
 
 
 def ask(s: Session, prompt: list[int], owner: str = "", new: int = NEW) -> list[int]:
@@ -86,13 +102,17 @@ def ask(s: Session, prompt: list[int], owner: str = "", new: int = NEW) -> list[
     return said
 
 
-def race(model: str, prompt: list[int], prefixes: PrefixCache | None, owner: str = "", seed: int = 3) -> Race:
+def race(
+    model: str, prompt: list[int], prefixes: PrefixCache | None, owner: str = "", seed: int = 3
+) -> Race:
     lm = tiny.target(model)
     request = make_request(lm, SLOTS, prompt, NEW, seed, (), SAMPLER, None, False)
     lanes = [Lane(method=name, options={}) for name in ("plain", "lookup")]
     trace = new_trace(lm, Words(), prompt, NEW, SAMPLER, seed, lanes)
     drafters = [Drafter(), BUILD["lookup"](lm)]
-    return Race(lm, Words(), replace(request, owner=owner), drafters, trace, prefixes, chunk=2 * BLOCK)
+    return Race(
+        lm, Words(), replace(request, owner=owner), drafters, trace, prefixes, chunk=2 * BLOCK
+    )
 
 
 def traced(run: Race) -> list[list[int]]:
@@ -101,7 +121,7 @@ def traced(run: Race) -> list[list[int]]:
     return [[t for r in lane.rounds for t in r.tokens] for lane in run.trace.lanes]
 
 
-# After a prompt of one token -----------------------------------------------------------------------------------------
+# After a prompt of one token ----------------------------------------------------------------------
 
 
 @each_model
@@ -124,12 +144,18 @@ def test_keys_that_were_not_copied_are_caught(model, monkeypatch):
         test_a_trace_of_one_token_takes_nothing_from_the_prefixes(model)
 
 
-# Another's keys ------------------------------------------------------------------------------------------------------
+# Another's keys -----------------------------------------------------------------------------------
 
 
 def after(model: str, rows: int, seed: int) -> list[list[int]]:
-    """What one owner is told, where nothing is copied and the rows were another owner's, whose texts have this seed."""
-    (text, part), others, prefixes = tiny.prompts(150, 31), tiny.prompts(170, 150, 90, seed=seed), PrefixCache(4096, 16)
+    """What one owner is told, where nothing is copied and the rows were another owner's, whose
+    texts have this seed.
+    """
+    (text, part), others, prefixes = (
+        tiny.prompts(150, 31),
+        tiny.prompts(170, 150, 90, seed=seed),
+        PrefixCache(4096, 16),
+    )
     with session(model, prefixes, rows) as s:
         ask(s, text, "b")
         for i, prompt in enumerate(others):
@@ -138,7 +164,11 @@ def after(model: str, rows: int, seed: int) -> list[list[int]]:
         left = s.submit(tiny.prompts(180, seed=seed + 19)[0], NEW, owner="a")
         while s.running or s.waiting:
             s.step()
-            if s._rows.reading is not None and s._rows.reading.request.id == left and s._rows.reading.position > 99:
+            if (
+                s._rows.reading is not None
+                and s._rows.reading.request.id == left
+                and s._rows.reading.position > 99
+            ):
                 s.cancel(left)
         return [ask(s, text, "b"), ask(s, text + part, "b")]
 
@@ -150,7 +180,9 @@ def test_a_prompt_that_was_not_copied_sees_nothing_of_another_owner(model, rows,
     counted_only(monkeypatch)
     told = after(model, rows, 5)
     assert told == after(model, rows, 6)
-    assert told[0] != alone(model, tuple(tiny.prompts(150)[0])) or model == "qwen3.5"  # whose states were loaded
+    assert (
+        told[0] != alone(model, tuple(tiny.prompts(150)[0])) or model == "qwen3.5"
+    )  # whose states were loaded
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -168,12 +200,17 @@ def left_in(pool: RowPool, b: int) -> int:
 
 @torch.inference_mode()
 def test_rows_are_wiped_between_owners_alone():
-    """As far as the prompt will fill them, however the request before ended; a row that moved is another's too."""
-    lm, prompts = tiny.target("llama"), tiny.prompts(90, 70, 50)
+    """As far as the prompt will fill them, however the request before ended; a row that moved is
+    another's too.
+    """
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(90, 70, 50)
     pool = RowPool(lm, 3, SLOTS)
 
     def enter(prompt: list[int], owner: str, most: int = 1000) -> tuple[int, int]:
-        """From which slot on its row had numbers when it was about to be read, and where they ended."""
+        """From which slot on its row had numbers when it was about to be read, and where they
+        ended.
+        """
         request = make_request(lm, SLOTS, prompt, NEW, 0, (), SAMPLER, None, False)
         pool.begin(replace(request, id=1, owner=owner))
         k = pool._next_row().stored(0, 0)[0] if pool.whole.cache.layers else torch.zeros(1, 1, 1)
@@ -209,10 +246,13 @@ def test_a_prefix_cache_is_of_one_model():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("fault", ["none", "a layer less", "another shape", "another layer in the row", "no shapes"])
+@pytest.mark.parametrize(
+    "fault", ["none", "a layer less", "another shape", "another layer in the row", "no shapes"]
+)
 def test_blocks_are_loaded_only_if_they_are_all_of_the_row(fault):
     lm, [prompt], prefixes = tiny.target("llama"), tiny.prompts(65), PrefixCache(2048, BLOCK)
-    read, row = lm.new_cache(1, SLOTS), lm.new_cache(1, SLOTS)
+    read = lm.new_cache(1, SLOTS)
+    row = lm.new_cache(1, SLOTS)
     lm.prefill(prompt[:64], read)
     prefixes.store(prompt[:64], read)
     for block in prefixes._blocks.values():
@@ -226,10 +266,12 @@ def test_blocks_are_loaded_only_if_they_are_all_of_the_row(fault):
         row.allocate(read.shapes | {9: read.shapes[0]})
     known = prefixes.load(prompt[:64], row)
     assert known == int(row.length[0]) == (64 if fault == "none" else 0)
-    assert prefixes.hits == known and (fault != "none" or torch.equal(*(x.read(0, 0)[0][:, :64] for x in (read, row))))
+    assert prefixes.hits == known and (
+        fault != "none" or torch.equal(*(x.read(0, 0)[0][:, :64] for x in (read, row)))
+    )
 
 
-# Prompts of one token, by every entrance -----------------------------------------------------------------------------
+# Prompts of one token, by every entrance ----------------------------------------------------------
 
 
 def by_session(lm: LM, prompt: list[int], place, model: str) -> list[int]:
@@ -251,7 +293,14 @@ def by_prefixes(lm: LM, prompt: list[int], place, model: str) -> list[int]:
 
 def by_serve(lm: LM, prompt: list[int], place, model: str) -> list[int]:
     prompts = [tiny.prompts(50)[0], prompt, prompt, tiny.prompts(33)[0]]
-    options = {"batch": 2, "slots": SLOTS, "max_new_tokens": NEW, "sampler": SAMPLER, "seed": 3, "eos": ()}
+    options = {
+        "batch": 2,
+        "slots": SLOTS,
+        "max_new_tokens": NEW,
+        "sampler": SAMPLER,
+        "seed": 3,
+        "eos": (),
+    }
     found = {f.index: f.tokens for f in serve(lm, prompts, **options)}
     for i, said in found.items():
         assert said == alone(model, tuple(prompts[i]), row_seed(3, i))
@@ -298,7 +347,8 @@ def by_folder(lm: LM, prompt: list[int], place, model: str) -> list[int]:
 
 
 def by_trace(lm: LM, prompt: list[int], place, model: str) -> list[int]:
-    prefixes, longer = PrefixCache(2048, BLOCK), prompt + tiny.prompts(80)[0]
+    prefixes = PrefixCache(2048, BLOCK)
+    longer = prompt + tiny.prompts(80)[0]
     for text in (longer, prompt, longer, prompt):
         first, second = traced(race(model, text, prefixes))
         assert first == second == alone(model, tuple(text))
@@ -352,18 +402,24 @@ def test_a_prompt_of_one_token_is_continued_as_by_transformers():
     assert said == found[0, 1:].tolist()
 
 
-# Anything in any order -----------------------------------------------------------------------------------------------
+# Anything in any order ----------------------------------------------------------------------------
 
 
 class Fuzz:
-    """Two owners' requests, traces and cancellations in an order that a seed decides; each answer is compared."""
+    """Two owners' requests, traces and cancellations in an order that a seed decides; each answer
+    is compared.
+    """
 
     def __init__(self, model: str, seed: int):
-        self.model, self.random, self.did = model, Random(seed), Counter[str]()
+        self.model = model
+        self.random = Random(seed)
+        self.did = Counter[str]()
         self.prefixes = Checked(model, 1024)
         self.session = session(model, self.prefixes, 2, BUILD["lookup"](tiny.target(model)))
         self.texts = {owner: tiny.prompts(150, 100, seed=n) for n, owner in enumerate("ab")}
-        self.open: dict[int, tuple[str, list[int], list[int]]] = {}  # owner, prompt and what was said so far
+        self.open: dict[
+            int, tuple[str, list[int], list[int]]
+        ] = {}  # owner, prompt and what was said so far
         self.race: Race | None = None
 
     def prompt(self, owner: str) -> list[int]:
@@ -398,7 +454,8 @@ class Fuzz:
             self.race.step()
             if self.race.over:
                 self.did["traces"] += 1
-                run, self.race = self.race, None
+                run = self.race
+                self.race = None
                 assert traced(run) == [alone(self.model, tuple(run._runners[0].request.prompt))] * 2
 
     def end(self, owner, prompt, said, event) -> None:
@@ -416,7 +473,9 @@ class Fuzz:
         with self.session:
             for _ in range(steps):
                 if len(self.open) < 5:
-                    self.random.choices([self.ask, self.trace, self.cancel, lambda: None], [4, 2, 1, 5])[0]()
+                    self.random.choices(
+                        [self.ask, self.trace, self.cancel, lambda: None], [4, 2, 1, 5]
+                    )[0]()
                 self.step()
             while self.open or self.race is not None:
                 self.step()
@@ -428,7 +487,12 @@ class Fuzz:
 @each_model
 def test_every_answer_in_any_order_is_what_generate_says(model, seed):
     did = Fuzz(model, seed).run(200 if seed == 0 else 400)
-    assert did["known"] > 500 and did["traces"] > 4 and did["cancelled"] > 2 and did["of one token"] > 4, did
+    assert (
+        did["known"] > 500
+        and did["traces"] > 4
+        and did["cancelled"] > 2
+        and did["of one token"] > 4
+    ), did
 
 
 @pytest.mark.parametrize("fault", [shapes_of_the_latest_row, counted_only])

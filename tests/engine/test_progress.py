@@ -1,4 +1,6 @@
-"""While a long prompt is read, a terminal shows progress; a short prompt, a file or a pipe shows nothing."""
+"""While a long prompt is read, a terminal shows progress; a short prompt, a file or a pipe shows
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """terminal() -> standard error from now on; pytest sets its own at the beginning of each test."""
+    """terminal() -> standard error from now on; pytest sets its own at the beginning of each
+    test.
+    """
 
     def begin(term: str = "xterm") -> Terminal:
         monkeypatch.setenv("TERM", term)
@@ -39,7 +43,9 @@ def patience(monkeypatch, seconds: float) -> None:
 
 
 def test_every_chunk_is_reported():
-    lm, prompts, seen = tiny.target("llama"), tiny.prompts(70, 1, 31), []
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(70, 1, 31)
+    seen = []
     DecodeSession(lm, prompts, 4, report=seen.append)
     assert seen == [69, 30]
     lm.prefill(prompts[0], lm.new_cache(1, 80), chunk=30, report=seen.append)
@@ -79,7 +85,9 @@ def test_nothing_is_shown_after_an_error(terminal, monkeypatch):
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("command", [("generate", "--prompt-file", "long.txt", *SHORT), ("demo", "--context", "480")])
+@pytest.mark.parametrize(
+    "command", [("generate", "--prompt-file", "long.txt", *SHORT), ("demo", "--context", "480")]
+)
 def test_commands_show_it_on_standard_error_alone(cli, terminal, monkeypatch, command):
     screen = terminal()
     patience(monkeypatch, 0)
@@ -87,7 +95,11 @@ def test_commands_show_it_on_standard_error_alone(cli, terminal, monkeypatch, co
     words = (*command, "-m", "tiny", "--max-new-tokens", "4", "--dtype", "float32")
     words = (*words, "--prompt-tokens", "480") if command[0] == "generate" else words
     status, out, _ = cli(*words)
-    assert status == 0 and "reading the prompt" in screen.getvalue() and "reading the prompt" not in out
+    assert (
+        status == 0
+        and "reading the prompt" in screen.getvalue()
+        and "reading the prompt" not in out
+    )
     patience(monkeypatch, 60)
     screen = terminal()
     assert cli(*words)[0] == 0 and "reading the prompt" not in screen.getvalue()

@@ -1,7 +1,8 @@
-"""Where torch reads prompts, their keys depend on how many tokens a pass has: blocks by position give the same bits.
+"""Where torch reads prompts, their keys depend on how many tokens a pass has: blocks by position
+give the same bits.
 
-The builds here read prompts as the build for AMX does (`prefills` is False), or do everything in torch; a block has 64
-tokens instead of 1024.
+The builds here read prompts as the build for AMX does (`prefills` is False), or do everything in
+torch; a block has 64 tokens instead of 1024.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ NEW = 32
 SLOTS = 480
 SCORED = {"logprobs": 0, "prompt_logprobs": True}
 
-needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built")
+needs_native = pytest.mark.skipif(
+    native.library() is None, reason="the native kernels are not built"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +43,13 @@ def short_blocks(monkeypatch):
 
 @cache
 def reader(kind: str) -> LM:
-    """ "amx": decodes natively and reads prompts in torch; "torch": does both there. In bfloat16 unless it says so."""
-    lm = LM(tiny.stock("llama", dtype=torch.float32 if kind.endswith("float32") else torch.bfloat16), kind)
+    """ "amx": decodes natively and reads prompts in torch; "torch": does both there. In bfloat16
+    unless it says so.
+    """
+    lm = LM(
+        tiny.stock("llama", dtype=torch.float32 if kind.endswith("float32") else torch.bfloat16),
+        kind,
+    )
     if kind.startswith("amx"):
         lm.backend.prefills = False  # type: ignore[attr-defined]
     else:
@@ -50,16 +58,23 @@ def reader(kind: str) -> LM:
 
 
 each_reader = pytest.mark.parametrize(
-    "kind", [pytest.param("amx", marks=needs_native), pytest.param("amx float32", marks=needs_native), "torch"]
+    "kind",
+    [
+        pytest.param("amx", marks=needs_native),
+        pytest.param("amx float32", marks=needs_native),
+        "torch",
+    ],
 )
 
 
-# Keys ----------------------------------------------------------------------------------------------------------------
+# Keys ---------------------------------------------------------------------------------------------
 
 
 def bits(row: KVCache, count: int) -> list[Tensor]:
     """The first keys and values of a row."""
-    return [x[:, :count].contiguous().view(torch.uint8) for n in row.layers for x in row.stored(n, 0)]
+    return [
+        x[:, :count].contiguous().view(torch.uint8) for n in row.layers for x in row.stored(n, 0)
+    ]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -80,12 +95,18 @@ def entered(pool: RowPool, request: Request, most: int) -> int:
 
 @torch.inference_mode()
 def compared(kind: str, most: int, **more) -> tuple[bool, int]:
-    """Whether the keys in a session's second row are those of `generate`, for two prompts in turn; tokens known."""
-    lm, prompts = reader(kind), tiny.prompts(*LENGTHS[:3])
-    pool, equal, known = RowPool(lm, 2, SLOTS, PrefixCache(1000, 16)), True, 0
+    """Whether the keys in a session's second row are those of `generate`, for two prompts in turn;
+    tokens known.
+    """
+    lm = reader(kind)
+    prompts = tiny.prompts(*LENGTHS[:3])
+    pool = RowPool(lm, 2, SLOTS, PrefixCache(1000, 16))
+    equal = True
+    known = 0
     entered(pool, requested(prompts[0]), most)
     for prompt in (prompts[1], prompts[1][:200] + prompts[2][:150]):
-        want, last = lm.new_cache(1, len(prompt) + NEW), len(prompt) - 1
+        want = lm.new_cache(1, len(prompt) + NEW)
+        last = len(prompt) - 1
         lm.prefill(prompt[:-1], want)
         known = entered(pool, requested(prompt, **more), most)
         equal = equal and same(bits(pool.whole.cache.row(1), last), bits(want, last))
@@ -96,7 +117,10 @@ def compared(kind: str, most: int, **more) -> tuple[bool, int]:
 @each_reader
 @pytest.mark.parametrize("most", [1, 7, 30, 64, 1000])
 def test_keys_have_the_same_bits_in_any_parts(kind, most):
-    assert compared(kind, most) == (True, 192)  # of the 200 tokens that both prompts begin with, the whole blocks
+    assert compared(kind, most) == (
+        True,
+        192,
+    )  # of the 200 tokens that both prompts begin with, the whole blocks
 
 
 @each_reader
@@ -105,7 +129,9 @@ def test_keys_have_the_same_bits_where_the_prompt_is_scored(kind):
 
 
 @needs_native
-@pytest.mark.parametrize("kind,most,more", [("amx", 7, {}), ("amx float32", 30, {}), ("amx", 100, SCORED)])
+@pytest.mark.parametrize(
+    "kind,most,more", [("amx", 7, {}), ("amx float32", 30, {}), ("amx", 100, SCORED)]
+)
 def test_keys_of_other_parts_would_be_noticed(kind, most, more, monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)
     assert not compared(kind, most, **more)[0]
@@ -138,7 +164,7 @@ def test_scores_of_a_prompt_are_the_models_own(length):
         assert x.logprob == pytest.approx(float(law[at, x.token]), abs=1e-4) and len(x.top) == 2
 
 
-# Texts ---------------------------------------------------------------------------------------------------------------
+# Texts --------------------------------------------------------------------------------------------
 
 
 def alone(lm: LM, prompt: list[int], seed: int) -> list[int]:
@@ -147,15 +173,21 @@ def alone(lm: LM, prompt: list[int], seed: int) -> list[int]:
 
 def under_load(lm: LM, batch: int, drafter: Drafter | None = None, seed: int = 0) -> list[bool]:
     """Of four requests and four that go on from their answers: which say what they say alone."""
-    prompts, found = tiny.prompts(*LENGTHS[:4], seed=seed), list[bool]()
-    with Session(lm, drafter, batch, SLOTS, Sampler(1.0), chunk=7, prefixes=PrefixCache(4000, 16)) as s:
+    prompts = tiny.prompts(*LENGTHS[:4], seed=seed)
+    found = list[bool]()
+    with Session(
+        lm, drafter, batch, SLOTS, Sampler(1.0), chunk=7, prefixes=PrefixCache(4000, 16)
+    ) as s:
         for _ in range(2):
             texts = {s.submit(p, NEW, seed=i, eos=()): list[int]() for i, p in enumerate(prompts)}
             while s.running or s.waiting:
                 for event in s.step():
                     texts[event.id] += event.tokens
             said = list(texts.values())
-            found += [text == alone(lm, p, i) for i, (p, text) in enumerate(zip(prompts, said, strict=True))]
+            found += [
+                text == alone(lm, p, i)
+                for i, (p, text) in enumerate(zip(prompts, said, strict=True))
+            ]
             prompts = [p + text[:26] for p, text in zip(prompts, said, strict=True)]
     return found
 
@@ -180,7 +212,8 @@ def test_one_request_at_a_time_is_what_it_is_alone_on_any_backend():
 def conversation(kind: str, seed: int = 0) -> bool:
     """Whether every answer of a conversation is that of `generate`."""
     lm, [text, more] = reader(kind), tiny.prompts(150, 30, seed=seed)
-    talk, found = Conversation(lm, Sampler(1.0), seed=5), []
+    talk = Conversation(lm, Sampler(1.0), seed=5)
+    found = []
     for _ in range(3):
         answer = [t for step in talk.answer(text, NEW) for t in step.tokens[0]]
         found.append(answer == alone(lm, text, 5))
@@ -197,10 +230,12 @@ def test_a_conversation_is_what_its_prompts_give(kind):
 @needs_native
 def test_keys_of_answers_in_a_conversation_would_be_noticed(monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)
-    assert not all(conversation("amx", seed) for seed in range(20))  # most texts have no tie that rounding decides
+    assert not all(
+        conversation("amx", seed) for seed in range(20)
+    )  # most texts have no tie that rounding decides
 
 
-# Where nothing changes -----------------------------------------------------------------------------------------------
+# Where nothing changes ----------------------------------------------------------------------------
 
 
 @read_in_any_parts

@@ -1,4 +1,6 @@
-"""What a server needs of a session: samplers and log-probabilities by request, bounded reading, reuse of prefixes."""
+"""What a server needs of a session: samplers and log-probabilities by request, bounded reading,
+reuse of prefixes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ def asked(i: int) -> dict:
 def alone(model: str, i: int) -> list[int]:
     """What `generate` gives for request i."""
     [text] = generate(
-        tiny.target(model), [asked(i)["prompt"]], max_new_tokens=NEW, sampler=SAMPLERS[i], seed=100 + i, eos=()
+        tiny.target(model),
+        [asked(i)["prompt"]],
+        max_new_tokens=NEW,
+        sampler=SAMPLERS[i],
+        seed=100 + i,
+        eos=(),
     )
     return text
 
@@ -84,9 +91,12 @@ def test_reading_in_parts_changes_nothing(method, chunk):
 
 @read_in_any_parts
 def test_a_long_prompt_delays_others_by_a_chunk_at_a_time(monkeypatch):
-    lm, read = tiny.target("llama"), []
+    lm = tiny.target("llama")
+    read = []
     prefill = lm.prefill
-    monkeypatch.setattr(lm, "prefill", lambda tokens, *a, **k: read.append(len(tokens)) or prefill(tokens, *a, **k))
+    monkeypatch.setattr(
+        lm, "prefill", lambda tokens, *a, **k: read.append(len(tokens)) or prefill(tokens, *a, **k)
+    )
     s = Session(lm, Drafter(), 3, SLOTS, chunk=8)
     first = s.submit(**asked(2))
     assert [e.id for e in s.step()] == [first] and read == [8]  # alone it is read whole
@@ -101,10 +111,15 @@ def test_a_row_may_leave_while_a_prompt_is_read():
     lm = tiny.target("llama")
     s = Session(lm, BUILD["longspec"](lm), 3, SLOTS, chunk=5)
     ids = [
-        s.submit(**(asked(i) | {"max_new_tokens": new}), sampler=SAMPLERS[i]) for i, new in ((4, 3), (2, 5), (0, 12))
+        s.submit(**(asked(i) | {"max_new_tokens": new}), sampler=SAMPLERS[i])
+        for i, new in ((4, 3), (2, 5), (0, 12))
     ]
     found = texts(finish(s))
-    assert [found[id] for id in ids] == [alone("llama", 4)[:3], alone("llama", 2)[:5], alone("llama", 0)]
+    assert [found[id] for id in ids] == [
+        alone("llama", 4)[:3],
+        alone("llama", 2)[:5],
+        alone("llama", 0),
+    ]
 
 
 @read_in_any_parts
@@ -112,7 +127,8 @@ def test_a_request_may_be_cancelled_while_it_is_read():
     s = Session(tiny.target("llama"), Drafter(), 2, SLOTS, chunk=8)
     first = s.submit(**asked(2))
     s.step()
-    second, third = s.submit(**asked(0)), s.submit(**asked(5))
+    second = s.submit(**asked(0))
+    third = s.submit(**asked(5))
     s.step()
     assert s.waiting == 2 and s.cancel(second)
     found = finish(s)
@@ -123,8 +139,11 @@ def test_a_request_may_be_cancelled_while_it_is_read():
 @read_in_any_parts
 @pytest.mark.parametrize("fault", [False, True])
 def test_a_request_may_be_cancelled_while_it_alone_is_read(fault, monkeypatch):
-    """From another thread, between two parts of its prompt. The fault: it is noticed only after the whole prompt."""
-    lm, read = tiny.target("llama"), []
+    """From another thread, between two parts of its prompt. The fault: it is noticed only after the
+    whole prompt.
+    """
+    lm = tiny.target("llama")
+    read = []
     s = Session(lm, Drafter(), 2, SLOTS)
     monkeypatch.setattr("longdraft.engine.session.ALONE", 16 if not fault else 1024)
     prefill = lm.prefill
@@ -142,10 +161,12 @@ def test_a_request_may_be_cancelled_while_it_alone_is_read(fault, monkeypatch):
 
 
 def generate_plain(i: int) -> list[int]:
-    return generate(tiny.target("llama"), [asked(i)["prompt"]], max_new_tokens=NEW, seed=100 + i, eos=())[0]
+    return generate(
+        tiny.target("llama"), [asked(i)["prompt"]], max_new_tokens=NEW, seed=100 + i, eos=()
+    )[0]
 
 
-# Room ----------------------------------------------------------------------------------------------------------------
+# Room ---------------------------------------------------------------------------------------------
 
 
 def test_a_full_queue_refuses():
@@ -193,13 +214,17 @@ def test_running_requests_share_a_total_of_slots_in_order():
     s = Session(tiny.target("llama"), Drafter(), 3, SLOTS, total=110)
     ids = [s.submit(**asked(i)) for i in (0, 3, 4)]  # they need 82, 62 and 16 slots
     s.step()
-    assert (s.running, s.waiting, s.needed) == (1, 2, 82)  # the third would fit, but is not the first in the queue
+    assert (s.running, s.waiting, s.needed) == (
+        1,
+        2,
+        82,
+    )  # the third would fit, but is not the first in the queue
     assert set(finish(s)) == set(ids)
     with pytest.raises(InputError, match="need 120 slots, and a row has 110"):
         s.submit([5] * 100, 20)
 
 
-# Log-probabilities ---------------------------------------------------------------------------------------------------
+# Log-probabilities --------------------------------------------------------------------------------
 
 
 def logprobs_of(lm: LM, tokens: list[int]) -> torch.Tensor:
@@ -211,7 +236,8 @@ def logprobs_of(lm: LM, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("length", [None, 1])
 @pytest.mark.parametrize("method", ["vegas", "eagle3", "lookup"])
 def test_logprobs_are_the_models_own(method, length):
-    lm, request = tiny.target("llama"), asked(0)
+    lm = tiny.target("llama")
+    request = asked(0)
     request["prompt"] = prompt = request["prompt"][:length]
     s = Session(lm, BUILD[method](lm), 2, SLOTS, chunk=16)
     s.submit(**asked(1))
@@ -219,8 +245,11 @@ def test_logprobs_are_the_models_own(method, length):
     events = finish(s)[id]
     new = [t for e in events for t in e.tokens]
     assert new == alone_with(prompt, SAMPLERS[2])
-    law, read = logprobs_of(lm, prompt + new), events[0].prompt
-    assert read is not None and read.logprobs is not None and all(e.prompt is None for e in events[1:])
+    law = logprobs_of(lm, prompt + new)
+    read = events[0].prompt
+    assert (
+        read is not None and read.logprobs is not None and all(e.prompt is None for e in events[1:])
+    )
     found = read.logprobs + [x for e in events for x in e.logprobs or ()]
     assert [x.token for x in found] == (prompt + new)[1:]
     for at, x in enumerate(found):
@@ -231,7 +260,9 @@ def test_logprobs_are_the_models_own(method, length):
 
 
 def alone_with(prompt: list[int], sampler: Sampler) -> list[int]:
-    return generate(tiny.target("llama"), [prompt], max_new_tokens=NEW, sampler=sampler, seed=100, eos=())[0]
+    return generate(
+        tiny.target("llama"), [prompt], max_new_tokens=NEW, sampler=sampler, seed=100, eos=()
+    )[0]
 
 
 def test_events_say_what_was_drafted_and_accepted():
@@ -240,10 +271,13 @@ def test_events_say_what_was_drafted_and_accepted():
     s.submit(**asked(0))
     [events] = finish(s).values()
     assert events[0].drafted == events[0].accepted == 0  # the first step drafts nothing
-    assert all(e.accepted == len(e.tokens) - 1 == e.drafted for e in events[1:-1]) and events[1].drafted > 1
+    assert (
+        all(e.accepted == len(e.tokens) - 1 == e.drafted for e in events[1:-1])
+        and events[1].drafted > 1
+    )
 
 
-# Prefixes ------------------------------------------------------------------------------------------------------------
+# Prefixes -----------------------------------------------------------------------------------------
 
 
 class Forgetful(PrefixCache):
@@ -273,12 +307,16 @@ class OneLate(PrefixCache):
                 x.copy_(x.roll(1, 1))
 
 
-def conversation(model: str, method: str, prefixes: PrefixCache | None) -> tuple[list[list[int]], list[int]]:
+def conversation(
+    model: str, method: str, prefixes: PrefixCache | None
+) -> tuple[list[list[int]], list[int]]:
     """The texts of requests that share beginnings, and how much of each was known."""
     lm = tiny.target(model)
     s = Session(lm, BUILD[method](lm), 2, 400, prefixes=prefixes, sampler=Sampler(1.0))
     a, b = tiny.prompts(61, 40)
-    found, known, text = [], [], a
+    found = []
+    known = []
+    text = a
     for turn, more in enumerate((b[:9], b[:5], b[:20])):
         s.submit(b[20:36] + a, 4, seed=turn)  # the same tokens elsewhere
         id = s.submit(text, 10, seed=turn, eos=())
@@ -312,7 +350,10 @@ def test_known_prefixes_change_nothing(model, method):
 @read_in_any_parts
 @pytest.mark.parametrize("fault", [Forgetful, OneLate])
 def test_a_wrong_prefix_is_noticed(fault):
-    assert conversation("llama", "vegas", fault(4000, block=16))[0] != conversation("llama", "vegas", None)[0]
+    assert (
+        conversation("llama", "vegas", fault(4000, block=16))[0]
+        != conversation("llama", "vegas", None)[0]
+    )
 
 
 @pytest.fixture
@@ -322,7 +363,9 @@ def short_parts(monkeypatch):
     monkeypatch.setattr(lm_module, "CHECKPOINT", 16)
 
 
-@pytest.mark.parametrize("method", ["vegas", "magicdec-snapkv", case("suffix", id="suffix", daily=False)])
+@pytest.mark.parametrize(
+    "method", ["vegas", "magicdec-snapkv", case("suffix", id="suffix", daily=False)]
+)
 def test_known_prefixes_bring_their_states(method, short_parts):
     without, none = conversation("qwen3.5", method, None)
     found, known = conversation("qwen3.5", method, PrefixCache(40000, block=16))
@@ -338,8 +381,11 @@ def test_a_prefix_with_the_states_of_another_one_is_noticed(short_parts):
 
 @pytest.mark.parametrize("verb", ["load", "_store"])
 def test_a_prefix_cache_without_memory_costs_at_most_one_request(verb, monkeypatch):
-    """A request whose prefix cannot be loaded fails alone; one that cannot be stored fails nobody."""
-    lm, prefixes = tiny.target("llama"), PrefixCache(4000, block=16)
+    """A request whose prefix cannot be loaded fails alone; one that cannot be stored fails
+    nobody.
+    """
+    lm = tiny.target("llama")
+    prefixes = PrefixCache(4000, block=16)
     s = Session(lm, Drafter(), 2, SLOTS, prefixes=prefixes)
     s.submit(**asked(0))
     finish(s)
@@ -361,7 +407,8 @@ def test_a_prefix_cache_without_memory_costs_at_most_one_request(verb, monkeypat
 
 @read_in_any_parts
 def test_a_prefix_cache_is_bounded_and_forgets_the_oldest():
-    lm, prefixes = tiny.target("llama"), PrefixCache(96, block=16)
+    lm = tiny.target("llama")
+    prefixes = PrefixCache(96, block=16)
     s = Session(lm, Drafter(), 1, SLOTS, prefixes=prefixes)
     first, second, third = tiny.prompts(65, 49, 33)
 

@@ -22,8 +22,13 @@ ENTRIES = {step for step in BUSY if step}  # after which all rows take a plain s
 
 
 def steps_of(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]]:
-    """Tokens by step of the long request: with others that come and go, or alone but with the same plain steps."""
-    s, chunks, watched, step = session(model, drafter, 4, "greedy"), [], None, 0
+    """Tokens by step of the long request: with others that come and go, or alone but with the same
+    plain steps.
+    """
+    s = session(model, drafter, 4, "greedy")
+    chunks = []
+    watched = None
+    step = 0
     while step == 0 or s.running:
         for n, (length, new) in enumerate(BUSY.get(step, ())):
             if busy or new == LONG:
@@ -44,9 +49,13 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("method", [case(m, id=m, daily=m in DAILY) for m in BUILD if m not in OTHERWISE])
+@pytest.mark.parametrize(
+    "method", [case(m, id=m, daily=m in DAILY) for m in BUILD if m not in OTHERWISE]
+)
 def test_what_a_drafter_knows_of_a_row_survives_its_neighbors(method):
-    """Each step accepts the same tokens as without them: no state is lost or moved to another row."""
+    """Each step accepts the same tokens as without them: no state is lost or moved to another
+    row.
+    """
     lm = tiny.target("llama-loops" if method in FROM_TEXT else "llama")
     alone, beside = (steps_of(BUILD[method](lm), busy, lm.name) for busy in (False, True))
     assert beside == alone
@@ -55,7 +64,9 @@ def test_what_a_drafter_knows_of_a_row_survives_its_neighbors(method):
 
 @pytest.mark.parametrize("method", FULL_BUDGET)
 def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
-    """A draft under a view of everything is the target's own, so every step accepts all of it in every row."""
+    """A draft under a view of everything is the target's own, so every step accepts all of it in
+    every row.
+    """
     drafted = Counter()
 
     def verify(tree, logits, sampler, rows):
@@ -65,8 +76,10 @@ def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
             assert verdict.count.tolist() == [int(tree.depth.max()) + 1] * len(rows.length)
         return verdict
 
-    s, entered = session("llama", FULL_BUDGET[method](tiny.target("llama")), verify=verify), 0
-    ends, rest = Ends(), list(enumerate([(70, 60), (31, 9), (9, 25), (50, 33), (1, 17), (44, 48), (12, 6)]))
+    s = session("llama", FULL_BUDGET[method](tiny.target("llama")), verify=verify)
+    entered = 0
+    ends = Ends()
+    rest = list(enumerate([(70, 60), (31, 9), (9, 25), (50, 33), (1, 17), (44, 48), (12, 6)]))
     while rest or s.running:
         if rest and s.running < 3:
             i, (length, new) = rest.pop(0)
@@ -80,7 +93,8 @@ def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
 
 def count_reads(monkeypatch) -> list[int]:
     """Tokens that small models read row by row."""
-    read, good = [], SmallModelDrafter._read
+    read = []
+    good = SmallModelDrafter._read
 
     def counted(self, seqs, b):
         held = int(self.cache.length[b])
@@ -94,7 +108,8 @@ def count_reads(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("method", ["sd", "triforce", "budgetdraft tree, then lookup"])
 def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
     drafter = BUILD[method](tiny.target("llama"))
-    read, s = count_reads(monkeypatch), session("llama", drafter)
+    read = count_reads(monkeypatch)
+    s = session("llama", drafter)
     for i in range(len(REQUESTS)):
         s.submit(**request("llama", i)[0])
     finish(s, Ends())
@@ -102,15 +117,17 @@ def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
 
 
 def test_what_adaptive_drafting_has_learned_survives():
-    """Rows that enter or leave change neither what was accepted nor what drafting may lose; each entry is one step
-    without a draft.
+    """Rows that enter or leave change neither what was accepted nor what drafting may lose; each
+    entry is one step without a draft.
     """
     drafter = AdaptiveDraft(BUILD["vegas"](tiny.target("llama")), Stated())
-    s, ends = session("llama", drafter), Ends()
+    s = session("llama", drafter)
+    ends = Ends()
     s.submit(tiny.prompts(40)[0], 60, eos=())
     for _ in range(4):
         ends.take(s.step())
-    acceptance, budget = drafter.pace.acceptance, drafter.pace.budget
+    acceptance = drafter.pace.acceptance
+    budget = drafter.pace.budget
     seen = acceptance.asked
     assert seen > 2 and drafter.asked is not None and drafter.asked > 1
     for _ in range(2):
@@ -119,8 +136,14 @@ def test_what_adaptive_drafting_has_learned_survives():
         while s.running == 2 or s.waiting:
             ends.take(s.step())
             asked.append(drafter.asked)
-        assert asked.count(None) == 1 and asked[0] is None and all(depth > 0 for depth in asked[1:-1])
-        assert drafter.pace.acceptance is acceptance and drafter.pace.budget is budget and acceptance.asked > seen
+        assert (
+            asked.count(None) == 1 and asked[0] is None and all(depth > 0 for depth in asked[1:-1])
+        )
+        assert (
+            drafter.pace.acceptance is acceptance
+            and drafter.pace.budget is budget
+            and acceptance.asked > seen
+        )
     while s.running:
         ends.take(s.step())
     assert sorted(map(len, ends.texts.values())) == [12, 12, 60]
@@ -134,7 +157,8 @@ class Plain(Drafter):
         self.starts = 0
 
     def start(self, seqs):
-        self.seen, self.starts = None, self.starts + 1
+        self.seen = None
+        self.starts = self.starts + 1
 
     def update(self, seqs, tree, verdict, captured):
         self.seen = seqs.last.tolist()
@@ -158,7 +182,8 @@ def keys_stay(mp) -> None:
     leave = SmallModelDrafter.leave
 
     def wrong(self, seqs, row):
-        cache, last = self._whole_cache, len(seqs.length)
+        cache = self._whole_cache
+        last = len(seqs.length)
         saved = {n: [x[row].clone() for x in buffers] for n, buffers in cache._store.layers.items()}
         leave(self, seqs, row)
         for n, buffers in saved.items():
@@ -186,12 +211,19 @@ def rows_shifted(mp) -> None:
 
 def views_forgotten(mp) -> None:
     """When a row leaves, all rows start anew."""
-    mp.setattr(Guided, "leave", lambda self, model, tokens, cache, row: self.start(model, tokens, cache))
+    mp.setattr(
+        Guided, "leave", lambda self, model, tokens, cache, row: self.start(model, tokens, cache)
+    )
 
 
 @pytest.mark.parametrize(
     "fault,method",
-    [(keys_stay, "budgetdraft tree"), (slots_swapped, "vegas"), (rows_shifted, "lookup"), (views_forgotten, "vegas")],
+    [
+        (keys_stay, "budgetdraft tree"),
+        (slots_swapped, "vegas"),
+        (rows_shifted, "lookup"),
+        (views_forgotten, "vegas"),
+    ],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_state_of_the_wrong_row_is_harmless_and_caught(fault, method, monkeypatch):

@@ -1,4 +1,6 @@
-"""A prompt that was read once is continued from a file: the same output, or a refusal in one line."""
+"""A prompt that was read once is continued from a file: the same output, or a refusal in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ METHODS = {
 }
 SAMPLED = {name: SAMPLERS[name] for name in ("greedy", "T=1 min-p penalty")}
 PROMPTS = tiny.prompts(LENGTH, 60)
-# By how a second prompt relates to one that was kept: all of it, its beginning, more, and another end.
+# By how a second prompt relates to one that was kept: all of it, its beginning, more, and another
+# end.
 SECOND = {
     "the same": PROMPTS[0],
     "shorter": PROMPTS[0][:100],
@@ -56,7 +59,9 @@ SECOND = {
 def said(model: str, method: str, sampler: Sampler, second: str) -> list[int]:
     """What is said without any file."""
     lm = tiny.target(model)
-    return generate(lm, [SECOND[second]], METHODS[method](lm), max_new_tokens=NEW, sampler=sampler, seed=SEED)[0]
+    return generate(
+        lm, [SECOND[second]], METHODS[method](lm), max_new_tokens=NEW, sampler=sampler, seed=SEED
+    )[0]
 
 
 def continued(lm: LM, file: PromptFile, method: str, sampler: Sampler, second: str) -> list[int]:
@@ -67,7 +72,8 @@ def continued(lm: LM, file: PromptFile, method: str, sampler: Sampler, second: s
 def kept(model: str, path: Path, prompt: list[int] = PROMPTS[0]) -> PromptFile:
     """A file of the first prompt, by itself or in a process of its own: nothing of the reader's."""
     lm = tiny.target(model)
-    file, row = PromptFile(path, lm), lm.new_cache(1, len(prompt))
+    file = PromptFile(path, lm)
+    row = lm.new_cache(1, len(prompt))
     with torch.inference_mode():
         lm.prefill(prompt[:-1], row)
     file.store(prompt[:-1], row, 1.5)
@@ -75,17 +81,22 @@ def kept(model: str, path: Path, prompt: list[int] = PROMPTS[0]) -> PromptFile:
     return PromptFile(path, lm, file.origin)
 
 
-def equal(model: str, path: Path, method: str = "plain", sampler: Sampler = SAMPLERS["T=1"]) -> bool:
+def equal(
+    model: str, path: Path, method: str = "plain", sampler: Sampler = SAMPLERS["T=1"]
+) -> bool:
     """Whether all of SECOND say what they say without a file; each begins with the same file."""
-    lm, found = tiny.target(model), []
+    lm = tiny.target(model)
+    found = []
     for second in SECOND:
         file = kept(model, path)
-        found.append(continued(lm, file, method, sampler, second) == said(model, method, sampler, second))
+        found.append(
+            continued(lm, file, method, sampler, second) == said(model, method, sampler, second)
+        )
         path.unlink()
     return all(found)
 
 
-# Losslessness --------------------------------------------------------------------------------------------------------
+# Losslessness -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampler", SAMPLED.values(), ids=SAMPLED)
@@ -95,12 +106,16 @@ def test_output_is_that_without_a_file(tmp_path, method, sampler):
 
 
 @pytest.mark.parametrize(
-    "model", ["llama-bf16", "qwen3-kv8", "mistral-window", "deepseek", "gpt-oss", "llama-torch", "qwen3.5"]
+    "model",
+    ["llama-bf16", "qwen3-kv8", "mistral-window", "deepseek", "gpt-oss", "llama-torch", "qwen3.5"],
 )
 def test_on_every_kind_of_cache(tmp_path, model, monkeypatch):
     monkeypatch.setattr("longdraft.models.lm.PART", 32)  # where torch reads prompts
     said.cache_clear()
-    for method in ("vegas", *["magicdec-snapkv"] * (model == "qwen3.5")):  # it reads the prompt's end again
+    for method in (
+        "vegas",
+        *["magicdec-snapkv"] * (model == "qwen3.5"),
+    ):  # it reads the prompt's end again
         assert equal(exact(model), tmp_path / "p", method)
     said.cache_clear()
 
@@ -115,7 +130,9 @@ class Counting(LM):
         return super().__call__(tree, cache, start, *given, **more)
 
 
-@pytest.mark.parametrize(("second", "read"), [("the same", 0), ("shorter", 0), ("longer", 60), ("another end", 59)])
+@pytest.mark.parametrize(
+    ("second", "read"), [("the same", 0), ("shorter", 0), ("longer", 60), ("another end", 59)]
+)
 def test_only_the_rest_is_read(tmp_path, second, read):
     kept("llama", tmp_path / "p")
     lm = Counting(tiny.stock("llama"))
@@ -129,9 +146,14 @@ def test_only_the_rest_is_read(tmp_path, second, read):
 
 @torch.inference_mode()
 def test_states_that_a_drafter_wants_are_those_of_the_whole_prompt(tmp_path):
-    """They are read again with the prompt's end, so that a method's own time is what it is without a file."""
-    lm, tokens, keep = tiny.target("llama"), PROMPTS[0][:-1], PromptSpec((0, 1, 3), 20)
-    file, rows = kept("llama", tmp_path / "p"), [lm.new_cache(1, LENGTH) for _ in range(2)]
+    """They are read again with the prompt's end, so that a method's own time is what it is without
+    a file.
+    """
+    lm = tiny.target("llama")
+    tokens = PROMPTS[0][:-1]
+    keep = PromptSpec((0, 1, 3), 20)
+    file = kept("llama", tmp_path / "p")
+    rows = [lm.new_cache(1, LENGTH) for _ in range(2)]
     want = lm.prefill(tokens, rows[0], keep=keep)
     states, read = prompt_file.read_prompt(lm, tokens, rows[1], file, keep=keep)
     if lm.prompt_block == 1:
@@ -141,14 +163,17 @@ def test_states_that_a_drafter_wants_are_those_of_the_whole_prompt(tmp_path):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("model", "counts"), [("llama", [149, 64, 128, 64]), ("qwen3.5", [149, 0, 128, 0])], ids=["llama", "qwen3.5"]
+    ("model", "counts"),
+    [("llama", [149, 64, 128, 64]), ("qwen3.5", [149, 0, 128, 0])],
+    ids=["llama", "qwen3.5"],
 )
 def test_where_torch_reads_prompts_parts_end_at_blocks(tmp_path, monkeypatch, model, counts):
     """States are kept of the whole prompt and of its last block's beginning."""
     monkeypatch.setattr("longdraft.models.lm.PART", 64)
     lm = in_torch(model)
     for name, count in zip(SECOND, counts, strict=True):
-        file, row = PromptFile(tmp_path / name, lm), lm.new_cache(1, 300)
+        file = PromptFile(tmp_path / name, lm)
+        row = lm.new_cache(1, 300)
         read(lm, file, PROMPTS[0], row)
         assert file.load(SECOND[name][:-1], row).count == count
         assert continues_with_the_same_bits(lm, file, name), name
@@ -173,7 +198,10 @@ def continues_with_the_same_bits(lm: LM, file: PromptFile, second: str) -> bool:
     lm.prefill(prompt[:-1], whole)
     count = len(prompt) - 1
     ours, theirs = (
-        [*(x[:, :count] for n in r.layers for x in r.stored(n, 0)), *(r.states_at(count) or {}).values()]
+        [
+            *(x[:, :count] for n in r.layers for x in r.stored(n, 0)),
+            *(r.states_at(count) or {}).values(),
+        ]
         for r in (row, whole)
     )
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
@@ -183,15 +211,22 @@ def continues_with_the_same_bits(lm: LM, file: PromptFile, second: str) -> bool:
 def test_states_inside_a_block_would_be_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("longdraft.models.lm.PART", 64)
     lm = in_torch("qwen3.5")
-    file, row = PromptFile(tmp_path / "p", lm), lm.new_cache(1, 300)
+    file = PromptFile(tmp_path / "p", lm)
+    row = lm.new_cache(1, 300)
     read(lm, file, PROMPTS[0], row)
     monkeypatch.setattr(PromptFile, "_usable", lambda self, saved, shared, *more: shared)
     assert not continues_with_the_same_bits(lm, file, "longer")
 
 
 def test_a_shorter_prompt_leaves_the_file_and_another_replaces_it(tmp_path):
-    file, lm = kept("llama", tmp_path / "p"), tiny.target("llama")
-    for second, length in (("shorter", 149), ("the same", 149), ("longer", 209), ("another end", 169)):
+    file = kept("llama", tmp_path / "p")
+    lm = tiny.target("llama")
+    for second, length in (
+        ("shorter", 149),
+        ("the same", 149),
+        ("longer", 209),
+        ("another end", 169),
+    ):
         continued(lm, file, "plain", Sampler(), second)
         assert len(load_file(tmp_path / "p")["tokens"]) == length
 
@@ -214,7 +249,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, monkeypatch):
         Conversation(tiny.target("llama-torch")).save(tmp_path / "none")
 
 
-# Faults that the tests above would notice ----------------------------------------------------------------------------
+# Faults that the tests above would notice ---------------------------------------------------------
 
 
 def late(row: KVCache, count: int) -> prompt_layout.Layers:
@@ -240,9 +275,13 @@ def test_another_prompts_keys_would_be_noticed(tmp_path, monkeypatch):
 def test_a_fingerprint_that_is_ignored_would_be_noticed(tmp_path, monkeypatch):
     other = LM(tiny.stock("llama", seed=1))
     kept("llama", tmp_path / "p")
-    ours, theirs = origin_of(tiny.target("llama")), origin_of(other)
+    ours = origin_of(tiny.target("llama"))
+    theirs = origin_of(other)
     want = generate(other, [PROMPTS[0]], max_new_tokens=NEW)[0]
-    assert continued(other, PromptFile(tmp_path / "p", other, ours), "plain", Sampler(), "the same") != want
+    assert (
+        continued(other, PromptFile(tmp_path / "p", other, ours), "plain", Sampler(), "the same")
+        != want
+    )
     with pytest.raises(InputError, match="made with model"):
         continued(other, PromptFile(tmp_path / "p", other, theirs), "plain", Sampler(), "the same")
 
@@ -257,7 +296,9 @@ def test_parts_that_end_anywhere_would_be_noticed_where_torch_reads_prompts(monk
     texts[1] = texts[0][:383] + texts[1][383:]
 
     def same(block: int) -> bool:
-        """Whether the second text's keys are those of reading it whole, after the first one was kept."""
+        """Whether the second text's keys are those of reading it whole, after the first one was
+        kept.
+        """
         file = PromptFile(tmp_path / f"{block}", lm, replace(origin_of(lm), block=block))
         rows = [lm.new_cache(1, 401) for _ in texts]
         for text, row in zip(texts, rows, strict=True):
@@ -266,12 +307,14 @@ def test_parts_that_end_anywhere_would_be_noticed_where_torch_reads_prompts(monk
         whole = lm.new_cache(1, 401)
         lm.prefill(texts[1][:-1], whole)
         pairs = [(rows[1].stored(n, 0), whole.stored(n, 0)) for n in whole.layers]
-        return all(torch.equal(x[:, :400], y[:, :400]) for a, b in pairs for x, y in zip(a, b, strict=True))
+        return all(
+            torch.equal(x[:, :400], y[:, :400]) for a, b in pairs for x, y in zip(a, b, strict=True)
+        )
 
     assert same(64) and not same(1)
 
 
-# Refusals by name ----------------------------------------------------------------------------------------------------
+# Refusals by name ---------------------------------------------------------------------------------
 
 
 def refused(path: Path, origin: Origin) -> str:
@@ -317,11 +360,15 @@ def test_a_change_that_the_fingerprint_does_not_see_is_refused(tmp_path, monkeyp
     assert "made with weights" in refused(tmp_path / "p", origin_of(other))
 
 
-@pytest.mark.parametrize("name", ["layout", "backend", "longdraft", "torch", "kernels", "code", "vector instructions"])
+@pytest.mark.parametrize(
+    "name", ["layout", "backend", "longdraft", "torch", "kernels", "code", "vector instructions"]
+)
 def test_a_file_of_another_build_is_refused_by_what_differs(tmp_path, name):
     file = kept("llama", tmp_path / "p")
     origin = replace(file.origin, facts=file.origin.facts | {name: "another"})
-    assert f"made with {name} " in refused(tmp_path / "p", origin) and "'another'" in refused(tmp_path / "p", origin)
+    assert f"made with {name} " in refused(tmp_path / "p", origin) and "'another'" in refused(
+        tmp_path / "p", origin
+    )
 
 
 def test_what_decides_the_bits_is_in_the_facts(monkeypatch):
@@ -347,7 +394,7 @@ def test_what_decides_the_bits_is_in_the_facts(monkeypatch):
     assert origin_of(lm).facts["code"] != facts["code"]
 
 
-# Files that are damaged or hostile -----------------------------------------------------------------------------------
+# Files that are damaged or hostile ----------------------------------------------------------------
 
 
 def loaded(path: Path, origin: Origin) -> None:
@@ -363,17 +410,27 @@ def altered(path: Path, at: int, change: bytes) -> None:
 
 
 def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path):
-    file, path = kept("llama", tmp_path / "p"), tmp_path / "q"
+    file = kept("llama", tmp_path / "p")
+    path = tmp_path / "q"
     whole = (tmp_path / "p").read_bytes()
     header = 8 + struct.unpack("<Q", whole[:8])[0]
-    places = [*range(0, header, 7), *range(header, header + 700, 41), *range(header, len(whole), 3001), len(whole) - 1]
+    places = [
+        *range(0, header, 7),
+        *range(header, header + 700, 41),
+        *range(header, len(whole), 3001),
+        len(whole) - 1,
+    ]
     for at in places:
         path.write_bytes(whole[:at])
-        with pytest.raises(InputError, match=r"q (is damaged|is not a prompt|was made with|is a saved prompt)"):
+        with pytest.raises(
+            InputError, match=r"q (is damaged|is not a prompt|was made with|is a saved prompt)"
+        ):
             loaded(path, file.origin)
         path.write_bytes(whole)
         altered(path, at, bytes([whole[at] ^ 1 << at % 8]))
-        with pytest.raises(InputError, match=r"q (is damaged|is not a prompt|was made with|is a saved prompt)"):
+        with pytest.raises(
+            InputError, match=r"q (is damaged|is not a prompt|was made with|is a saved prompt)"
+        ):
             loaded(path, file.origin)
     path.write_bytes(whole + b"\0")
     with pytest.raises(InputError, match="damaged"):
@@ -401,7 +458,14 @@ def rewritten(path: Path, origin: Origin, about: About) -> None:
 
 @pytest.mark.parametrize(
     "about",
-    [About(1 << 30), About(400), About(149, begin=500), About(0), About(149, seconds=-1.0), About(149, border=100)],
+    [
+        About(1 << 30),
+        About(400),
+        About(149, begin=500),
+        About(0),
+        About(149, seconds=-1.0),
+        About(149, border=100),
+    ],
 )
 def test_claims_are_compared_before_memory_is_taken(tmp_path, about, monkeypatch):
     file = kept("llama", tmp_path / "p")
@@ -428,7 +492,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path, content):
-    path, lm = tmp_path / "p", tiny.target("llama")
+    path = tmp_path / "p"
+    lm = tiny.target("llama")
     path.write_bytes(content)
     with pytest.raises(InputError, match="not a prompt that longdraft has saved"):
         generate(lm, [PROMPTS[0]], max_new_tokens=2, prompt_cache=PromptFile(path, lm))
@@ -441,7 +506,9 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe"):
         assert "is not a file" in refused(tmp_path / name, origin)
-    assert "another file" in refused(tmp_path / "loop", origin) if _loop(tmp_path / "loop") else True
+    assert (
+        "another file" in refused(tmp_path / "loop", origin) if _loop(tmp_path / "loop") else True
+    )
 
 
 def _loop(path: Path) -> bool:
@@ -449,7 +516,7 @@ def _loop(path: Path) -> bool:
     return True
 
 
-# Writing -------------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_for_its_owner_alone_and_any_reader_of_safetensors(tmp_path):
@@ -461,14 +528,17 @@ def test_a_file_is_for_its_owner_alone_and_any_reader_of_safetensors(tmp_path):
 
 @pytest.mark.parametrize("step", ["parts", "_sync", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, step, monkeypatch):
-    file, lm = kept("llama", tmp_path / "p"), tiny.target("llama")
+    file = kept("llama", tmp_path / "p")
+    lm = tiny.target("llama")
     old = (tmp_path / "p").read_bytes()
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os if hasattr(os, step) else saved_prompt, step, full)
-    assert continued(lm, file, "plain", Sampler(), "longer") == said("llama", "plain", Sampler(), "longer")
+    assert continued(lm, file, "plain", Sampler(), "longer") == said(
+        "llama", "plain", Sampler(), "longer"
+    )
     assert "No space left" in file.note
     if step != "_sync":  # by then the new one is there
         assert (tmp_path / "p").read_bytes() == old
@@ -476,13 +546,17 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, step, monkeypatch):
 
 
 def test_writers_and_readers_at_the_same_time(tmp_path):
-    lm, path = tiny.target("llama"), tmp_path / "p"
-    texts, rows, origin = tiny.prompts(149, 149, 149), [], origin_of(tiny.target("llama"))
+    lm = tiny.target("llama")
+    path = tmp_path / "p"
+    texts = tiny.prompts(149, 149, 149)
+    rows = []
+    origin = origin_of(tiny.target("llama"))
     for text in texts:
         rows.append(lm.new_cache(1, 149))
         with torch.inference_mode():
             lm.prefill(text, rows[-1])
-    over, wrong = threading.Event(), []
+    over = threading.Event()
+    wrong = []
 
     def write(i: int) -> None:
         while not over.is_set():
@@ -501,7 +575,11 @@ def test_writers_and_readers_at_the_same_time(tmp_path):
                 saved.read(row, 149)
             i = texts.index(saved.tokens)
             seen.add(i)
-            wrong += [n for n in row.layers if not torch.equal(row.stored(n, 0)[0], rows[i].stored(n, 0)[0])]
+            wrong += [
+                n
+                for n in row.layers
+                if not torch.equal(row.stored(n, 0)[0], rows[i].stored(n, 0)[0])
+            ]
     finally:
         over.set()
         for t in writers:
@@ -511,7 +589,8 @@ def test_writers_and_readers_at_the_same_time(tmp_path):
 
 
 def test_what_killed_writers_left_is_removed(tmp_path):
-    old, new = tmp_path / ".writing-old", tmp_path / ".writing-new"
+    old = tmp_path / ".writing-old"
+    new = tmp_path / ".writing-new"
     for p in (old, new):
         p.write_text("half a prompt")
     os.utime(old, (0, 0))

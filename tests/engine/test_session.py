@@ -1,4 +1,6 @@
-"""Requests that are submitted, cancelled and fail one by one, each with the text that it has alone."""
+"""Requests that are submitted, cancelled and fail one by one, each with the text that it has
+alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from longdraft.views import Chunks, Full, Guided
 @each_method_on("llama", "llama-bf16", "mistral-window", "llama-kv8", "qwen3.5")
 def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
     """Requests of different lengths, limits, seeds and ends enter and leave at staggered times."""
-    s, ends, ids = session(exact(model), BUILD[method](tiny.target(model))), Ends(), []
+    s = session(exact(model), BUILD[method](tiny.target(model)))
+    ends = Ends()
+    ids = []
     for i in range(len(REQUESTS)):
         ids.append(s.submit(**request(model, i)[0]))
         if i > 1:
@@ -35,7 +39,7 @@ def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
         assert ends.how[id] == ("eos" if asked["eos"] else "length")
 
 
-# Requests that fail --------------------------------------------------------------------------------------------------
+# Requests that fail -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,10 @@ def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
         ({"prompt": [-1]}, "prompt token -1"),
         ({"prompt": ["5"]}, "lists of token ids"),
         ({"prompt": [1.5]}, "lists of token ids"),
-        ({"prompt": [5] * 200}, "200 prompt tokens and 5 new ones need 205 slots, and a row has 160"),
+        (
+            {"prompt": [5] * 200},
+            "200 prompt tokens and 5 new ones need 205 slots, and a row has 160",
+        ),
         ({"prompt": [5] * 510}, "exceed the model's 512 positions"),
         ({"prompt": [5], "max_new_tokens": 0}, "max-new-tokens is 0"),
         ({"prompt": [5], "seed": 1 << 64}, "seed is 18446744073709551616"),
@@ -77,7 +84,8 @@ def test_bad_sessions_are_refused():
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError, InputError])
 @pytest.mark.parametrize("method", ["vegas", "sd", "eagle3"])
 def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
-    lm, s = tiny.target("llama"), None
+    lm = tiny.target("llama")
+    s = None
     prefill = lm.prefill
     for i in range(len(REQUESTS)):
         request("llama", i)  # what each gives alone, before the fault is planted
@@ -100,8 +108,11 @@ def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
     "method", ["sd", "longspec", "eagle3", "dflash", "vegas, then lookup", "tokenswift", "recycle"]
 )
 def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
-    """A request whose drafter cannot take it in fails alone; a drafter that fails when a row leaves fails nobody."""
-    drafter, calls = BUILD[method](tiny.target("llama")), []
+    """A request whose drafter cannot take it in fails alone; a drafter that fails when a row leaves
+    fails nobody.
+    """
+    drafter = BUILD[method](tiny.target("llama"))
+    calls = []
     good = getattr(drafter, verb)
 
     def bad(seqs, row):
@@ -114,7 +125,9 @@ def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
     s = session("llama", drafter)
     for i in range(len(REQUESTS)):
         s.submit(**request("llama", i)[0])
-    others(finish(s, Ends()), {3: "no memory for a draft"} if verb == "enter" else {})  # the first one is its start
+    others(
+        finish(s, Ends()), {3: "no memory for a draft"} if verb == "enter" else {}
+    )  # the first one is its start
 
 
 @each_method
@@ -161,11 +174,12 @@ def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch):
     assert cache._store.slots == 8
 
 
-# Cancelling, closing, and other threads ------------------------------------------------------------------------------
+# Cancelling, closing, and other threads -----------------------------------------------------------
 
 
 def test_waiting_and_running_requests_are_cancelled():
-    s, ends = session("llama", BUILD["vegas"](tiny.target("llama")), 2), Ends()
+    s = session("llama", BUILD["vegas"](tiny.target("llama")), 2)
+    ends = Ends()
     ids = [s.submit(**request("llama", i)[0]) for i in (0, 2, 5, 4)]
     assert (s.running, s.waiting) == (0, 4)
     ends.take(s.step())
@@ -176,7 +190,10 @@ def test_waiting_and_running_requests_are_cancelled():
     assert s.waiting == 0 and (ends.how[ids[0]], ends.how[ids[2]]) == ("cancelled", "cancelled")
     assert not s.cancel(ids[0]) and ends.texts[ids[2]] == []
     text = request("llama", 0)[1]
-    assert 0 < len(ends.texts[ids[0]]) < len(text) and text[: len(ends.texts[ids[0]])] == ends.texts[ids[0]]
+    assert (
+        0 < len(ends.texts[ids[0]]) < len(text)
+        and text[: len(ends.texts[ids[0]])] == ends.texts[ids[0]]
+    )
     finish(s, ends)
     assert [ends.texts[ids[i]] for i in (1, 3)] == [request("llama", i)[1] for i in (2, 4)]
     assert s.step() == []
@@ -204,14 +221,16 @@ def test_stats_are_of_all_rows():
 
 
 def test_two_threads_do_not_step_at_once():
-    inside, go_on = threading.Event(), threading.Event()
+    inside = threading.Event()
+    go_on = threading.Event()
 
     def verify(tree, logits, sampler, rows):
         inside.set()
         go_on.wait(20)
         return match(tree, logits, sampler, rows)
 
-    s, events = session("llama", verify=verify), []
+    s = session("llama", verify=verify)
+    events = []
     s.submit([5, 6], 1, eos=())
     thread = threading.Thread(target=lambda: events.extend(s.step()))
     thread.start()
@@ -227,13 +246,11 @@ def test_two_threads_do_not_step_at_once():
 
 def test_requests_come_from_many_threads():
     """Three threads submit and cancel while a fourth steps."""
-    s, ends, asked, cancelled, lock = (
-        session("llama", BUILD["vegas"](tiny.target("llama"))),
-        Ends(),
-        {},
-        set(),
-        threading.Lock(),
-    )
+    s = session("llama", BUILD["vegas"](tiny.target("llama")))
+    ends = Ends()
+    asked = {}
+    cancelled = set()
+    lock = threading.Lock()
 
     def caller(seed: int) -> None:
         random = Random(seed)
@@ -261,7 +278,7 @@ def test_requests_come_from_many_threads():
         assert (how == "cancelled" and id in cancelled) or ends.texts[id] == text
 
 
-# Any order of things -------------------------------------------------------------------------------------------------
+# Any order of things ------------------------------------------------------------------------------
 
 DRAFTERS = {
     "plain": lambda t: Drafter(),
@@ -284,7 +301,8 @@ ACTIONS = st.one_of(
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @given(st.lists(ACTIONS, max_size=20), st.integers(1, 4))
 def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
-    rounds, failing = [0], set()
+    rounds = [0]
+    failing = set()
 
     def verify(tree, logits, sampler, rows):
         rounds[0] += 1
@@ -292,7 +310,10 @@ def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
             raise RuntimeError("planned")
         return match(tree, logits, sampler, rows)
 
-    lm, ends, asked, cancelled = tiny.target("llama"), Ends(), {}, set()
+    lm = tiny.target("llama")
+    ends = Ends()
+    asked = {}
+    cancelled = set()
     s = session("llama", DRAFTERS[drafter](lm), batch, verify=verify)
     for action, n in actions:
         if action == "submit":
@@ -325,9 +346,14 @@ def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
 def test_requests_with_end_tokens_of_their_own_under_a_models_rules():
     """Rules that speak of end tokens are each request's own: its text is what it has alone."""
     lm = LM(tiny.stock("llama"), "llama")
-    lm.hf.generation_config.min_new_tokens, lm.hf.generation_config.repetition_penalty = 4, 1.2
-    prompts, ends = tiny.prompts(40, 31, 22), [None, (), (7, 9, 30)]
-    want = [generate(lm, [p], max_new_tokens=14, eos=eos)[0] for p, eos in zip(prompts, ends, strict=True)]
+    lm.hf.generation_config.min_new_tokens = 4
+    lm.hf.generation_config.repetition_penalty = 1.2
+    prompts = tiny.prompts(40, 31, 22)
+    ends = [None, (), (7, 9, 30)]
+    want = [
+        generate(lm, [p], max_new_tokens=14, eos=eos)[0]
+        for p, eos in zip(prompts, ends, strict=True)
+    ]
     with Session(lm, BUILD["vegas tree"](lm), slots=SLOTS) as s:
         ids = [s.submit(p, 14, eos=eos) for p, eos in zip(prompts, ends, strict=True)]
         texts = Counter()

@@ -1,4 +1,6 @@
-"""Traces say what was drafted, accepted and read; races of two methods have the outputs of `generate`."""
+"""Traces say what was drafted, accepted and read; races of two methods have the outputs of
+`generate`.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ class Words:
         return " ".join(map(str, tokens))
 
 
-def rounds_of(model: str, method: str, sampler: Sampler | None = None) -> tuple[list[Round], list[int], list[int]]:
+def rounds_of(
+    model: str, method: str, sampler: Sampler | None = None
+) -> tuple[list[Round], list[int], list[int]]:
     """What a recorder says of a decode of one row, its prompt, and its output."""
     lm, [prompt] = tiny.target(model), tiny.prompts(70)
-    drafter, stats = BUILD[method](lm), Stats()
+    drafter = BUILD[method](lm)
+    stats = Stats()
     session = DecodeSession(lm, [prompt], NEW, sampler or Sampler(), 3, ())
     recorder = Recorder(drafter, stats, Words(), len(prompt), len(prompt) + NEW)
-    found, output = [], []
+    found = []
+    output = []
     for step in session.decode(drafter, stats, watch=recorder):
         found += recorder.rounds()
         output += step.tokens[0]
@@ -125,12 +131,19 @@ def test_a_race_has_the_outputs_of_generate(method, cached):
     lanes = []
     while not run.over:
         lanes.append((run.step(), [r.clock for r in run._runners]))
-    [want] = generate(tiny.target("llama"), [prompt], max_new_tokens=NEW, sampler=Sampler(1.0), seed=3, eos=())
+    [want] = generate(
+        tiny.target("llama"), [prompt], max_new_tokens=NEW, sampler=Sampler(1.0), seed=3, eos=()
+    )
     for lane in run.trace.lanes:
         assert [t for r in lane.rounds for t in r.tokens] == want and lane.ended == "length"
     assert run.trace.equal is True
     read = [(lane, done) for (lane, done), _ in lanes if not isinstance(done, Round)]
-    assert read == [(0, 32), (0, 64), (0, 70), *([(1, 70)] if cached else [(1, 32), (1, 64), (1, 70)])]
+    assert read == [
+        (0, 32),
+        (0, 64),
+        (0, 70),
+        *([(1, 70)] if cached else [(1, 32), (1, 64), (1, 70)]),
+    ]
     assert Trace.model_validate_json(run.trace.model_dump_json()) == run.trace
 
 
@@ -181,15 +194,30 @@ def test_prefixes_are_loaded_into_a_cache_that_was_never_written(model):
 
 def test_generate_writes_a_trace(cli, place, tmp_path):
     file = tmp_path / "a.json"
-    line = ["generate", "def f(x):", "-m", "tiny", "--max-new-tokens", "12", "--compare", "--json", "--ignore-eos"]
+    line = [
+        "generate",
+        "def f(x):",
+        "-m",
+        "tiny",
+        "--max-new-tokens",
+        "12",
+        "--compare",
+        "--json",
+        "--ignore-eos",
+    ]
     status, out, _ = cli(*line, "--method", "vegas", "-o", "gamma=3", "--trace", str(file))
     assert status == 0
-    trace, record = Trace.model_validate_json(file.read_text()), json.loads(out)
+    trace = Trace.model_validate_json(file.read_text())
+    record = json.loads(out)
     assert [lane.method for lane in trace.lanes] == ["plain", "vegas"] and trace.equal is True
     for lane in trace.lanes:
-        assert [t for r in lane.rounds for t in r.tokens] == record["token_ids"] and lane.ended == "length"
+        assert [t for r in lane.rounds for t in r.tokens] == record[
+            "token_ids"
+        ] and lane.ended == "length"
     assert trace.lanes[1].options["gamma"] == 3 and trace.prompt_tokens == record["prompt_tokens"]
-    assert trace.prompt == "def f(x):" and "".join(t for r in trace.lanes[0].rounds for t in r.texts)
+    assert trace.prompt == "def f(x):" and "".join(
+        t for r in trace.lanes[0].rounds for t in r.texts
+    )
     page = tmp_path / "a.html"
     assert cli(*line[:6], "--method", "lookup", "--trace", str(page))[0] == 0
     assert "longdraft-trace" in page.read_text()
@@ -204,7 +232,9 @@ def test_generate_writes_a_trace(cli, place, tmp_path):
     ],
 )
 def test_a_trace_that_cannot_be_written_is_refused_first(cli, words, said):
-    status, out, err = cli("generate", *(["text"] if len(words) == 2 else []), "-m", "nothing", *words)
+    status, out, err = cli(
+        "generate", *(["text"] if len(words) == 2 else []), "-m", "nothing", *words
+    )
     assert status == 2 and said in err and not out and err.count("\n") == 1
 
 

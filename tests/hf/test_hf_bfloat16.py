@@ -1,4 +1,6 @@
-"""hf_generate in bfloat16: it differs from Transformers' generate at ties, as often as Transformers does in float32."""
+"""hf_generate in bfloat16: it differs from Transformers' generate at ties, as often as Transformers
+does in float32.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from longdraft.hf import wrapped
 from longdraft.models.loading import BUNDLED
 
 METHODS = {"plain": {}, "vegas": {"gamma": 4, "min_budget": 16}, "lookup": {"n": 2}}
-LENGTHS, NEW = (31, 40, 66, 52), 24
+LENGTHS = (31, 40, 66, 52)
+NEW = 24
 
 
 def found(name: str, *methods: str, new: int = NEW) -> dict[str, Agreement]:
@@ -35,7 +38,9 @@ def fault(agreed: dict[str, Agreement], method: str) -> str:
     return agreed[method].fault(agreed[CONTROL], TOLERANCE["bfloat16"]) or ""
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.full) for n in ("llama-mha", "qwen3"))])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(n, marks=pytest.mark.full) for n in ("llama-mha", "qwen3"))]
+)
 def test_differences_are_ties_as_rare_as_those_of_float32(name):
     agreed = found(name, "plain", "vegas")
     assert fault(agreed, "plain") == fault(agreed, "vegas") == ""
@@ -58,7 +63,12 @@ def swapped(within: float):
     def verify(tree: Tree, logits: torch.Tensor, sampler: Sampler, rows: Rows) -> Verdict:
         best = logits.topk(2)
         near = best.values[..., :1] - best.values[..., 1:] <= within
-        return match(tree, logits.scatter_add(-1, best.indices[..., :1], -1e4 * near.to(logits)), sampler, rows)
+        return match(
+            tree,
+            logits.scatter_add(-1, best.indices[..., :1], -1e4 * near.to(logits)),
+            sampler,
+            rows,
+        )
 
     return verify
 
@@ -77,13 +87,20 @@ def test_wrong_choices_that_look_like_ties_are_too_many(monkeypatch):
 def test_other_numbers_would_be_noticed(monkeypatch):
     """A model whose weights have 4 bits."""
     lm_of = wrapped.lm_of
-    monkeypatch.setattr("longdraft.hf.generation.lm_of", lambda model: lm_of(model).quantized("int4"))
+    monkeypatch.setattr(
+        "longdraft.hf.generation.lm_of", lambda model: lm_of(model).quantized("int4")
+    )
     assert fault(found("llama", "plain"), "plain")
 
 
 def test_the_page_has_the_measured_rate():
     root = Path(__file__).resolve().parents[2]
-    found = [r for _, r in read_records(root / "benchmarks" / "records" / "2026-11-24-hf-agreement.jsonl.gz")]
+    found = [
+        r
+        for _, r in read_records(
+            root / "benchmarks" / "records" / "2026-11-24-hf-agreement.jsonl.gz"
+        )
+    ]
     equal = {r["engine"]: r["equal"] for r in found}
     page = (root / "docs" / "lossless.md").read_text(encoding="utf-8")
     rows = "`longdraft.hf_generate` \\| {0} \\|\n\\| `generate` in float32 \\| {2} \\|"

@@ -1,4 +1,6 @@
-"""In Transformers' `generate` a constraint does what it does in `longdraft.generate`, before the processors."""
+"""In Transformers' `generate` a constraint does what it does in `longdraft.generate`, before the
+processors.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ def test_text_is_that_of_generate(kind):
         **OPTIONS,
     )
     sampler = Sampler(constraint=grammar(kind))
-    expected = longdraft.generate(tiny.target("llama"), [prompt], max_new_tokens=30, sampler=sampler, eos=(END,))
+    expected = longdraft.generate(
+        tiny.target("llama"), [prompt], max_new_tokens=30, sampler=sampler, eos=(END,)
+    )
     assert out[0, len(prompt) :].tolist() == expected[0]
 
 
 def test_processors_see_the_scores_after_it():
-    """A penalty on repeated tokens makes a sampler of processors; each token is still one that may follow."""
+    """A penalty on repeated tokens makes a sampler of processors; each token is still one that may
+    follow.
+    """
     (prompt,) = tiny.prompts(41)
     out = MODEL.generate(
         torch.tensor([prompt]),
@@ -49,7 +55,10 @@ def test_processors_see_the_scores_after_it():
         **OPTIONS,
     )
     row = out[0, len(prompt) :].tolist()
-    assert all(token in (after(grammar(), row[:i]) or ()) for i, token in enumerate(row)) and len(row) > 10
+    assert (
+        all(token in (after(grammar(), row[:i]) or ()) for i, token in enumerate(row))
+        and len(row) > 10
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""`model.generate(custom_generate=longdraft.hf_generate)` gives what `model.generate` gives, or says why it cannot."""
+"""`model.generate(custom_generate=longdraft.hf_generate)` gives what `model.generate` gives, or
+says why it cannot.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,18 @@ NEW = 24
 
 def inputs(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Prompts of these lengths, padded on the left."""
-    rows, size = tiny.prompts(*lengths, seed=seed), max(lengths)
+    rows = tiny.prompts(*lengths, seed=seed)
+    size = max(lengths)
     ids = torch.tensor([[0] * (size - len(row)) + row for row in rows])
-    return {"input_ids": ids, "attention_mask": torch.tensor([[0] * (size - n) + [1] * n for n in lengths])}
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.tensor([[0] * (size - n) + [1] * n for n in lengths]),
+    }
 
 
-def both(given: dict, method: str = "vegas-tree", model=MODEL, **settings) -> tuple[torch.Tensor, torch.Tensor]:
+def both(
+    given: dict, method: str = "vegas-tree", model=MODEL, **settings
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What Transformers continues with, and what longdraft does."""
     settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | settings
     mine = {"custom_generate": longdraft.hf_generate, "method": method} | METHODS[method]
@@ -93,7 +101,7 @@ def common(given: dict, **settings) -> int:
     return int(MODEL.generate(**given, max_new_tokens=8, do_sample=False, **settings)[0, -2])
 
 
-# Greedy output -------------------------------------------------------------------------------------------------------
+# Greedy output ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,12 +110,20 @@ def test_greedy(method):
     model = tiny.stock("llama-loops" if method != "vegas" else "qwen3")
     same(inputs(41), method, model)
     given = inputs(*LENGTHS)
-    model.generate(**given, custom_generate=longdraft.hf_generate, method=method, stats=stats, max_new_tokens=NEW)
+    model.generate(
+        **given,
+        custom_generate=longdraft.hf_generate,
+        method=method,
+        stats=stats,
+        max_new_tokens=NEW,
+    )
     same(given, method, model)
     assert method == "plain" or (stats.steps and stats.mean_acceptance_length > 1)
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "gemma3"])  # gemma3 is compared when it is wrapped
+@pytest.mark.parametrize(
+    "name", ["mistral-window", "gpt-oss", "gemma3"]
+)  # gemma3 is compared when it is wrapped
 def test_greedy_of_other_architectures(name):
     same(inputs(*LENGTHS), "vegas", tiny.stock(name))
 
@@ -146,14 +162,20 @@ def test_a_processor_of_ones_own_and_allowed_tokens(method):
         plain = MODEL.generate(**given, max_new_tokens=NEW, do_sample=False)
         assert same(given, method, logits_processor=[AfterToken()]).tolist() != plain.tolist()
         same(
-            given, method, prefix_allowed_tokens_fn=lambda b, ids: [(int(ids[-1]) * 3 + b + k) % 96 for k in (1, 2, 5)]
+            given,
+            method,
+            prefix_allowed_tokens_fn=lambda b, ids: [
+                (int(ids[-1]) * 3 + b + k) % 96 for k in (1, 2, 5)
+            ],
         )
 
 
 @pytest.mark.parametrize("fault", ["root", "padding"])
 def test_a_processor_that_is_not_applied_along_the_path_is_caught(monkeypatch, fault):
     def wrong(tree, rows, start, W, with_tokens, before=()):
-        for b, nodes, ids in good(tree, rows, start, W, with_tokens, before if fault == "root" else ()):
+        for b, nodes, ids in good(
+            tree, rows, start, W, with_tokens, before if fault == "root" else ()
+        ):
             at = len(before) + int(rows.length[b])
             yield b, nodes, ids if fault == "padding" else ids[:, :at].contiguous()
 
@@ -186,16 +208,23 @@ def test_a_streamer_gets_the_prompt_and_then_every_token_in_order():
 
 def test_the_folder_gives_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    given, streams = inputs(*LENGTHS), [Recorder(), Recorder()]
+    given = inputs(*LENGTHS)
+    streams = [Recorder(), Recorder()]
     theirs = MODEL.generate(**given, do_sample=False, max_new_tokens=9, streamer=streams[0])
-    more = {"custom_generate": FOLDER, "trust_remote_code": True, "method": "vegas", "gamma": 3, "seed": 1}
+    more = {
+        "custom_generate": FOLDER,
+        "trust_remote_code": True,
+        "method": "vegas",
+        "gamma": 3,
+        "seed": 1,
+    }
     ours = MODEL.generate(**given, do_sample=False, max_new_tokens=9, streamer=streams[1], **more)
     assert theirs.tolist() == ours.tolist() and streams[0].seen == streams[1].seen
     with pytest.raises(ValueError, match="trust_remote_code"):
         MODEL.generate(**given, custom_generate=FOLDER, trust_remote_code=False)
 
 
-# Sampled output ------------------------------------------------------------------------------------------------------
+# Sampled output -----------------------------------------------------------------------------------
 
 IGNORES_PADDING = "Tensor" in str(inspect.signature(RepetitionPenaltyLogitsProcessor.__init__))
 SAMPLED = {
@@ -214,11 +243,19 @@ SAMPLED = {
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_output_is_that_of_longdraft_with_the_seed(name):
     settings, sampler = SAMPLED[name]
-    # Earlier versions of Transformers count padding as a token of the text that is penalized; longdraft follows them.
+    # Earlier versions of Transformers count padding as a token of the text that is penalized;
+    # longdraft follows them.
     lengths = LENGTHS if IGNORES_PADDING or name != "penalty" else LENGTHS[:1] * 3
-    given, prompts = inputs(*lengths), tiny.prompts(*lengths)
-    wanted = longdraft.generate(tiny.target("llama-loops"), prompts, sampler=sampler, seed=5, max_new_tokens=NEW)
-    mine = {"custom_generate": longdraft.hf_generate, "do_sample": True, "max_new_tokens": NEW} | settings
+    given = inputs(*lengths)
+    prompts = tiny.prompts(*lengths)
+    wanted = longdraft.generate(
+        tiny.target("llama-loops"), prompts, sampler=sampler, seed=5, max_new_tokens=NEW
+    )
+    mine = {
+        "custom_generate": longdraft.hf_generate,
+        "do_sample": True,
+        "max_new_tokens": NEW,
+    } | settings
     for method in ("plain", "vegas-tree", "suffix"):
         ours = MODEL.generate(**given, **mine, method=method, seed=5)
         assert ours[:, max(lengths) :].tolist() == wanted
@@ -230,17 +267,30 @@ def test_sampled_output_is_that_of_longdraft_with_the_seed(name):
 
 
 def test_other_warpers_are_applied_by_transformers_own():
-    mine = {"custom_generate": longdraft.hf_generate, "do_sample": True, "max_new_tokens": NEW, "seed": 2}
+    mine = {
+        "custom_generate": longdraft.hf_generate,
+        "do_sample": True,
+        "max_new_tokens": NEW,
+        "seed": 2,
+    }
     given = inputs(*LENGTHS)
-    for settings in ({"typical_p": 0.5}, {"epsilon_cutoff": 0.01}, {"top_h": 0.4}, {"renormalize_logits": True}):
+    for settings in (
+        {"typical_p": 0.5},
+        {"epsilon_cutoff": 0.01},
+        {"top_h": 0.4},
+        {"renormalize_logits": True},
+    ):
         plain = MODEL.generate(**given, **mine, **settings, method="plain")
-        assert plain.tolist() == MODEL.generate(**given, **mine, **settings, method="vegas-tree").tolist()
+        assert (
+            plain.tolist()
+            == MODEL.generate(**given, **mine, **settings, method="vegas-tree").tolist()
+        )
     narrow = MODEL.generate(**given, **mine, typical_p=1e-6)  # leaves the most typical token alone
     other = MODEL.generate(**given, **(mine | {"seed": 3}), typical_p=1e-6)
     assert narrow.tolist() == other.tolist()
 
 
-# The model -----------------------------------------------------------------------------------------------------------
+# The model ----------------------------------------------------------------------------------------
 
 
 def test_the_model_is_as_it_was_and_wrapped_once(monkeypatch):
@@ -251,7 +301,8 @@ def test_the_model_is_as_it_was_and_wrapped_once(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(wrapped, "LM", make)
-    model, given = tiny.stock("qwen3").train(), inputs(41)
+    model = tiny.stock("qwen3").train()
+    given = inputs(41)
     model.set_attn_implementation("sdpa")
     before = (model.config.to_dict(), [(id(m), dict(vars(m))) for m in model.modules()])
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
@@ -279,27 +330,36 @@ def test_the_model_is_as_it_was_and_wrapped_once(monkeypatch):
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_write_through_data_is_seen(name, broken, monkeypatch):
     """It leaves no trace on the tensor, and the kernels have norms of their own in float32."""
-    model, given = tiny.stock("llama", dtype=torch.bfloat16).eval(), inputs(41)
+    model = tiny.stock("llama", dtype=torch.bfloat16).eval()
+    given = inputs(41)
     if broken:
         monkeypatch.setattr(wrapped, "_copied", lambda model: b"")
 
     def tokens(of) -> list[list[int]]:
-        return of.generate(**given, max_new_tokens=8, do_sample=False, custom_generate=longdraft.hf_generate).tolist()
+        return of.generate(
+            **given, max_new_tokens=8, do_sample=False, custom_generate=longdraft.hf_generate
+        ).tolist()
 
-    before, vector = tokens(model), model.model.get_parameter(name)
+    before = tokens(model)
+    vector = model.model.get_parameter(name)
     vector.data.mul_(torch.linspace(-3, 3, len(vector)))
     right = tokens(deepcopy(model))
-    assert right != before and (tokens(model) == right) != (broken and LM(model).backend.name == "native")
+    assert right != before and (tokens(model) == right) != (
+        broken and LM(model).backend.name == "native"
+    )
 
 
 def test_a_dictionary_is_returned_where_it_is_asked_for():
     given = inputs(41)
     config = GenerationConfig(max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
     found = MODEL.generate(**given, generation_config=config, custom_generate=longdraft.hf_generate)
-    assert found.sequences.tolist() == MODEL.generate(**given, generation_config=config).sequences.tolist()
+    assert (
+        found.sequences.tolist()
+        == MODEL.generate(**given, generation_config=config).sequences.tolist()
+    )
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
 
 
 class Counts(LogitsProcessor):
@@ -321,7 +381,10 @@ REFUSED = {
     "use_cache": ({"use_cache": False}, "its own cache"),
     "output_scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
     "output_logits": ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
-    "output_attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+    "output_attentions": (
+        {"output_attentions": True, "return_dict_in_generate": True},
+        "output_attentions",
+    ),
     "assistant_model": ({"assistant_model": MODEL}, "method='sd'"),
     "prompt_lookup": ({"prompt_lookup_num_tokens": 3}, "method='lookup'"),
     "guidance_scale": ({"guidance_scale": 2.0}, "guidance_scale"),
@@ -341,7 +404,9 @@ def test_what_cannot_be_done_is_refused_in_one_line(name):
     settings = {k: v() if v is cache else v for k, v in settings.items()}
     with pytest.raises(InputError) as raised:
         MODEL.generate(
-            torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, **({"max_new_tokens": 4} | settings)
+            torch.tensor(tiny.prompts(9)),
+            custom_generate=longdraft.hf_generate,
+            **({"max_new_tokens": 4} | settings),
         )
     assert names in str(raised.value) and len(str(raised.value).splitlines()) == 1
 
@@ -349,14 +414,24 @@ def test_what_cannot_be_done_is_refused_in_one_line(name):
 def test_what_has_no_tokens_is_refused():
     embedded = MODEL.get_input_embeddings()(torch.tensor(tiny.prompts(9)))
     with pytest.raises(InputError, match="give input_ids"):
-        MODEL.generate(inputs_embeds=embedded, custom_generate=longdraft.hf_generate, max_new_tokens=4)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+        MODEL.generate(
+            inputs_embeds=embedded, custom_generate=longdraft.hf_generate, max_new_tokens=4
+        )
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+    }
     bart = BartForConditionalGeneration(
         BartConfig(vocab_size=96, encoder_attention_heads=2, decoder_attention_heads=2, **sizes)
     )
     settings = {"num_beams": 1, "max_new_tokens": 4, "early_stopping": False}
     with pytest.raises(InputError, match="decoder-only"):
-        bart.generate(torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, **settings)
+        bart.generate(
+            torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, **settings
+        )
 
 
 def test_misspelled_options_are_refused_by_transformers():

@@ -1,4 +1,6 @@
-"""Every field of a GenerationConfig has its effect in `custom_generate`, is refused, or has none in `generate`."""
+"""Every field of a GenerationConfig has its effect in `custom_generate`, is refused, or has none in
+`generate`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ FIELDS = set(vars(GenerationConfig()))
 DRAWS = {"do_sample": True, "top_k": 0}
 ENDS = {"eos_token_id": common(inputs(41)), "pad_token_id": 7}
 
-# Fields that change the output: a value, and the settings beside it. Sampling is so narrow that one token is left.
+# Fields that change the output: a value, and the settings beside it. Sampling is so narrow that one
+# token is left.
 HONORED = {
     "max_length": (50, {"max_new_tokens": None}),
     "max_new_tokens": (3, {}),
@@ -53,7 +56,8 @@ SPECIAL = {  # each has a test of its own
     "num_return_sequences",
     "return_dict_in_generate",
 }
-# Fields that would change the output or what is returned: a value, the settings beside it, and what the error says.
+# Fields that would change the output or what is returned: a value, the settings beside it, and what
+# the error says.
 REFUSED = {
     "num_beams": (2, {}, "set num_beams=1"),
     "num_beam_groups": (2, {}, "num_beam_groups"),
@@ -107,12 +111,16 @@ WITHOUT_EFFECT = {  # in plain `generate` too, as long as nothing that is refuse
 
 def ours(given: dict, method: str = "vegas-tree", **settings) -> Any:
     mine = {"custom_generate": longdraft.hf_generate, "method": method} | METHODS[method]
-    return MODEL.generate(**given, **mine, **({"max_new_tokens": NEW, "do_sample": False, "seed": 0} | settings))
+    return MODEL.generate(
+        **given, **mine, **({"max_new_tokens": NEW, "do_sample": False, "seed": 0} | settings)
+    )
 
 
 def test_every_field_of_this_version_is_in_one_of_the_tables():
     tables = [HONORED, SPECIAL, REFUSED, NEEDS_TOKENIZER, WITHOUT_EFFECT]
-    assert not FIELDS - set().union(*tables), "new fields: does longdraft.hf_generate honor or refuse them?"
+    assert not FIELDS - set().union(*tables), (
+        "new fields: does longdraft.hf_generate honor or refuse them?"
+    )
     assert sum(map(len, tables)) == len(set().union(*tables))
 
 
@@ -132,7 +140,11 @@ def test_where_an_empty_text_begins():
 
 def test_eta_cutoff():
     wanted = longdraft.generate(
-        tiny.target("llama-loops"), tiny.prompts(41), sampler=Sampler(1.0, eta=0.3), seed=4, max_new_tokens=NEW
+        tiny.target("llama-loops"),
+        tiny.prompts(41),
+        sampler=Sampler(1.0, eta=0.3),
+        seed=4,
+        max_new_tokens=NEW,
     )
     given = inputs(41)
     assert ours(given, **DRAWS, eta_cutoff=0.3, seed=4)[:, 41:].tolist() == wanted
@@ -143,7 +155,12 @@ def test_scores_that_are_no_numbers_are_removed():
     model = tiny.stock("llama")
     with torch.no_grad():
         model.lm_head.weight[33] = float("nan")
-    assert 33 not in same(inputs(*LENGTHS), "suffix", model, remove_invalid_values=True)[:, max(LENGTHS) :]
+    assert (
+        33
+        not in same(inputs(*LENGTHS), "suffix", model, remove_invalid_values=True)[
+            :, max(LENGTHS) :
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS & REFUSED.keys()))
@@ -167,17 +184,22 @@ def test_a_field_without_effect(name):
     assert same(given, **{name: WITHOUT_EFFECT[name]}).tolist() == ours(given).tolist()
 
 
-# Several sequences per prompt ----------------------------------------------------------------------------------------
+# Several sequences per prompt ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["plain", "vegas-tree", "suffix"])
 def test_each_of_several_sequences_is_that_of_its_own_seed(method):
-    given, prompts, count = inputs(*LENGTHS), tiny.prompts(*LENGTHS), 3
+    given = inputs(*LENGTHS)
+    prompts = tiny.prompts(*LENGTHS)
+    count = 3
     settings = {"do_sample": True, "top_k": 0, "temperature": 0.7}
     found = ours(given, **settings, num_return_sequences=count, method=method, seed=5)
     assert len(found) == count * len(prompts)
-    assert found[:, : max(LENGTHS)].tolist() == given["input_ids"].repeat_interleave(count, 0).tolist()
-    lm, rows = tiny.target("llama-loops"), found[:, max(LENGTHS) :].tolist()
+    assert (
+        found[:, : max(LENGTHS)].tolist() == given["input_ids"].repeat_interleave(count, 0).tolist()
+    )
+    lm = tiny.target("llama-loops")
+    rows = found[:, max(LENGTHS) :].tolist()
     for b, row in enumerate(rows):
         alone = {"sampler": Sampler(0.7), "seed": row_seed(5, b), "max_new_tokens": NEW}
         assert [row] == longdraft.generate(lm, [prompts[b // count]], **alone)
@@ -202,4 +224,7 @@ def test_a_prompt_of_several_sequences_is_read_once(monkeypatch):
 
 def test_a_dictionary_of_several_sequences():
     found = ours(inputs(41), do_sample=True, num_return_sequences=2, return_dict_in_generate=True)
-    assert found.sequences.tolist() == ours(inputs(41), do_sample=True, num_return_sequences=2).tolist()
+    assert (
+        found.sequences.tolist()
+        == ours(inputs(41), do_sample=True, num_return_sequences=2).tolist()
+    )

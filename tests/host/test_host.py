@@ -1,4 +1,6 @@
-"""What is read of a machine and an installation: made up here as files below a folder, and absent on other systems."""
+"""What is read of a machine and an installation: made up here as files below a folder, and absent
+on other systems.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def place(number: int, socket: int, core: int) -> dict[str, str]:
     return {f"{folder}/physical_package_id": f"{socket}\n", f"{folder}/core_id": f"{core}\n"}
 
 
-# The processor --------------------------------------------------------------------------------------------------------
+# The processor ------------------------------------------------------------------------------------
 
 
 def test_hyperthreads_share_a_core(machine):
@@ -51,7 +53,11 @@ def test_a_system_that_says_nothing(tmp_path, monkeypatch):
     assert processor.topology([0, 1], tmp_path) == Topology(2, None, None)
     assert processor.name(tmp_path) == "riscv64" and processor.fields(tmp_path) == {}
     assert (limits.processors(tmp_path), limits.memory(tmp_path)) == (None, None)
-    assert (memory.total(tmp_path), memory.available(tmp_path), memory.huge_pages(tmp_path)) == (None, None, None)
+    assert (memory.total(tmp_path), memory.available(tmp_path), memory.huge_pages(tmp_path)) == (
+        None,
+        None,
+        None,
+    )
     monkeypatch.delattr(processor.os, "sched_getaffinity", raising=False)
     assert processor.allowed() is None
 
@@ -62,17 +68,22 @@ def test_names_can_be_vague(machine):
     assert processor.name(machine({"proc/cpuinfo": "model name : Some Arm\n"})) == "Some Arm"
 
 
-# Control groups -------------------------------------------------------------------------------------------------------
+# Control groups -----------------------------------------------------------------------------------
 
-CPU2, MEMORY2 = "sys/fs/cgroup/a/b/cpu.max", "sys/fs/cgroup/a/memory.max"
-CPU1, MEMORY1 = "sys/fs/cgroup/cpu/a", "sys/fs/cgroup/memory/memory.limit_in_bytes"
+CPU2 = "sys/fs/cgroup/a/b/cpu.max"
+MEMORY2 = "sys/fs/cgroup/a/memory.max"
+CPU1 = "sys/fs/cgroup/cpu/a"
+MEMORY1 = "sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
         ({"proc/self/cgroup": "0::/a/b\n", CPU2: "150000 100000\n", MEMORY2: "max\n"}, (1.5, None)),
-        ({"proc/self/cgroup": "0::/a/b\n", CPU2: "max 100000\n", MEMORY2: "1000000\n"}, (None, 1000000)),
+        (
+            {"proc/self/cgroup": "0::/a/b\n", CPU2: "max 100000\n", MEMORY2: "1000000\n"},
+            (None, 1000000),
+        ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, (2.0, None)),
         (
             {
@@ -101,17 +112,27 @@ def test_limits_of_both_versions(machine, files, wanted):
 
 
 def test_a_group_around_may_have_the_smaller_limit(machine):
-    files = {"proc/self/cgroup": "0::/a/b\n", CPU2: "400000 100000\n", "sys/fs/cgroup/a/cpu.max": "100000 100000\n"}
+    files = {
+        "proc/self/cgroup": "0::/a/b\n",
+        CPU2: "400000 100000\n",
+        "sys/fs/cgroup/a/cpu.max": "100000 100000\n",
+    }
     assert limits.processors(machine(files)) == 1.0
 
 
 def test_memory(machine):
     files = {"proc/meminfo": "MemTotal:   2 kB\nMemFree: 7 kB\nMemAvailable:  1 kB\n"}
-    root = machine(files | {"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"})
-    assert (memory.total(root), memory.available(root), memory.huge_pages(root)) == (2048, 1024, "madvise")
+    root = machine(
+        files | {"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"}
+    )
+    assert (memory.total(root), memory.available(root), memory.huge_pages(root)) == (
+        2048,
+        1024,
+        "madvise",
+    )
 
 
-# The installation -----------------------------------------------------------------------------------------------------
+# The installation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,7 +141,11 @@ def test_memory(machine):
         (None, "py3-none-manylinux_2_28_x86_64", ("wheel", "py3-none-manylinux_2_28_x86_64")),
         (None, "py3-none-linux_x86_64", ("sdist", "py3-none-linux_x86_64")),
         (None, "py3-none-macosx_14_0_arm64", ("sdist", "py3-none-macosx_14_0_arm64")),
-        ({"url": "file:///x/longdraft-0.1.0-py3-none-any.whl", "archive_info": {}}, "py3", ("wheel", None)),
+        (
+            {"url": "file:///x/longdraft-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "py3",
+            ("wheel", None),
+        ),
         ({"url": "file:///x/longdraft-0.1.0.tar.gz", "archive_info": {}}, "py3", ("sdist", None)),
         ({"url": "file:///x", "dir_info": {}}, "py3", ("folder", "file:///x")),
         (None, None, ("unknown", "no tag")),
@@ -171,13 +196,23 @@ def test_bounds_are_those_of_the_project():
 
 
 def test_an_installation_has_the_same_bounds(tmp_path, monkeypatch):
-    lines = ["torch>=2.11", "transformers (<5.24,>=5.17)", 'jsonschema[format-nongpl]>=4.20; extra == "dev"', "rich"]
+    lines = [
+        "torch>=2.11",
+        "transformers (<5.24,>=5.17)",
+        'jsonschema[format-nongpl]>=4.20; extra == "dev"',
+        "rich",
+    ]
     monkeypatch.setattr(installation.metadata, "requires", lambda name: lines)
     wanted = {"torch": ">=2.11", "transformers": "<5.24,>=5.17", "jsonschema": ">=4.20"}
     assert installation.bounds(tmp_path / "site-packages" / "longdraft") == wanted
 
 
 def test_no_key_is_among_the_settings():
-    given = {"LONGDRAFT_API_KEY": "secret", "OMP_NUM_THREADS": "2", "LONGDRAFT_NATIVE": "0", "HOME": "/root"}
+    given = {
+        "LONGDRAFT_API_KEY": "secret",
+        "OMP_NUM_THREADS": "2",
+        "LONGDRAFT_NATIVE": "0",
+        "HOME": "/root",
+    }
     assert environment.settings(given) == {"OMP_NUM_THREADS": "2", "LONGDRAFT_NATIVE": "0"}
     assert environment.tuning(given) == {"OMP_NUM_THREADS": "2"}

@@ -1,4 +1,6 @@
-"""docs/adding-a-method.md is true: a method that is made by its steps is listed, documented and lossless."""
+"""docs/adding-a-method.md is true: a method that is made by its steps is listed, documented and
+lossless.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,28 @@ def test_the_package_of_the_page_adds_its_method(install, place, capsys):
     assert main(["methods", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     [entry] = found["elsewhere"]
-    assert entry["name"] == "bigram" and entry["package"] == PROJECT["name"] and found["problems"] == []
+    assert (
+        entry["name"] == "bigram"
+        and entry["package"] == PROJECT["name"]
+        and found["problems"] == []
+    )
     assert entry["options"]["count"]["default"] == 5 and entry["label"] == family.NGRAMS.label
     assert main(["methods"]) == 0
     shown = capsys.readouterr()
     assert f"bigram           ours\n{'':<17}{entry['does']}" in shown.out and shown.err == ""
     assert f"From the package {PROJECT['name']}." in shown.out
-    words = ["generate", "-m", "tiny", "--method", "bigram", "-o", "count=3", "--prompt-file", "a.txt", "--compare"]
+    words = [
+        "generate",
+        "-m",
+        "tiny",
+        "--method",
+        "bigram",
+        "-o",
+        "count=3",
+        "--prompt-file",
+        "a.txt",
+        "--compare",
+    ]
     assert main([*words, *SHORT, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["equal"] is True
     assert style.color("bigram@count=3") == family.NGRAMS.color != style.OTHER
@@ -53,7 +70,9 @@ def test_the_package_of_the_page_adds_its_method(install, place, capsys):
 
 
 def test_the_server_offers_the_method(install, monkeypatch):
-    traces = pytest.importorskip("longdraft.server.traces", reason="the server's packages are not installed")
+    traces = pytest.importorskip(
+        "longdraft.server.traces", reason="the server's packages are not installed"
+    )
     monkeypatch.setattr(traces, "has_template", lambda tokenizer: False)
     service: Any = SimpleNamespace(target=target("llama"), tokenizer=None, model="tiny", room=128)
     tracer = traces.Tracer(service, DrafterWeights(), "bigram")
@@ -91,7 +110,10 @@ def added(install, monkeypatch) -> ModuleType:
     """The method added to longdraft itself, by the lines of the page."""
     install()
     package = import_module("longdraft_bigram")
-    record = eval("{" + FILES["src/longdraft/methods/table.py"] + "}", vars(table) | {"bigram": package.bigram})
+    record = eval(
+        "{" + FILES["src/longdraft/methods/table.py"] + "}",
+        vars(table) | {"bigram": package.bigram},
+    )
     options = eval("{" + FILES["tests/support/listed.py"] + "}")
     assert record == {"bigram": package.BIGRAM} and options.keys() == {"bigram"}
     monkeypatch.setitem(METHODS, "bigram", record["bigram"])
@@ -122,18 +144,38 @@ def test_the_list_catches_a_broken_one(added, monkeypatch):
 
 @pytest.mark.full
 def test_pip_installs_the_package_of_the_page(tmp_path):
-    """As a user does it, but for the network: `pip install .`, then `longdraft methods` and the package's own test."""
+    """As a user does it, but for the network: `pip install .`, then `longdraft methods` and the
+    package's own test.
+    """
     pytest.importorskip("setuptools")
-    project, site = tmp_path / "project", tmp_path / "site"
+    project = tmp_path / "project"
+    site = tmp_path / "site"
     project.mkdir()
     for name in PACKAGE:
         (project / name).write_text(FILES[name], encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    ]
     subprocess.run([*pip, "--target", str(site), str(project)], check=True)
     paths = [str(site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     run = [sys.executable, "-m", "longdraft", "methods", "--json"]
     done = subprocess.run(run, env=there, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert [entry["name"] for entry in json.loads(done.stdout)["elsewhere"]] == ["bigram"]
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project / "test_bigram.py")]
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(project / "test_bigram.py"),
+    ]
     assert subprocess.run(tests, env=there, cwd=project, capture_output=True).returncode == 0

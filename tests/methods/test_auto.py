@@ -26,10 +26,14 @@ from longdraft.models.memory_traffic import keys_read, slot_bytes
 from longdraft.ops import native
 from longdraft.views import Guided
 
-NATIVE = pytest.mark.skipif(native.library() is None, reason="packed weights are fast on the native backend alone")
+NATIVE = pytest.mark.skipif(
+    native.library() is None, reason="packed weights are fast on the native backend alone"
+)
 
 
-TRIED = {method.needs: method.trial for method in METHODS.values() if method.trial}  # by kind of drafter weights
+TRIED = {
+    method.needs: method.trial for method in METHODS.values() if method.trial
+}  # by kind of drafter weights
 
 
 def lm_of(**sizes) -> LM:
@@ -43,7 +47,11 @@ def test_a_copy_comes_first():
     assert isinstance(auto, Auto)
     first, *others = [d.inner for d in auto.drafters]
     assert isinstance(first, SelfDrafter) and first.model is lm.quantized("int8")
-    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm.copies) == ["int8"]
+    assert (
+        len(others) == 3
+        and all(getattr(d, "model", lm) is lm for d in others)
+        and list(lm.copies) == ["int8"]
+    )
 
 
 @NATIVE
@@ -62,7 +70,12 @@ def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
         tiny.stock("llama").save_pretrained(tmp_path)
         lm = load_lm(str(tmp_path), "float32", "cpu", weights="int4")
     else:
-        odd = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
+        odd = {
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        }
         lm = lm_of(**odd if kind == "odd" else {})
         lm.backend = lm.eager if kind == "eager" else lm.backend
     assert by_a_copy(lm) == [] and not lm.copies
@@ -72,17 +85,22 @@ def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
 @NATIVE
 def test_all_keys_are_read_while_they_are_few_beside_the_weights():
     """Its least number of slots holds a quarter of the bytes of the copy's weights."""
-    small, large = lm_of(), lm_of(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    small = lm_of()
+    large = lm_of(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
     cache = small.new_cache(1, 40)
     small.prefill(list(range(3, 43)), cache)
     assert 40 * slot_bytes(small) == keys_read(small, cache)
     floors = [by_a_copy(lm)[0].policy.min_budget for lm in (small, large)]
     assert floors[0] == 256 and floors[1] > 1000
-    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantized("int8").nbytes() / 4, rel=0.01)
+    assert floors[1] * slot_bytes(large) == pytest.approx(
+        large.quantized("int8").nbytes() / 4, rel=0.01
+    )
 
 
 def check_trials(methods: dict[str, Method]) -> None:
-    """Every kind of drafter weights has one method that `auto` tries, and no two methods have the same place."""
+    """Every kind of drafter weights has one method that `auto` tries, and no two methods have the
+    same place.
+    """
     tried = [method for method in methods.values() if method.trial]
     assert sorted(method.needs for method in tried if method.needs) == sorted(KINDS)
     places = [(method.trial.named, method.trial.place) for method in tried]
@@ -104,8 +122,11 @@ def test_the_records_say_what_is_tried_and_when():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
-    """It was once loaded, ignored, and recorded as used: whatever is named must be among the drafters."""
-    lm, rows = tiny.target("llama"), tiny.prompts(40)
+    """It was once loaded, ignored, and recorded as used: whatever is named must be among the
+    drafters.
+    """
+    lm = tiny.target("llama")
+    rows = tiny.prompts(40)
     auto = build("auto", lm, {kind: KINDS[kind].random(lm, 3)})
     tried = build("auto", lm).drafters
     assert len(auto.drafters) == len(tried) + 1, f"weights of kind {kind} are ignored"
@@ -117,11 +138,14 @@ def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
         assert len(build("auto", lm, tmp_path / kind).drafters) == len(auto.drafters)
 
 
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-bf16"])
 def test_it_is_lossless(name, sampler):
     lm = tiny.target(name)
-    rows, options = tiny.prompts(70, 31), {"max_new_tokens": 96, "sampler": sampler, "seed": 5}
+    rows = tiny.prompts(70, 31)
+    options = {"max_new_tokens": 96, "sampler": sampler, "seed": 5}
     assert generate(lm, rows, build("auto", lm), **options) == generate(lm, rows, **options)
 
 
@@ -139,7 +163,9 @@ def test_scores_are_kept_only_where_a_view_leaves_something_out():
 
 
 def test_few_keys_make_a_drafter_that_reads_nothing_the_first_choice():
-    """Beside a short context vegas' drafts read nearly all that a plain step reads; `suffix` costs nothing."""
+    """Beside a short context vegas' drafts read nearly all that a plain step reads; `suffix` costs
+    nothing.
+    """
     lm = lm_of(max_position_embeddings=4096)
     slow = Predicted(lm, PassCosts(read=1e-9, key=1e-9, chained=1e-9))  # all that counts are bytes
     found = {}

@@ -21,7 +21,9 @@ OPTIONS = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"]}
 
 @pytest.mark.product
 @each_method_on(*MODELS)
-@pytest.mark.parametrize("sampler", ["greedy", pytest.param("T=1", marks=full), "T=1 min-p penalty"])
+@pytest.mark.parametrize(
+    "sampler", ["greedy", pytest.param("T=1", marks=full), "T=1 min-p penalty"]
+)
 def test_one_row_is_plain_decoding(model, sampler, method):
     stats = check_lossless(BUILD[method], exact(model), SAMPLERS[sampler], new=NEW)
     assert stats.steps < NEW or method in FROM_TEXT | {"auto"}
@@ -30,14 +32,18 @@ def test_one_row_is_plain_decoding(model, sampler, method):
 @cache
 def plain_alone(model: str) -> list[list[int]]:
     """Each of three rows by itself, without drafts."""
-    lm, prompts = tiny.target(model), tiny.prompts(*ROWS["3 rows"])
+    lm = tiny.target(model)
+    prompts = tiny.prompts(*ROWS["3 rows"])
     return [generate(lm, [p], seed=row_seed(SEED, b), **OPTIONS)[0] for b, p in enumerate(prompts)]
 
 
 @each_method_on(*MODELS)
 def test_three_rows_say_what_each_says_alone(model, method):
-    lm, prompts = tiny.target(exact(model)), tiny.prompts(*ROWS["3 rows"])
+    lm = tiny.target(exact(model))
+    prompts = tiny.prompts(*ROWS["3 rows"])
     together = generate(lm, prompts, BUILD[method](lm), seed=SEED, **OPTIONS)
     assert together == plain_alone(model)
     for b, prompt in enumerate(prompts):
-        assert generate(lm, [prompt], BUILD[method](lm), seed=row_seed(SEED, b), **OPTIONS) == [together[b]]
+        assert generate(lm, [prompt], BUILD[method](lm), seed=row_seed(SEED, b), **OPTIONS) == [
+            together[b]
+        ]

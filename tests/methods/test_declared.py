@@ -1,4 +1,6 @@
-"""Every drafter states how deep its drafts are and whether they are chains, and drafts accordingly."""
+"""Every drafter states how deep its drafts are and whether they are chains, and drafts
+accordingly.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_what_is_declared(method, depth, chain):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_copies_that_are_declared_are_those_that_are_made(name):
-    words = ["same", "int8", "int4"] if "draft_weights" in METHODS[name].options.model_fields else []
+    words = (
+        ["same", "int8", "int4"] if "draft_weights" in METHODS[name].options.model_fields else []
+    )
     for given in ({}, *({"draft_weights": word} for word in words)):
         lm = LM(tiny.stock("llama"))
         spec = MethodSpec(name, name, given, DrafterWeights(random=True))

@@ -1,4 +1,6 @@
-"""Where a text begins and ends: its first token, its end token, its limit, the model's last position."""
+"""Where a text begins and ends: its first token, its end token, its limit, the model's last
+position.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,22 @@ def test_an_end_token_inside_an_accepted_branch(model, method):
 
 
 def test_the_end_token_cases_do_end_inside_branches():
-    """The full view accepts 3 drafts a step, so tokens 1-3, 5-7 and 9-11 of the output are accepted ones."""
-    lm, full = tiny.target("llama"), plain("llama", SAMPLERS["T=1"], (70,), 24)[0]
+    """The full view accepts 3 drafts a step, so tokens 1-3, 5-7 and 9-11 of the output are accepted
+    ones.
+    """
+    lm = tiny.target("llama")
+    full = plain("llama", SAMPLERS["T=1"], (70,), 24)[0]
     inside = 0
     for at in range(2, 12):
-        options = {"max_new_tokens": 24, "sampler": SAMPLERS["T=1"], "seed": SEED, "eos": (full[at],)}
-        steps = [s.tokens[0] for s in stream(lm, tiny.prompts(70), BUILD["full view"](lm), **options)]
+        options = {
+            "max_new_tokens": 24,
+            "sampler": SAMPLERS["T=1"],
+            "seed": SEED,
+            "eos": (full[at],),
+        }
+        steps = [
+            s.tokens[0] for s in stream(lm, tiny.prompts(70), BUILD["full view"](lm), **options)
+        ]
         assert steps[-1][-1] == full[at]
         inside += len(steps[-1]) < 4
     assert inside > 3
@@ -43,7 +55,9 @@ FEW = {"llama": [(1,), (2, 1, 60)], "gpt-oss": [(16, 17)], "mistral-window": [(2
 @each_method_on(*FEW)
 @each_sampler
 def test_short_prompts(model, method, sampler):
-    """One token; as many as the budget or a model's own window; one more: alone and beside a long one."""
+    """One token; as many as the budget or a model's own window; one more: alone and beside a long
+    one.
+    """
     for lengths in FEW[model]:
         check_lossless(BUILD[method], model, sampler, lengths)
 

@@ -1,4 +1,6 @@
-"""Methods of other packages: what cannot be used is one line, and only what is installed and asked for is imported."""
+"""Methods of other packages: what cannot be used is one line, and only what is installed and asked
+for is imported.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,61 @@ from longdraft.methods.spec import MethodSpec
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
-# What cannot be used is one line, and everything else goes on working ---------------------------------------------
+# What cannot be used is one line, and everything else goes on working -----------------------------
 
 BAD = {
-    "own name": ({"vegas": "longdraft_other:BIGRAM"}, "", "has a method 'vegas', which is longdraft's own name"),
-    "control": ({"recents": "longdraft_other:BIGRAM"}, "", "has a method 'recents', which is longdraft's own name"),
+    "own name": (
+        {"vegas": "longdraft_other:BIGRAM"},
+        "",
+        "has a method 'vegas', which is longdraft's own name",
+    ),
+    "control": (
+        {"recents": "longdraft_other:BIGRAM"},
+        "",
+        "has a method 'recents', which is longdraft's own name",
+    ),
     "import": (
         {"other": "longdraft_other:BIGRAM"},
         "import nothing_of_this_name",
         "be imported: ModuleNotFound",
     ),
-    "lines": ({"other": "longdraft_other:BIGRAM"}, "raise ValueError('a\\nb')", "cannot be imported: ValueError: a b"),
-    "exit": ({"other": "longdraft_other:BIGRAM"}, "raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+    "lines": (
+        {"other": "longdraft_other:BIGRAM"},
+        "raise ValueError('a\\nb')",
+        "cannot be imported: ValueError: a b",
+    ),
+    "exit": (
+        {"other": "longdraft_other:BIGRAM"},
+        "raise SystemExit(3)",
+        "cannot be imported: SystemExit: 3",
+    ),
     "absent": ({"other": "longdraft_other:NOTHING"}, "", "cannot be imported: AttributeError"),
-    "function": ({"other": "longdraft_other:bigram"}, "", "bigram is a function, not a longdraft.methods.Method"),
+    "function": (
+        {"other": "longdraft_other:bigram"},
+        "",
+        "bigram is a function, not a longdraft.methods.Method",
+    ),
     "name": ({"Other_Name": "longdraft_other:BIGRAM"}, "", "a name takes small letters"),
-    "kind": ({"other": "longdraft_other:X"}, 'X = replace(BIGRAM, needs="own")', "needs drafter weights of kind 'own'"),
-    "trial": ({"other": "longdraft_other:X"}, "X = replace(BIGRAM, trial=Trial(0))", "`auto` tries longdraft's own"),
-    "family": ({"other": "longdraft_other:X"}, 'X = replace(BIGRAM, family="blue")', "a family that is no Family"),
-    "options": ({"other": "longdraft_other:X"}, "X = replace(BIGRAM, build=odd)", "options that cannot be read"),
+    "kind": (
+        {"other": "longdraft_other:X"},
+        'X = replace(BIGRAM, needs="own")',
+        "needs drafter weights of kind 'own'",
+    ),
+    "trial": (
+        {"other": "longdraft_other:X"},
+        "X = replace(BIGRAM, trial=Trial(0))",
+        "`auto` tries longdraft's own",
+    ),
+    "family": (
+        {"other": "longdraft_other:X"},
+        'X = replace(BIGRAM, family="blue")',
+        "a family that is no Family",
+    ),
+    "options": (
+        {"other": "longdraft_other:X"},
+        "X = replace(BIGRAM, build=odd)",
+        "options that cannot be read",
+    ),
 }
 MORE = """
 from dataclasses import replace
@@ -97,7 +135,9 @@ def test_a_name_that_two_packages_use_is_used_by_neither(install):
 
 
 def test_a_damaged_package_and_a_second_copy_disturb_nothing(install, tmp_path, monkeypatch):
-    """A project's own folder has a copy of its entry points, and Python's path when its tests run in it."""
+    """A project's own folder has a copy of its entry points, and Python's path when its tests run
+    in it.
+    """
     install("longdraft-other", other="longdraft_other:BIGRAM")
     facts = tmp_path / "site" / "longdraft_other-1.0.dist-info" / "entry_points.txt"
     facts.write_text("[longdraft.methods]\nneither a name nor a value\n")
@@ -120,7 +160,7 @@ def test_an_unknown_name_lists_those_of_packages(install):
             call()
 
 
-# Nothing is looked up before it must be, and nothing is imported that is not installed -------------------------------
+# Nothing is looked up before it must be, and nothing is imported that is not installed ------------
 
 
 def test_longdrafts_own_methods_look_nothing_up(monkeypatch):
@@ -138,13 +178,20 @@ def test_longdrafts_own_methods_look_nothing_up(monkeypatch):
 
 
 def test_the_import_of_longdraft_looks_nothing_up():
-    code = "import longdraft, sys; print('longdraft.methods' in sys.modules, 'importlib.metadata' in sys.modules)"
+    code = (
+        "import longdraft, sys; print('longdraft.methods' in sys.modules, 'importlib.metadata' "
+        "in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_nothing_is_imported_from_a_models_folder_or_the_current_one(install, place, monkeypatch, tmp_path, capsys):
-    """The same files in a model's folder do nothing; nor in the current folder, which `python -m` searches."""
+def test_nothing_is_imported_from_a_models_folder_or_the_current_one(
+    install, place, monkeypatch, tmp_path, capsys
+):
+    """The same files in a model's folder do nothing; nor in the current folder, which `python -m`
+    searches.
+    """
     mark = tmp_path / "ran"
     install(code=FILES["longdraft_bigram.py"] + f"open({str(mark)!r}, 'w')\n")
     site = tmp_path / "site"

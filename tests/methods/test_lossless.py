@@ -1,4 +1,6 @@
-"""Every method says what plain decoding says, token for token; plain decoding says what Transformers says."""
+"""Every method says what plain decoding says, token for token; plain decoding says what
+Transformers says.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ def test_every_named_method_is_on_the_list():
 
 @each_method
 def test_the_matrix_is_not_vacuous(method):
-    """Over the samplers some drafts are accepted and, where the view is sparse, some are refused at every depth."""
+    """Over the samplers some drafts are accepted and, where the view is sparse, some are refused at
+    every depth.
+    """
     model = "llama-loops" if method in FROM_TEXT else "llama"
-    new = 64 if method in (*FROM_TEXT, "auto") else 16  # text must repeat first; auto tries single drafts first
+    new = (
+        64 if method in (*FROM_TEXT, "auto") else 16
+    )  # text must repeat first; auto tries single drafts first
     runs = [check_lossless(BUILD[method], model, s, ROWS["3 rows"], new) for s in SAMPLERS.values()]
     first, second = (sum(s.accepted[i] for s in runs if len(s.accepted) > i) for i in range(2))
     steps = sum(s.steps for s in runs)
@@ -49,7 +55,9 @@ def test_the_matrix_is_not_vacuous(method):
     assert first < 0.9 * steps or method == "full view"
 
 
-@pytest.mark.parametrize("model", [*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8, *tiny.A8])
+@pytest.mark.parametrize(
+    "model", [*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8, *tiny.A8]
+)
 @pytest.mark.parametrize("method", [pytest.param("vegas", marks=full), "vegas tree, then lookup"])
 def test_other_shapes_and_architectures(model, method):
     """Head sizes, grouped heads, soft caps, windows in some layers, norms in other places."""
@@ -59,9 +67,14 @@ def test_other_shapes_and_architectures(model, method):
 
 @pytest.mark.parametrize("model", tiny.CONFIGS)
 def test_plain_is_transformers_greedy(model):
-    lengths, new = (70, 31, 90), 24
-    for prompt, row in zip(tiny.prompts(*lengths), plain(model, Sampler(), lengths, new), strict=True):
-        found = tiny.eager(model).generate(torch.tensor([prompt]), max_new_tokens=new, do_sample=False)
+    lengths = (70, 31, 90)
+    new = 24
+    for prompt, row in zip(
+        tiny.prompts(*lengths), plain(model, Sampler(), lengths, new), strict=True
+    ):
+        found = tiny.eager(model).generate(
+            torch.tensor([prompt]), max_new_tokens=new, do_sample=False
+        )
         assert found[0, len(prompt) :].tolist() == row
 
 
@@ -69,11 +82,14 @@ def test_plain_is_transformers_greedy(model):
 @pytest.mark.parametrize("model", ["llama", "gpt-oss"])
 @pytest.mark.parametrize("method", [None, "vegas tree", "lookup"])
 def test_a_row_does_not_know_its_neighbors(model, sampler, method):
-    lm, lengths = tiny.target(model), ROWS["3 rows"]
+    lm = tiny.target(model)
+    lengths = ROWS["3 rows"]
     together = plain(model, sampler, lengths, 24)
     for b, prompt in enumerate(tiny.prompts(*lengths)):
         drafter = BUILD[method](lm) if method else None
-        alone = generate(lm, [prompt], drafter, max_new_tokens=24, sampler=sampler, seed=row_seed(SEED, b))
+        alone = generate(
+            lm, [prompt], drafter, max_new_tokens=24, sampler=sampler, seed=row_seed(SEED, b)
+        )
         assert alone[0] == together[b]
 
 
@@ -90,37 +106,54 @@ def test_a_budget_of_the_context_accepts_everything_on_every_model(model):
 
 
 def test_a_sliding_window_model_drafts_exactly():
-    """Layers with a window of their own keep it and take no view: nothing is left to approximate."""
+    """Layers with a window of their own keep it and take no view: nothing is left to
+    approximate.
+    """
     check_full_acceptance(BUILD["vegas"], 4, "mistral-window")
 
 
 def test_seeds_differ_and_repeat():
-    lm, prompts = tiny.target("llama"), tiny.prompts(40)
-    texts = [generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1, 0, 1 << 60)]
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(40)
+    texts = [
+        generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s)
+        for s in (0, 1, 0, 1 << 60)
+    ]
     assert texts[0] == texts[2]
     assert texts[0] != texts[1] != texts[3] != texts[0]
 
 
 def test_rows_of_neighboring_seeds_say_other_things():
     """Four texts of one prompt at seed 0 and four at seed 1 are eight texts."""
-    lm, prompts = tiny.target("llama"), tiny.prompts(40) * 4
-    rows = [generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1)]
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(40) * 4
+    rows = [
+        generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1)
+    ]
     assert len({tuple(row) for run in rows for row in run}) == 8
 
 
 @pytest.mark.parametrize("accept", [0, 1.5, 4])
 def test_an_oracle_accepts_what_it_was_told(accept):
     """The oracle's drafts change the speed and never the text."""
-    lengths, sampler, new = (70, 31), SAMPLERS["T=1"], 1 + int(10 * (accept + 1))
+    lengths = (70, 31)
+    sampler = SAMPLERS["T=1"]
+    new = 1 + int(10 * (accept + 1))
     rows = plain("llama", sampler, lengths, new)
-    stats = check_lossless(lambda t: Oracle(BUILD["vegas"](t), rows, accept), "llama", sampler, lengths, new)
+    stats = check_lossless(
+        lambda t: Oracle(BUILD["vegas"](t), rows, accept), "llama", sampler, lengths, new
+    )
     assert stats.mean_acceptance_length == 1 + accept
 
 
 def test_an_oracles_rows_do_not_move_in_lockstep():
     """At 1.5 of 4 a step the rows round up at different steps, and every row keeps its average."""
-    lengths, sampler, new = (70, 31, 50, 44), SAMPLERS["T=1"], 41
-    lm, rows, steps = tiny.target("llama"), plain("llama", sampler, lengths, new), []
+    lengths = (70, 31, 50, 44)
+    sampler = SAMPLERS["T=1"]
+    new = 41
+    lm = tiny.target("llama")
+    rows = plain("llama", sampler, lengths, new)
+    steps = []
     oracle = Oracle(BUILD["vegas"](lm), rows, 1.5)
     for out in stream(lm, tiny.prompts(*lengths), oracle, new, sampler, SEED):
         steps.append([len(tokens) for tokens in out.tokens])
@@ -131,7 +164,8 @@ def test_an_oracles_rows_do_not_move_in_lockstep():
 
 @torch.inference_mode()
 def test_any_chunking_of_the_prompt_gives_the_same_text():
-    lm, prompt = tiny.target("gpt-oss"), tiny.prompts(90)[0]
+    lm = tiny.target("gpt-oss")
+    prompt = tiny.prompts(90)[0]
     want = plain("gpt-oss", Sampler(), (90,), 8)
     for chunk in (1, 7, 64, 1024):
         cache = lm.new_cache(1, 128)
@@ -157,18 +191,24 @@ REJECTING = {
 @pytest.mark.parametrize("method", REJECTING)
 def test_reject_is_plain_decoding_when_greedy(method):
     """Sampled, it keeps the law and not the tokens: test_laws.py."""
-    lm, lengths = tiny.target("llama"), (70, 31)
-    found = generate(lm, tiny.prompts(*lengths), REJECTING[method](lm), max_new_tokens=24, verify=reject)
+    lm = tiny.target("llama")
+    lengths = (70, 31)
+    found = generate(
+        lm, tiny.prompts(*lengths), REJECTING[method](lm), max_new_tokens=24, verify=reject
+    )
     assert found == plain("llama", Sampler(), lengths, 24)
 
 
 @pytest.mark.parametrize("method", REJECTING)
 def test_reject_runs_sampled_and_repeats(method):
-    lm, options = tiny.target("llama"), {"max_new_tokens": 12, "verify": reject, "sampler": PENALTY}
+    lm = tiny.target("llama")
+    options = {"max_new_tokens": 12, "verify": reject, "sampler": PENALTY}
     runs = []
     for _ in range(2):
         stats = Stats()
-        runs.append(generate(lm, tiny.prompts(70, 31), REJECTING[method](lm), stats=stats, **options))
+        runs.append(
+            generate(lm, tiny.prompts(70, 31), REJECTING[method](lm), stats=stats, **options)
+        )
         assert [len(r) for r in runs[-1]] == [12, 12]
         assert sum(stats.accepted) > 0
     assert runs[0] == runs[1]

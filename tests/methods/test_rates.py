@@ -52,9 +52,20 @@ def test_the_three_speedups():
 
 def test_older_records_are_brought_to_the_same_definition():
     """They counted the drafter's start as prefill, and no rate but that of rounds alone."""
-    shared = {"task": "speed", "run": "r", "text_name": "code", "context": 32, "temperature": 1.0, "new_tokens": 100}
+    shared = {
+        "task": "speed",
+        "run": "r",
+        "text_name": "code",
+        "context": 32,
+        "temperature": 1.0,
+        "new_tokens": 100,
+    }
     plain = shared | {"method": "plain", "prefill_s": 4.0, "decode_s": 4.0, "tokens_per_s": 25.0}
     other = shared | {"method": "sd", "prefill_s": 5.0, "decode_s": 1.0, "tokens_per_s": 100.0}
     plain, other = measure.completed([plain, other])
-    assert other["start_s"] == 1.0 and other["tokens_per_s"] == 50.0 and other["tokens_per_s_steady"] == 100.0
+    assert (
+        other["start_s"] == 1.0
+        and other["tokens_per_s"] == 50.0
+        and other["tokens_per_s_steady"] == 100.0
+    )
     assert measure.speedups(other, [plain])["speedup"] == 2.0

@@ -1,4 +1,6 @@
-"""--activations int8: packed layers round their inputs to 8 bits: a target of its own, decoded losslessly."""
+"""--activations int8: packed layers round their inputs to 8 bits: a target of its own, decoded
+losslessly.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from longdraft.ops.packed import Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, SixBitScales
 
 WORDS = ("--prompt-file", "a.txt", "--temperature", "1", "--weights", "int4")
-KERNELS = native.library() is not None and native.name_of(native.library()) not in native.WITHOUT_INT8
+KERNELS = (
+    native.library() is not None and native.name_of(native.library()) not in native.WITHOUT_INT8
+)
 
 
 def matrix(bits: int, group: int, form: str, inputs: int) -> Packed:
@@ -33,12 +37,16 @@ def matrix(bits: int, group: int, form: str, inputs: int) -> Packed:
     numbers = partial(torch.rand, 48, generator=g)
     scales = {
         "plain": lambda: PlainScales(torch.rand(48, inputs // group, generator=g).half(), None),
-        "offset": lambda: PlainScales(*(torch.rand(48, inputs // group, generator=g).half() for _ in range(2))),
+        "offset": lambda: PlainScales(
+            *(torch.rand(48, inputs // group, generator=g).half() for _ in range(2))
+        ),
         "six": lambda: SixBitScales(
-            torch.randint(0, 256, (48, inputs // 256 * 12), generator=g).to(torch.uint8), numbers(inputs // 128).half()
+            torch.randint(0, 256, (48, inputs // 256 * 12), generator=g).to(torch.uint8),
+            numbers(inputs // 128).half(),
         ),
         "eight": lambda: EightBitScales(
-            torch.randint(-128, 128, (48, inputs // 16), generator=g).to(torch.int8), numbers(inputs // 256).half()
+            torch.randint(-128, 128, (48, inputs // 16), generator=g).to(torch.int8),
+            numbers(inputs // 256).half(),
         ),
     }
     return pack(bits, codes, scales[form](), group)
@@ -70,14 +78,18 @@ def test_the_order_of_sixteen_rows_loses_nothing(bits, group, form, inputs):
 
 def test_inputs_are_rounded_to_127_steps_of_the_largest_of_32():
     x = torch.randn(3, 80, generator=torch.Generator().manual_seed(0))
-    x[0, :32], x[1, 40] = 0, 50.0
+    x[0, :32] = 0
+    x[1, 40] = 50.0
     found = interleaved.rounded(x)
     assert found.shape == x.shape and torch.equal(found[0, :32], x[0, :32])
     for begin in (0, 32, 64):
-        part, near = x[:, begin : begin + 32], found[:, begin : begin + 32]
+        part = x[:, begin : begin + 32]
+        near = found[:, begin : begin + 32]
         step = part.abs().amax(-1, keepdim=True) / 127
         assert ((part - near).abs() <= 0.5001 * step).all()
-        assert ((near / step.clamp(min=1e-9)).round() - near / step.clamp(min=1e-9)).abs().max() < 1e-3
+        assert (
+            (near / step.clamp(min=1e-9)).round() - near / step.clamp(min=1e-9)
+        ).abs().max() < 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +124,20 @@ def test_every_backend_rounds_alike(folder, kind):
             m.register_forward_pre_hook(lambda _, args: interleaved.rounded(args[0]))
     torch.testing.assert_close(logits(full, full.eager), want, rtol=1e-4, atol=1e-4)
     if KERNELS:
-        found = logits(lm := load_lm(folder, "float32", "cpu", weights=kind, activations="int8"), lm.backend)
+        found = logits(
+            lm := load_lm(folder, "float32", "cpu", weights=kind, activations="int8"), lm.backend
+        )
         assert lm.backend.name == "native"
-        torch.testing.assert_close(found, want, rtol=1e-3, atol=2e-2)  # an input may lie at the border of two codes
+        torch.testing.assert_close(
+            found, want, rtol=1e-3, atol=2e-2
+        )  # an input may lie at the border of two codes
         assert (found - want).abs().median() < 1e-4
 
 
 def test_rounding_that_depends_on_the_pass_is_caught(monkeypatch):
-    check = partial(check_lossless, BUILD["vegas tree"], "llama-torch-a8", SAMPLERS["T=1"], (70, 31, 90), 32)
+    check = partial(
+        check_lossless, BUILD["vegas tree"], "llama-torch-a8", SAMPLERS["T=1"], (70, 31, 90), 32
+    )
     check()
     plain.cache_clear()
     good = interleaved.rounded
@@ -136,7 +154,9 @@ def test_rounding_that_depends_on_the_pass_is_caught(monkeypatch):
 
 
 def test_it_is_another_target_to_records_and_the_same_one_to_drafters(folder, tmp_path):
-    lm, usual = (load_lm(folder, "float32", "cpu", weights="int4", activations=a) for a in ("int8", None))
+    lm, usual = (
+        load_lm(folder, "float32", "cpu", weights="int4", activations=a) for a in ("int8", None)
+    )
     tree = Tree.chain(torch.tensor(tiny.prompts(60)))
     with torch.inference_mode():
         assert not torch.equal(lm(tree, lm.new_cache(1, 60)), usual(tree, usual.new_cache(1, 60)))
@@ -147,9 +167,13 @@ def test_it_is_another_target_to_records_and_the_same_one_to_drafters(folder, tm
 
 
 def test_a_quantized_copy_rounds_its_inputs_too(folder):
-    lm, rows, stats = load_lm(folder, "float32", "cpu", weights="int8", activations="int8"), tiny.prompts(70), Stats()
+    lm = load_lm(folder, "float32", "cpu", weights="int8", activations="int8")
+    rows = tiny.prompts(70)
+    stats = Stats()
     drafter = build("quantspec", lm, gamma=3)
-    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)
+    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(
+        lm, rows, max_new_tokens=32
+    )
     assert stats.mean_acceptance_length > 1.5
     copy = lm.copies["int4"]
     assert copy.activations == "int8"
@@ -176,7 +200,11 @@ def test_another_kind_is_refused(packed_file, kind, cli):
 
 def test_a_model_without_packed_weights_is_refused(folder, cli):
     status, _, err = cli("generate", "hi", "-m", folder, "--activations", "int8")
-    assert status == 2 and len(err.splitlines()) == 1 and "has none: give a GGUF file, or weights=int8" in err
+    assert (
+        status == 2
+        and len(err.splitlines()) == 1
+        and "has none: give a GGUF file, or weights=int8" in err
+    )
 
 
 def test_generate_compares_with_its_own_plain_decoding(record):
@@ -187,7 +215,16 @@ def test_generate_compares_with_its_own_plain_decoding(record):
 
 
 def test_a_prompt_of_the_other_kind_is_refused(cli, tmp_path):
-    words = ["generate", "-m", "tiny", *WORDS, "--prompt-cache", str(tmp_path / "p"), "--max-new-tokens", "4"]
+    words = [
+        "generate",
+        "-m",
+        "tiny",
+        *WORDS,
+        "--prompt-cache",
+        str(tmp_path / "p"),
+        "--max-new-tokens",
+        "4",
+    ]
     assert cli(*words)[0] == 0
     status, _, err = cli(*words, "--activations", "int8")
     assert status == 2 and "8-bit activations" in err and len(err.splitlines()) == 1

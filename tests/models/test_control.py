@@ -1,4 +1,6 @@
-"""No string of a client becomes a control token, and all else is what Transformers makes of the conversation."""
+"""No string of a client becomes a control token, and all else is what Transformers makes of the
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from longdraft.models import chat, control, template_process
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import token_ids
 
-# What a client may send ----------------------------------------------------------------------------------------------
+# What a client may send ---------------------------------------------------------------------------
 
 HALVES = [half for token in CONTROL for at in (1, 2, -1) for half in (token[:at], token[at:])]
 ODD = [
@@ -35,7 +37,22 @@ ODD = [
     "\\",
     '"',
 ]
-PLAIN = ["a", "in the", "user", "again", "im_start", "think", "INST", "|", ">", "<", " ", "  ", "\n", "    return x\n"]
+PLAIN = [
+    "a",
+    "in the",
+    "user",
+    "again",
+    "im_start",
+    "think",
+    "INST",
+    "|",
+    ">",
+    "<",
+    " ",
+    "  ",
+    "\n",
+    "    return x\n",
+]
 TEXT = (
     st.lists(st.sampled_from(CONTROL + HALVES + ODD + PLAIN) | st.text(max_size=3), max_size=5)
     .map("".join)
@@ -46,7 +63,11 @@ CALL = st.fixed_dictionaries(
 )
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": TEXT},
-    optional={"name": TEXT, "tool_call_id": TEXT, "tool_calls": st.lists(CALL, min_size=1, max_size=2)},
+    optional={
+        "name": TEXT,
+        "tool_call_id": TEXT,
+        "tool_calls": st.lists(CALL, min_size=1, max_size=2),
+    },
 )
 FUNCTION = st.fixed_dictionaries(
     {"name": TEXT, "description": TEXT, "parameters": st.dictionaries(TEXT, TEXT, max_size=2)}
@@ -62,16 +83,27 @@ BY_LENGTH = sorted(CONTROL, key=len, reverse=True)
 
 def written(pieces: list[Piece]) -> list[str]:
     """The control tokens that a template writes itself."""
-    joined = ["".join(text for text, _ in run) for own, run in groupby(pieces, lambda piece: piece[1]) if own]
-    return [token for text in joined for token in re.findall("|".join(map(re.escape, BY_LENGTH)), text)]
+    joined = [
+        "".join(text for text, _ in run)
+        for own, run in groupby(pieces, lambda piece: piece[1])
+        if own
+    ]
+    return [
+        token for text in joined for token in re.findall("|".join(map(re.escape, BY_LENGTH)), text)
+    ]
 
 
 def crossing(pieces: list[Piece], texts: list[str]) -> bool:
-    """Whether a control token is spelled by several fields, or by a field and the template's plain text."""
-    text, owners = "".join(said for said, _ in pieces), [own for said, own in pieces for _ in said]
+    """Whether a control token is spelled by several fields, or by a field and the template's plain
+    text.
+    """
+    text = "".join(said for said, _ in pieces)
+    owners = [own for said, own in pieces for _ in said]
     for token in CONTROL:
         for at in re.finditer(f"(?={re.escape(token)})", text):
-            for own, run in groupby(zip(owners[at.start() :], token, strict=False), lambda pair: pair[0]):
+            for own, run in groupby(
+                zip(owners[at.start() :], token, strict=False), lambda pair: pair[0]
+            ):
                 part = "".join(char for _, char in run)
                 if not own and not any(part in said for said in texts):
                     return True
@@ -84,7 +116,11 @@ def check(tokenizer: Any, name: str, messages: list[dict], tools: list[dict] | N
     tokenizer.chat_template = template
     if "tools" not in template:
         tools = None
-        messages = [{k: v for k, v in m.items() if k != "tool_calls"} for m in messages if m["role"] != "tool"]
+        messages = [
+            {k: v for k, v in m.items() if k != "tool_calls"}
+            for m in messages
+            if m["role"] != "tool"
+        ]
     pieces = [piece for piece in program(messages, tools) if piece[0]]
     text = "".join(said for said, _ in pieces)
     options: dict[str, Any] = {"tools": tools, "add_generation_prompt": True}
@@ -92,7 +128,9 @@ def check(tokenizer: Any, name: str, messages: list[dict], tools: list[dict] | N
     try:
         found = chat_tokens(tokenizer, messages, tools)
     except InputError as error:
-        assert "may be a message's" in str(error) and crossing(pieces, list(chat._texts((messages, tools))))
+        assert "may be a message's" in str(error) and crossing(
+            pieces, list(chat._texts((messages, tools)))
+        )
         return "refused"
     ids = {tokenizer.convert_tokens_to_ids(t): t for t in CONTROL}
     assert [ids[i] for i in found if i in ids] == written(pieces)
@@ -126,7 +164,10 @@ def test_no_text_of_a_client_is_a_control_token(tokenizer, template, examples):
     kinds = examined(tokenizer, template, examples)
     assert kinds["hostile"] and kinds["harmless"]
     if examples > 100:  # few examples may happen to be of one kind
-        assert min(kinds["hostile"], kinds["harmless"]) > examples / 8 and kinds["refused"] < examples / 10
+        assert (
+            min(kinds["hostile"], kinds["harmless"]) > examples / 8
+            and kinds["refused"] < examples / 10
+        )
 
 
 def test_without_care_each_tokenizer_reads_a_text_as_a_control_token():
@@ -138,12 +179,14 @@ def test_without_care_each_tokenizer_reads_a_text_as_a_control_token():
         assert ids.intersection(token_ids(made[name], text, add_special_tokens=False)), name
 
 
-# Broken on purpose ---------------------------------------------------------------------------------------------------
+# Broken on purpose --------------------------------------------------------------------------------
 
 
 def trusting(tokenizer: Any, messages: list[dict], tools: Any) -> list[int]:
     """What Transformers makes of the conversation."""
-    return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+    return tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=True, return_dict=False
+    )
 
 
 def contents_alone(tokenizer: Any, messages: list[dict], tools: Any) -> list[int]:
@@ -163,13 +206,33 @@ def made_by_format(cls: Any, text: str = "") -> Any:
 
 
 PLANTED = {
-    "the whole text is trusted": ("byte_level", "fields", (sys.modules[__name__], "chat_tokens", trusting)),
-    "names and tools are trusted": ("byte_level", "fields", (sys.modules[__name__], "chat_tokens", contents_alone)),
-    "unmarked tokens are trusted": ("byte_level", "tools", (control, "is_control", lambda token: token["special"])),
+    "the whole text is trusted": (
+        "byte_level",
+        "fields",
+        (sys.modules[__name__], "chat_tokens", trusting),
+    ),
+    "names and tools are trusted": (
+        "byte_level",
+        "fields",
+        (sys.modules[__name__], "chat_tokens", contents_alone),
+    ),
+    "unmarked tokens are trusted": (
+        "byte_level",
+        "tools",
+        (control, "is_control", lambda token: token["special"]),
+    ),
     "marks are the same always": ("byte_level", "fields", (chat, "_marks", marks_that_stay)),
-    "a formatted text is the template's": ("byte_level", "twice", (template_process.Own, "__new__", made_by_format)),
+    "a formatted text is the template's": (
+        "byte_level",
+        "twice",
+        (template_process.Own, "__new__", made_by_format),
+    ),
     "roles are a client's": ("byte_level", "thinking", (template_process, "ROLES", set())),
-    "what is compared has marks": ("byte_level", "twice", (template_process, "_read", lambda context, value: value)),
+    "what is compared has marks": (
+        "byte_level",
+        "twice",
+        (template_process, "_read", lambda context, value: value),
+    ),
 }
 
 
@@ -186,7 +249,7 @@ def test_the_check_notices(fault, monkeypatch):
         template_process.marking.cache_clear()
 
 
-# The rest ------------------------------------------------------------------------------------------------------------
+# The rest -----------------------------------------------------------------------------------------
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -222,7 +285,10 @@ def test_tokens_that_were_added_later_are_seen():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(control.OPEN, "U\\+FDD0, which is not a character"), ("".join(map(chr, chat.PRIVATE)), "private characters")],
+    [
+        (control.OPEN, "U\\+FDD0, which is not a character"),
+        ("".join(map(chr, chat.PRIVATE)), "private characters"),
+    ],
 )
 def test_what_stands_for_control_tokens_cannot_be_sent(text, said):
     tokenizer = TOKENIZERS["byte_level"]()

@@ -1,4 +1,6 @@
-"""benchmarks/coverage.py says what became of a model: what runs, what is refused, and what is wrong."""
+"""benchmarks/coverage.py says what became of a model: what runs, what is refused, and what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,19 @@ sys.path.append(str(Path(__file__).parents[2] / "docs"))
 import models
 
 WORKS = models.WORKS
-# Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs every kind of model with these
+# Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs every kind
+# of model with these
 # two methods, and `make test-weekly` with all of them.
-EVERY_KIND_OF_LAYER = ["gpt2", "opt", "phi", "gemma4_text", "llama4_text", "deepseek_v3", "deepseek_v32", "mistral4"]
+EVERY_KIND_OF_LAYER = [
+    "gpt2",
+    "opt",
+    "phi",
+    "gemma4_text",
+    "llama4_text",
+    "deepseek_v3",
+    "deepseek_v32",
+    "mistral4",
+]
 EVERY_KIND_OF_LAYER += ["falcon", "bloom", "nemotron", "gemma3"]
 FEW = {name: coverage.METHODS[name] for name in ("recycle", "vegas-tree")}
 
@@ -32,7 +44,9 @@ def test_every_kind_of_layer_runs(kind):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("methods", [FEW, pytest.param(coverage.METHODS, marks=pytest.mark.weekly)], ids=["two", "all"])
+@pytest.mark.parametrize(
+    "methods", [FEW, pytest.param(coverage.METHODS, marks=pytest.mark.weekly)], ids=["two", "all"]
+)
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_every_model_type_runs_or_is_refused(kind, methods):
     record = coverage.examined(kind, methods)
@@ -42,7 +56,9 @@ def test_every_model_type_runs_or_is_refused(kind, methods):
 
 def one_of_each_combination_of_layers() -> list[str]:
     """Kinds that run, by the table of docs/models.md."""
-    return list({tuple(r["layers"]): r["kind"] for r in models.records() if r["class"] in WORKS}.values())
+    return list(
+        {tuple(r["layers"]): r["kind"] for r in models.records() if r["class"] in WORKS}.values()
+    )
 
 
 def refused(kinds: list[str]) -> dict[str, str]:
@@ -59,7 +75,9 @@ def refused(kinds: list[str]) -> dict[str, str]:
 def test_what_the_table_says_runs_is_not_refused(monkeypatch):
     kinds = one_of_each_combination_of_layers()
     assert len(kinds) >= 12 and "deepseek_v4" in kinds and refused(kinds) == {}
-    monkeypatch.setattr(longdraft.models.support, "compresses", lambda config: False)  # planted: one kind is forgotten
+    monkeypatch.setattr(
+        longdraft.models.support, "compresses", lambda config: False
+    )  # planted: one kind is forgotten
     assert set(refused(kinds)) == {"deepseek_v4"} & set(tiny_models.KINDS)
 
 
@@ -69,7 +87,8 @@ def test_nothing_that_the_table_says_runs_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"})]
+    ("kind", "outcome"),
+    [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"})],
 )
 def test_what_became_of_a_kind(kind, outcome):
     record = coverage.examined(kind, {"vegas": coverage.METHODS["vegas"]})
@@ -97,7 +116,9 @@ def test_a_method_that_says_something_else_is_a_failure(monkeypatch):
 
 def test_a_model_that_says_something_else_is_a_failure(monkeypatch):
     project = longdraft.models.lm.LM.__call__
-    monkeypatch.setattr(longdraft.models.lm.LM, "__call__", lambda *a, **k: project(*a, **k).flip(-1))
+    monkeypatch.setattr(
+        longdraft.models.lm.LM, "__call__", lambda *a, **k: project(*a, **k).flip(-1)
+    )
     monkeypatch.setattr(coverage, "probe", lambda hf: None)
     record = coverage.examined("gemma2", {})
     assert record["why"] == "greedy output differs from Transformers' generate"
@@ -106,5 +127,6 @@ def test_a_model_that_says_something_else_is_a_failure(monkeypatch):
 def test_a_tiny_configuration_has_each_kind_of_layer():
     config = tiny_models.config("llama4_text")
     assert (
-        set(config.layer_types) == {"chunked_attention", "full_attention"} and config.hidden_size == tiny_models.WIDTH
+        set(config.layer_types) == {"chunked_attention", "full_attention"}
+        and config.hidden_size == tiny_models.WIDTH
     )

@@ -1,4 +1,6 @@
-"""Text in pieces: for every kind of tokenizer the pieces together are the decoded text of all tokens."""
+"""Text in pieces: for every kind of tokenizer the pieces together are the decoded text of all
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,23 @@ from longdraft.models.gguf.file import GGUF
 from longdraft.models.text import Detokenizer, offsets_of, text_of, token_bytes, token_text
 from longdraft.server.reply import Reply
 
-WORDS = ["a", "b", "x", " ", "▁", "▁the", "▁x", "中", "é", "\ufffd", "##s", "end</w>", ".", "'s", "n't"]
+WORDS = [
+    "a",
+    "b",
+    "x",
+    " ",
+    "▁",
+    "▁the",
+    "▁x",
+    "中",
+    "é",
+    "\ufffd",
+    "##s",
+    "end</w>",
+    ".",
+    "'s",
+    "n't",
+]
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
 
 
@@ -54,18 +72,26 @@ def of_gguf() -> PreTrainedTokenizerFast:
         "unknown_token_id": 0,
     }
     key = gguf_tokenizer.KEY
-    return gguf_tokenizer.build(GGUF(Path("model.gguf"), {key + k: v for k, v in metadata.items()}, {}))
+    return gguf_tokenizer.build(
+        GGUF(Path("model.gguf"), {key + k: v for k, v in metadata.items()}, {})
+    )
 
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 KINDS = {
     "byte level": made(bpe([*ALPHABET, "Ġthe", "ä¸Ń", "ä¸", "中"]), decoders.ByteLevel()),
-    "byte level in a sequence": made(bpe([*ALPHABET, "Ġthe", "ä¸"]), decoders.Sequence([decoders.ByteLevel()])),
+    "byte level in a sequence": made(
+        bpe([*ALPHABET, "Ġthe", "ä¸"]), decoders.Sequence([decoders.ByteLevel()])
+    ),
     "byte fallback (Llama 2)": llama(space=True),
     "byte fallback (Gemma)": llama(space=False),
     "GGUF": of_gguf(),
-    "unigram": made(models.Unigram([(word, -1.0) for word in ["<unk>", *WORDS]], 0), decoders.Metaspace()),
-    "word pieces": made(models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="a"), decoders.WordPiece()),
+    "unigram": made(
+        models.Unigram([(word, -1.0) for word in ["<unk>", *WORDS]], 0), decoders.Metaspace()
+    ),
+    "word pieces": made(
+        models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="a"), decoders.WordPiece()
+    ),
     "BPE with ends of words": made(bpe(WORDS), decoders.BPEDecoder(suffix="</w>")),
     "no decoder": made(bpe(WORDS), None),
 }
@@ -110,7 +136,7 @@ def test_text_comes_as_soon_as_it_is_settled():
     assert in_pieces(tokenizer, ids(tokenizer, ["▁the", "▁x", "a"])) == ["the", " x", "a", ""]
 
 
-# Where tokens begin, and their bytes ----------------------------------------------------------------------------------
+# Where tokens begin, and their bytes --------------------------------------------------------------
 
 WITH_BYTES = [kind for kind in KINDS if kind.startswith(("byte", "GGUF"))]
 
@@ -118,24 +144,33 @@ WITH_BYTES = [kind for kind in KINDS if kind.startswith(("byte", "GGUF"))]
 def bytes_of(tokenizer, said: str) -> list[int]:
     """A text in tokens of one byte each."""
     names = (
-        BYTES if fallback(tokenizer) else [next(c for c, b in text.CHARACTERS.items() if b == n) for n in range(256)]
+        BYTES
+        if fallback(tokenizer)
+        else [next(c for c, b in text.CHARACTERS.items() if b == n) for n in range(256)]
     )
     return ids(tokenizer, [names[b] for b in said.encode()])
 
 
 def check_places(kind: str, tokens: list[int]) -> None:
-    """Each token that is no part of a character is found where it begins; the first may lack its space."""
-    tokenizer, special = KINDS[kind], text._special(KINDS[kind], len(KINDS[kind]))
-    said, offsets = text_of(tokenizer, tokens), offsets_of(tokenizer, tokens)
+    """Each token that is no part of a character is found where it begins; the first may lack its
+    space.
+    """
+    tokenizer = KINDS[kind]
+    special = text._special(KINDS[kind], len(KINDS[kind]))
+    said = text_of(tokenizer, tokens)
+    offsets = offsets_of(tokenizer, tokens)
     assert offsets == sorted(offsets) and all(0 <= offset <= len(said) for offset in offsets)
     for token, offset in zip(tokens, offsets, strict=True):
-        name, own = tokenizer.backend_tokenizer.id_to_token(token), token_text(tokenizer, token)
+        name = tokenizer.backend_tokenizer.id_to_token(token)
+        own = token_text(tokenizer, token)
         part = text.BYTE.fullmatch(name) or own.encode() != token_bytes(tokenizer, token)
         if offset and not part and token not in special:
             assert said[offset:].startswith(own), (name, offset)
 
 
-PLACED = [kind for kind in KINDS if kind != "BPE with ends of words"]  # whose spaces belong to the token before them
+PLACED = [
+    kind for kind in KINDS if kind != "BPE with ends of words"
+]  # whose spaces belong to the token before them
 
 
 @pytest.mark.parametrize("kind", PLACED)
@@ -147,7 +182,11 @@ def test_each_token_begins_where_its_text_is(kind, data):
 
 @pytest.mark.parametrize("kind", WITH_BYTES)
 @settings(max_examples=20)
-@given(said=st.text(st.sampled_from("ab \né漢🙂\ufffd"), min_size=1, max_size=12).filter(lambda said: said[0] != " "))
+@given(
+    said=st.text(st.sampled_from("ab \né漢🙂\ufffd"), min_size=1, max_size=12).filter(
+        lambda said: said[0] != " "
+    )
+)
 def test_parts_of_a_character_begin_where_it_does(kind, said):
     tokenizer, [first] = KINDS[kind], ids(KINDS[kind], ["x"])
     tokens = [first, *bytes_of(tokenizer, said)]
@@ -167,7 +206,11 @@ def test_a_character_that_is_broken_off(kind):
 
 def test_a_token_inside_a_text_has_its_space():
     for kind in ("byte fallback (Llama 2)", "unigram"):
-        assert [token_text(KINDS[kind], token) for token in ids(KINDS[kind], ["▁x", "x", "▁"])] == [" x", "x", " "]
+        assert [token_text(KINDS[kind], token) for token in ids(KINDS[kind], ["▁x", "x", "▁"])] == [
+            " x",
+            "x",
+            " ",
+        ]
     words = KINDS["word pieces"]
     assert [token_text(words, token) for token in ids(words, ["x", "##s"])] == [" x", "s"]
     assert token_bytes(KINDS["unigram"], 10_000) == b""  # a row of the model's head without a token
@@ -181,7 +224,10 @@ def test_places_by_the_lengths_of_tokens_are_caught(monkeypatch):
 
     tokenizer = KINDS["byte level"]
     monkeypatch.setitem(globals(), "offsets_of", by_length)
-    for tokens in ([*bytes_of(tokenizer, "漢"), *ids(tokenizer, ["a"])], ids(tokenizer, ["a", "<|end|>", "b"])):
+    for tokens in (
+        [*bytes_of(tokenizer, "漢"), *ids(tokenizer, ["a"])],
+        ids(tokenizer, ["a", "<|end|>", "b"]),
+    ):
         with pytest.raises(AssertionError):
             check_places("byte level", tokens)
 
@@ -196,7 +242,8 @@ def test_a_broken_variant_is_caught(monkeypatch):
 
 def replied(tokenizer, tokens: list[int], stops: list[str]) -> tuple[str, int, str | None]:
     """A reply's text, how many tokens count, and why it ended, if the tokens come one at a time."""
-    reply, said = Reply(tokenizer, stops), ""
+    reply = Reply(tokenizer, stops)
+    said = ""
     for i, token in enumerate(tokens):
         said += reply.take(Event(1, [token], "length" if i == len(tokens) - 1 else None)).text
     return said, reply.tokens, reply.finish
@@ -223,12 +270,16 @@ def test_a_reply_ends_at_the_token_that_completes_a_stop_string(kind, data):
     )
     any_token = st.integers(0, len(tokenizer) - 1)
     tokens = data.draw(st.lists(any_token if common is None else any_token | common, max_size=20))
-    stops = data.draw(st.lists(st.text(st.sampled_from("ab \n\té中xt"), min_size=1, max_size=3), max_size=3))
+    stops = data.draw(
+        st.lists(st.text(st.sampled_from("ab \n\té中xt"), min_size=1, max_size=3), max_size=3)
+    )
     assert replied(tokenizer, tokens, stops) == expected(tokenizer, tokens, stops)
 
 
 def test_a_stop_string_of_bytes_is_not_waited_for(monkeypatch):
-    """Llama 2 writes a new line as a byte. Without `open`, the reply ends one token later than it has to."""
+    """Llama 2 writes a new line as a byte. Without `open`, the reply ends one token later than it
+    has to.
+    """
     tokenizer = KINDS["byte fallback (Llama 2)"]
     tokens = ids(tokenizer, ["x", "<0x0A>", "▁the", "a"])
     assert replied(tokenizer, tokens, ["\n"]) == ("x", 2, "stop")
@@ -237,7 +288,9 @@ def test_a_stop_string_of_bytes_is_not_waited_for(monkeypatch):
 
 
 def test_the_table_of_bytes_is_the_published_one():
-    assert sorted(text.CHARACTERS) == ALPHABET and sorted(text.CHARACTERS.values()) == list(range(256))
+    assert sorted(text.CHARACTERS) == ALPHABET and sorted(text.CHARACTERS.values()) == list(
+        range(256)
+    )
 
 
 def test_a_long_row_of_wrong_bytes_takes_linear_time():

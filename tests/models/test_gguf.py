@@ -9,7 +9,21 @@ import numpy as np
 import pytest
 import torch
 from support import gguf_files as files
-from support.gguf_files import ARRAY, F32, I32, IDS, KINDS, STRING, U32, VOCAB, logits, ours, saved, stock, tokens
+from support.gguf_files import (
+    ARRAY,
+    F32,
+    I32,
+    IDS,
+    KINDS,
+    STRING,
+    U32,
+    VOCAB,
+    logits,
+    ours,
+    saved,
+    stock,
+    tokens,
+)
 from support.listed import full
 from support.tiny import BASE
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
@@ -33,15 +47,19 @@ from longdraft.ops.scales import PlainScales
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 
-# Tensor types --------------------------------------------------------------------------------------------------------
+# Tensor types -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", files.QUANTIZED)
 def test_blocks_are_what_ggml_computes(kind):
-    """Bit for bit, and packed: nothing is rounded. Types of 4, 5, 6 and 8 bits take as many bytes as in the file."""
+    """Bit for bit, and packed: nothing is rounded. Types of 4, 5, 6 and 8 bits take as many bytes
+    as in the file.
+    """
     entries, size = files.SIZES[kind]
     data = files.blocks(kind, (3, 2 * entries), scale=0.1)
-    made = TYPES[files.NUMBER[kind]].unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, 2, size))
+    made = TYPES[files.NUMBER[kind]].unpack(
+        torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, 2, size)
+    )
     own = kind[:2] in ("Q4", "Q5", "Q6", "Q8")
     assert isinstance(made, Packed) and made.bits == (int(kind[1]) if own else 8)
     assert made.group == (16 if kind in ("Q2_K", "Q3_K", "Q6_K") else 32)
@@ -54,16 +72,25 @@ def test_blocks_with_known_values():
     """One block of each simple type, by hand."""
 
     def unpacked(kind: str, data: bytes) -> list[float]:
-        return TYPES[files.NUMBER[kind]].unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8)[None, None])
+        return TYPES[files.NUMBER[kind]].unpack(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)[None, None]
+        )
 
     half = struct.pack("<e", 0.5)
     nibbles = bytes(i | (15 - i) << 4 for i in range(16))
-    low, high = list(range(16)), list(range(15, -1, -1))
-    assert unpacked("Q4_0", half + nibbles).dequantized().tolist() == [[0.5 * (x - 8) for x in low + high]]
+    low = list(range(16))
+    high = list(range(15, -1, -1))
+    assert unpacked("Q4_0", half + nibbles).dequantized().tolist() == [
+        [0.5 * (x - 8) for x in low + high]
+    ]
     one = struct.pack("<e", 1.0)
-    assert unpacked("Q4_1", half + one + nibbles).dequantized().tolist() == [[0.5 * x + 1 for x in low + high]]
+    assert unpacked("Q4_1", half + one + nibbles).dequantized().tolist() == [
+        [0.5 * x + 1 for x in low + high]
+    ]
     codes = list(range(-16, 16))
-    assert unpacked("Q8_0", half + struct.pack("32b", *codes)).dequantized().tolist() == [[0.5 * x for x in codes]]
+    assert unpacked("Q8_0", half + struct.pack("32b", *codes)).dequantized().tolist() == [
+        [0.5 * x for x in codes]
+    ]
     fifth = b"\xff\xff\0\0"
     assert unpacked("Q5_0", half + fifth + nibbles).dequantized().tolist() == [
         [0.5 * x for x in low] + [0.5 * (x - 16) for x in high]
@@ -75,7 +102,11 @@ def test_blocks_equal_the_gguf_package(kind):
     package = pytest.importorskip("gguf", reason="the gguf package is not installed")
     entries, size = files.SIZES[kind]
     shape = (5, 2 * entries)
-    data = files.plain(kind, torch.randn(shape)) if kind in ("F32", "F16", "BF16") else files.blocks(kind, shape)
+    data = (
+        files.plain(kind, torch.randn(shape))
+        if kind in ("F32", "F16", "BF16")
+        else files.blocks(kind, shape)
+    )
     raw = np.frombuffer(data, np.uint8).reshape(5, -1)
     wanted = package.dequantize(raw, package.GGMLQuantizationType[kind])
     made = TYPES[files.NUMBER[kind]].unpack(torch.from_numpy(raw.copy()).view(5, 2, size))
@@ -83,10 +114,14 @@ def test_blocks_equal_the_gguf_package(kind):
     assert np.array_equal(found.numpy(), wanted)
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(2, "float16"), (3, "float16"), (8, "float16"), (10, "float32")])
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(2, "float16"), (3, "float16"), (8, "float16"), (10, "float32")]
+)
 def test_scales_are_halves_only_where_that_changes_nothing(number, dtype):
     kind = TYPES[number]
-    data = torch.frombuffer(bytearray(files.blocks(kind.name, (3, 2 * kind.entries))), dtype=torch.uint8)
+    data = torch.frombuffer(
+        bytearray(files.blocks(kind.name, (3, 2 * kind.entries))), dtype=torch.uint8
+    )
     packed = kind.unpack(data.view(3, 2, kind.size))
     assert isinstance(packed, Packed) and isinstance(packed.scales, PlainScales)
     assert packed.scales.scale.dtype == getattr(torch, dtype)
@@ -97,7 +132,9 @@ def test_rows_that_are_no_whole_blocks(kind):
     """Rows of 96 entries: what fills their last block is no part of the matrix."""
     _, size = files.SIZES[kind]
     data = files.blocks(kind, (5, 96), scale=0.1)
-    made = TYPES[files.NUMBER[kind]].unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(5, 3, size))
+    made = TYPES[files.NUMBER[kind]].unpack(
+        torch.frombuffer(bytearray(data), dtype=torch.uint8).view(5, 3, size)
+    )
     assert isinstance(made, Packed) and made.shape == (5, 96)
     wanted = [files.decoded(kind, data[i : i + size]) for i in range(0, len(data), size)]
     values = torch.tensor(np.array(wanted)).view(5, -1)
@@ -107,7 +144,7 @@ def test_rows_that_are_no_whole_blocks(kind):
     assert torch.equal(made.rows(order).dequantized(), values[order])
 
 
-# Models --------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -133,7 +170,12 @@ def test_quantized_matrices_stay_packed(tmp_path, kind, tied):
     lm, _ = load(str(saved(tmp_path, hf=hf, quantized=kind)), "bfloat16")
     layers = [m for m in lm.hf.modules() if isinstance(m, torch.nn.Linear | PackedLinear)]
     assert len(layers) == 7 * 3 + 1 and all(isinstance(m, PackedLinear) for m in layers)
-    assert lm.dtype == lm.hf.model.embed_tokens.weight.dtype == lm.hf.model.norm.weight.dtype == torch.bfloat16
+    assert (
+        lm.dtype
+        == lm.hf.model.embed_tokens.weight.dtype
+        == lm.hf.model.norm.weight.dtype
+        == torch.bfloat16
+    )
     assert all(p.data_ptr() % 64 == 0 for p in lm.hf.parameters())
     table = lm.hf.model.embed_tokens.weight
     assert lm.nbytes() == sum(p.nbytes for p in lm.hf.parameters()) - table.nbytes
@@ -145,16 +187,21 @@ def test_quantized_matrices_stay_packed(tmp_path, kind, tied):
 @pytest.mark.parametrize("kind", files.QUANTIZED)
 @torch.inference_mode()
 def test_the_kernels_compute_with_the_packed_weights(tmp_path, kind):
-    """Numbers are those of the dequantized matrices, and a row alone has the bits that it has among others."""
+    """Numbers are those of the dequantized matrices, and a row alone has the bits that it has among
+    others.
+    """
     hf = stock(**WIDE) if files.SIZES[kind][0] == 256 else stock()
     path = str(saved(tmp_path, hf=hf, quantized=kind))
     lm = load_lm(path, "float32", activations="full")
     assert lm.backend.name == "native"
-    computed = [backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))]
+    computed = [
+        backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))
+    ]
     torch.testing.assert_close(*computed, rtol=1e-3, atol=1e-4 * computed[1].abs().max().item())
     for activations in ("full", None):
         lm = load_lm(path, "bfloat16", activations=activations)
-        wide, alone = forward(Tree.chain(IDS), lm), forward(Tree.root(IDS[:, 0]), lm)
+        wide = forward(Tree.chain(IDS), lm)
+        alone = forward(Tree.root(IDS[:, 0]), lm)
         assert torch.equal(wide[:, :1], alone)
 
 
@@ -171,9 +218,13 @@ def forward(tree: Tree, lm, eager: bool = False) -> torch.Tensor:
 def test_logits_equal_those_of_transformers(tmp_path, arch, kind):
     for package in ("gguf", "accelerate"):  # Transformers reads such files with both
         pytest.importorskip(package, reason=f"the {package} package is not installed")
-    sizes = {"head_dim": 128} if arch == "qwen3" else {}  # Transformers does not read a qwen3's from the file
+    sizes = (
+        {"head_dim": 128} if arch == "qwen3" else {}
+    )  # Transformers does not read a qwen3's from the file
     path = saved(tmp_path, hf=stock(arch, **sizes), quantized=kind)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
     assert torch.allclose(ours(path), logits(theirs), rtol=1e-4, atol=1e-4)
 
 
@@ -227,7 +278,11 @@ def phi3(tmp_path) -> tuple[Path, object]:
         torch.nn.init.normal_(p, mean=float("norm" in name), std=0.1)
         tensors[files.name_of(name, parts)] = ("F32", tuple(p.shape), files.plain("F32", p))
     hf.config.head_dim = 16
-    metadata = files.sizes(hf.config, "phi3") | files.tokenizer() | {"tokenizer.ggml.padding_token_id": (U32, 0)}
+    metadata = (
+        files.sizes(hf.config, "phi3")
+        | files.tokenizer()
+        | {"tokenizer.ggml.padding_token_id": (U32, 0)}
+    )
     return files.write(tmp_path / "phi3.gguf", metadata, tensors), hf
 
 
@@ -236,18 +291,28 @@ def test_another_architecture_is_dequantized(tmp_path, cli):
         pytest.importorskip(package, reason=f"the {package} package is not installed")
     path, hf = phi3(tmp_path)
     lm, tokenizer = load(str(path), "float32")
-    assert "phi3" in lm.note and lm.end_tokens == (260,) and tokenizer.decode(tokenizer("hel")["input_ids"]) == "hel"
+    assert (
+        "phi3" in lm.note
+        and lm.end_tokens == (260,)
+        and tokenizer.decode(tokenizer("hel")["input_ids"]) == "hel"
+    )
     found = lm(Tree.chain(IDS), lm.new_cache(1, IDS.shape[1]))
     assert torch.allclose(found, logits(hf), atol=1e-4)
     status, _, err = cli("generate", "hel", "-m", str(path), "--max-new-tokens", "2", "--json")
     notes = [line for line in err.splitlines() if line.startswith("longdraft: note: ")]
-    assert status == 0 and len(notes) == 1 and "phi3.gguf has the architecture phi3: its weights are deq" in notes[0]
+    assert (
+        status == 0
+        and len(notes) == 1
+        and "phi3.gguf has the architecture phi3: its weights are deq" in notes[0]
+    )
 
 
 def test_another_architecture_needs_packages(tmp_path, monkeypatch):
     path, _ = phi3(tmp_path)
     monkeypatch.setattr(others, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"'phi3': install gguf and accelerate.*llama, qwen2, qwen3"):
+    with pytest.raises(
+        InputError, match=r"'phi3': install gguf and accelerate.*llama, qwen2, qwen3"
+    ):
         load(str(path))
 
 
@@ -273,17 +338,31 @@ def test_version_2_is_read(tmp_path):
     assert torch.equal(ours(saved(tmp_path, version=2)), logits(stock()))
 
 
-# Tokenizers ----------------------------------------------------------------------------------------------------------
+# Tokenizers ---------------------------------------------------------------------------------------
 
-TEXTS = ["hello the tree", "", " ", "naïve 日本 🎉\n\n x\t", "<|start|>hel<|end|>", "a <think> b", "don't", "12 345  6"]
+TEXTS = [
+    "hello the tree",
+    "",
+    " ",
+    "naïve 日本 🎉\n\n x\t",
+    "<|start|>hel<|end|>",
+    "a <think> b",
+    "don't",
+    "12 345  6",
+]
 
 
 def test_the_tokenizer_of_a_file(tmp_path):
     lm, tokenizer = load(str(saved(tmp_path)), "float32")
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|start|>", "<|end|>") and lm.end_tokens == (260,)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == (
+        "<|start|>",
+        "<|end|>",
+    ) and lm.end_tokens == (260,)
     for text in TEXTS:
         assert tokenizer.decode(token_ids(tokenizer, text)) == text
-    assert 259 not in token_ids(tokenizer, "<|start|>") and token_ids(tokenizer, "<|start|>", True) == [259]
+    assert 259 not in token_ids(tokenizer, "<|start|>") and token_ids(
+        tokenizer, "<|start|>", True
+    ) == [259]
     assert 261 in token_ids(tokenizer, "a <think> b")
     chat = [{"role": "user", "content": "he"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|start|>he<|end|>"
@@ -326,7 +405,7 @@ def test_tokens_equal_those_of_transformers(tmp_path, change):
     assert tokenizer.chat_template == theirs.chat_template
 
 
-# The real model ------------------------------------------------------------------------------------------------------
+# The real model -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -345,18 +424,25 @@ def test_smollm2_computes_what_transformers_computes(smollm2):
     assert text.startswith("<|im_start|>system") and token_ids(tokenizer, text, True)[0] == 1
     assert 1 not in token_ids(tokenizer, text)
     pytest.importorskip("gguf", reason="the gguf package is not installed")
-    theirs = AutoModelForCausalLM.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
+    )
     ids = torch.tensor([token_ids(tokenizer, text, True)])
     found = lm(Tree.chain(ids), lm.new_cache(1, ids.shape[1]))
     assert torch.allclose(found, logits(theirs, ids), atol=1e-3)
 
 
 def test_tokens_of_smollm2_equal_those_of_transformers(smollm2):
-    """Except for digits after several spaces: this model splits each digit off first, which Transformers does not."""
+    """Except for digits after several spaces: this model splits each digit off first, which
+    Transformers does not.
+    """
     pytest.importorskip("gguf", reason="the gguf package is not installed")
     tokenizer = gguf_tokenizer.build(gguf.read(smollm2))
     theirs = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
-    texts = [path.read_text(encoding="utf-8")[:20000] for path in Path(gguf.__file__).parents[2].glob("assets/text/*")]
+    texts = [
+        path.read_text(encoding="utf-8")[:20000]
+        for path in Path(gguf.__file__).parents[2].glob("assets/text/*")
+    ]
     for text in [*texts, *TEXTS[:-1]]:
         for control in (False, True):
             assert token_ids(tokenizer, text, control) == token_ids(theirs, text, control)

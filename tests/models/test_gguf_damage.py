@@ -1,4 +1,6 @@
-"""GGUF files that are damaged, unsupported or contradict themselves: each is one line, with no allocation first."""
+"""GGUF files that are damaged, unsupported or contradict themselves: each is one line, with no
+allocation first.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ BAD = [
     (put("llama.rope.freq_base", F32, float("nan")), "nan"),
     (put("llama.attention.layer_norm_rms_epsilon", F32, float("inf")), "inf"),
     (put("llama.attention.sliding_window", U32, 64), "sliding window"),
-    (lambda m, t: m.update({"llama.rope.scaling.type": (STRING, "longrope"), "llama.rope.scaling.factor": (F32, 2.0)}),
+    (lambda m, t: m.update({"llama.rope.scaling.type": (STRING, "longrope"),
+    "llama.rope.scaling.factor": (F32, 2.0)}),
      "none, linear or yarn"),
     (drop("token_embd.weight"), "lacks the tensor token_embd.weight"),
     (drop("blk.1.ffn_up.weight"), "lacks the weights model.layers.1.mlp.up_proj"),
@@ -100,12 +103,42 @@ def test_a_bad_file_is_one_line(tmp_path, number):
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "number of tensors is"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "number of metadata entries is"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 62) + bytes(40), "at most"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.text("k") + struct.pack("<I", 77) + bytes(9), "value type 77"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.text("k") + struct.pack("<IQ", 8, 1 << 62), "are left"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.text("k") + struct.pack("<IIQ", 9, 8, 1 << 60), "cannot hold"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (files.text("k") + struct.pack("<II", 4, 1)), "appears twice"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2) + b"\xff\xfe" + bytes(9), "UTF-8"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 62) + bytes(40),
+            "at most",
+        ),
+        (
+            b"GGUF"
+            + struct.pack("<IQQ", 3, 0, 1)
+            + files.text("k")
+            + struct.pack("<I", 77)
+            + bytes(9),
+            "value type 77",
+        ),
+        (
+            b"GGUF"
+            + struct.pack("<IQQ", 3, 0, 1)
+            + files.text("k")
+            + struct.pack("<IQ", 8, 1 << 62),
+            "are left",
+        ),
+        (
+            b"GGUF"
+            + struct.pack("<IQQ", 3, 0, 1)
+            + files.text("k")
+            + struct.pack("<IIQ", 9, 8, 1 << 60),
+            "cannot hold",
+        ),
+        (
+            b"GGUF"
+            + struct.pack("<IQQ", 3, 0, 2)
+            + 2 * (files.text("k") + struct.pack("<II", 4, 1)),
+            "appears twice",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2) + b"\xff\xfe" + bytes(9),
+            "UTF-8",
+        ),
     ],
 )
 def test_a_bad_header_is_one_line(tmp_path, data, names):
@@ -118,7 +151,11 @@ def test_a_bad_header_is_one_line(tmp_path, data, names):
 def test_the_command_line_reports_a_bad_file(tmp_path, cli, capsys):
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGUF" + bytes(40))
-    for where, names in ((path, "version is 0"), (tmp_path / "none.gguf", "No such file"), (tmp_path, "bad.gguf")):
+    for where, names in (
+        (path, "version is 0"),
+        (tmp_path / "none.gguf", "No such file"),
+        (tmp_path, "bad.gguf"),
+    ):
         status, out, err = cli("generate", "hi", "-m", str(where))
         assert (status, out) == (2, "") and len(err.splitlines()) == 1 and names in err
 
@@ -151,7 +188,8 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(small())
     try_to_load(path)
-    few, all_ = small(words=False), small()
+    few = small(words=False)
+    all_ = small()
     header = few.index(b"output.weight") + 40
     cuts = [few[:size] for size in [*range(header), *range(header, len(few), 997)]]
     for data in [*cuts, *(all_[:size] for size in range(0, len(all_), 101))]:
@@ -160,9 +198,13 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path):
             gguf.read(path)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=6), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=6),
+    st.booleans(),
+)
 def test_flipped_bytes_are_an_error_or_a_model(tmp_path_factory, flips, early):
-    path, data = tmp_path_factory.getbasetemp() / "flipped.gguf", bytearray(small())
+    path = tmp_path_factory.getbasetemp() / "flipped.gguf"
+    data = bytearray(small())
     for at, bits in flips:
         data[at % (1500 if early else len(data))] ^= bits
     path.write_bytes(data)

@@ -1,4 +1,6 @@
-"""Gemma 3 in GGUF: a tiny model's logits are those of Transformers, and each thing that makes it a Gemma matters."""
+"""Gemma 3 in GGUF: a tiny model's logits are those of Transformers, and each thing that makes it a
+Gemma matters.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import gemma3, model
 from longdraft.ops.packed import Packed
 
-WINDOW, LAYERS = 8, 6  # the last layer sees all tokens
+# the last layer sees all tokens
+WINDOW = 8
+LAYERS = 6
 PARTS = files.PARTS | {part: stored for stored, part in gemma3.NORMS.items()}
 
 
@@ -24,8 +28,16 @@ PARTS = files.PARTS | {part: stored for stored, part in gemma3.NORMS.items()}
 @torch.inference_mode(False)
 def stock():
     torch.manual_seed(0)
-    sizes = {**BASE, "vocab_size": files.VOCAB, "num_hidden_layers": LAYERS, "sliding_window": WINDOW}
-    sizes |= {"head_dim": 32, "query_pre_attn_scalar": 32}  # larger than hidden size by heads, as in the smallest one
+    sizes = {
+        **BASE,
+        "vocab_size": files.VOCAB,
+        "num_hidden_layers": LAYERS,
+        "sliding_window": WINDOW,
+    }
+    sizes |= {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+    }  # larger than hidden size by heads, as in the smallest one
     config = Gemma3TextConfig(**sizes, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for p in model.parameters():
@@ -33,14 +45,26 @@ def stock():
     return model
 
 
-def saved(folder, hf=None, offset: float = 1.0, quantized: str | None = None, change=lambda metadata: None):
-    hf, tensors = hf or stock(), {}
+def saved(
+    folder, hf=None, offset: float = 1.0, quantized: str | None = None, change=lambda metadata: None
+):
+    hf = hf or stock()
+    tensors = {}
     for name, p in hf.named_parameters():
-        x, stored = p.detach(), files.name_of(name, PARTS)
+        x = p.detach()
+        stored = files.name_of(name, PARTS)
         if quantized and x.dim() == 2:
-            tensors[stored] = (quantized, tuple(x.shape), files.blocks(quantized, tuple(x.shape), len(tensors), 0.002))
+            tensors[stored] = (
+                quantized,
+                tuple(x.shape),
+                files.blocks(quantized, tuple(x.shape), len(tensors), 0.002),
+            )
         else:
-            tensors[stored] = ("F32", tuple(x.shape), files.plain("F32", x + offset if x.dim() == 1 else x))
+            tensors[stored] = (
+                "F32",
+                tuple(x.shape),
+                files.plain("F32", x + offset if x.dim() == 1 else x),
+            )
     metadata = files.sizes(_Flat(hf.config), "gemma3") | files.tokenizer()
     del metadata["gemma3.rope.dimension_count"]  # as converters leave it out
     metadata["gemma3.attention.sliding_window"] = (U32, WINDOW)
@@ -52,7 +76,9 @@ class _Flat:
     """The config with one rotary base: that of the layers that see all tokens."""
 
     def __init__(self, config):
-        self.__dict__ = config.__dict__ | {"rope_parameters": config.rope_parameters["full_attention"]}
+        self.__dict__ = config.__dict__ | {
+            "rope_parameters": config.rope_parameters["full_attention"]
+        }
 
 
 def put(key: str, kind: int, value):
@@ -73,9 +99,24 @@ def test_a_file_is_the_model_it_was_made_from(tmp_path):
         ({}, {"change": put("rope.freq_base", F32, 1e4)}),
         ({"PERIOD": 3}, {}),
         ({"LAYERS_27B": LAYERS}, {}),
-        ({"scale_embedding": lambda hf: setattr(hf.model.embed_tokens, "embed_scale", torch.tensor(1.0))}, {}),
+        (
+            {
+                "scale_embedding": lambda hf: setattr(
+                    hf.model.embed_tokens, "embed_scale", torch.tensor(1.0)
+                )
+            },
+            {},
+        ),
     ],
-    ids=["norms without 1", "window", "local base", "global base", "layers", "query scale", "embedding scale"],
+    ids=[
+        "norms without 1",
+        "window",
+        "local base",
+        "global base",
+        "layers",
+        "query scale",
+        "embedding scale",
+    ],
 )
 def test_each_difference_to_llama_matters(tmp_path, monkeypatch, patch, options):
     """Planted faults: with any of these wrong, logits differ."""
@@ -87,7 +128,10 @@ def test_each_difference_to_llama_matters(tmp_path, monkeypatch, patch, options)
 def test_a_quantized_file_is_the_dequantized_model(tmp_path):
     path = saved(tmp_path, quantized="Q8_0")
     lm, tokenizer = load(str(path), "float32")
-    assert "gemma3: its weights are dequantized to float32" in str(lm.note) and tokenizer.eos_token == "<|end|>"
+    assert (
+        "gemma3: its weights are dequantized to float32" in str(lm.note)
+        and tokenizer.eos_token == "<|end|>"
+    )
     assert lm.hf.lm_head.weight is lm.hf.model.embed_tokens.weight
     theirs = AutoModelForCausalLM.from_config(stock().config, attn_implementation="eager").eval()
     stored = gguf.read(path).tensors
@@ -97,7 +141,10 @@ def test_a_quantized_file_is_the_dequantized_model(tmp_path):
             p.copy_(weights.dequantized() if isinstance(weights, Packed) else weights - 1)
     want = generate(lm, [IDS[0].tolist()], max_new_tokens=12, eos=())
     assert (
-        theirs.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)[:, IDS.shape[1] :].tolist() == want
+        theirs.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)[
+            :, IDS.shape[1] :
+        ].tolist()
+        == want
     )
     for method in ("vegas", "suffix"):
         assert generate(lm, [IDS[0].tolist()], build(method, lm), max_new_tokens=12, eos=()) == want
@@ -128,4 +175,7 @@ def test_linear_scaling_is_that_of_the_layers_that_see_all_tokens(tmp_path):
 
     file = gguf.read(saved(tmp_path, change=scaled))
     rope = model.config_of(file).rope_parameters
-    assert rope["full_attention"]["factor"] == 8.0 and rope["sliding_attention"]["rope_type"] == "default"
+    assert (
+        rope["full_attention"]["factor"] == 8.0
+        and rope["sliding_attention"]["rope_type"] == "default"
+    )

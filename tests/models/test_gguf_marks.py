@@ -1,4 +1,6 @@
-"""Control tokens of GGUF files that are known by their texts: which end a sequence, and which have the wrong type."""
+"""Control tokens of GGUF files that are known by their texts: which end a sequence, and which have
+the wrong type.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,22 @@ from longdraft.models.gguf import marks
 from longdraft.models.text import token_ids
 
 KEY = "tokenizer.ggml."
-FIRST, EOS = 256, 260  # where texts are put, and the end token of the metadata
-WORD, CONTROL, OWN = 1, 3, 4  # types of tokens
-ENDS = ("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
+# where texts are put, and the end token of the metadata
+FIRST = 256
+EOS = 260
+# types of tokens
+WORD = 1
+CONTROL = 3
+OWN = 4
+ENDS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+)
 ENDS += ("<EOT>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>")
 
 
@@ -40,7 +55,7 @@ def loaded(folder: Path, *texts: str, kind: int = CONTROL, **named: int):
     return load(str(saved(folder, change=having(*texts, kind=kind, **named))), "float32")
 
 
-# End tokens ----------------------------------------------------------------------------------------------------------
+# End tokens ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ENDS)
@@ -74,7 +89,7 @@ def test_an_end_of_a_part_of_a_turn_is_no_end_of_the_turn(tmp_path):
     assert lm.end_tokens == (FIRST + 1, EOS)
 
 
-# Types of tokens -----------------------------------------------------------------------------------------------------
+# Types of tokens ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [WORD, OWN])
@@ -84,7 +99,10 @@ def test_a_control_token_with_another_type_is_control(tmp_path, text, kind):
     assert token_ids(tokenizer, f"a{text}b", True)[1] == FIRST
     assert FIRST not in token_ids(tokenizer, f"a{text}b")  # what a user writes is text
     assert tokenizer.decode([FIRST], skip_special_tokens=True) == ""
-    assert lm.note == f"model.gguf does not mark {text} as control: longdraft reads such tokens as control"
+    assert (
+        lm.note
+        == f"model.gguf does not mark {text} as control: longdraft reads such tokens as control"
+    )
 
 
 def test_a_chat_has_it_in_one_piece(tmp_path):

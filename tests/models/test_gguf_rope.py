@@ -1,4 +1,6 @@
-"""Rotary positions of GGUF files: today's keys, older ones, and those that are refused as they change the result."""
+"""Rotary positions of GGUF files: today's keys, older ones, and those that are refused as they
+change the result.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,17 @@ from longdraft.models.loading import load_lm
 from longdraft.ops import native as native_kernels
 
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
-KEYS = {"scaling.type": (STRING, "yarn"), "scaling.factor": (F32, 4.0), "scaling.original_context_length": (U32, 128)}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+}
+KEYS = {
+    "scaling.type": (STRING, "yarn"),
+    "scaling.factor": (F32, 4.0),
+    "scaling.original_context_length": (U32, 128),
+}
 
 
 class _Frozen(dict):
@@ -33,7 +44,9 @@ def scaled(**rope):
 
 
 def with_keys(keys: dict):
-    return lambda metadata, tensors: metadata.update({f"llama.rope.{key}": value for key, value in keys.items()})
+    return lambda metadata, tensors: metadata.update(
+        {f"llama.rope.{key}": value for key, value in keys.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,9 +64,12 @@ def with_keys(keys: dict):
         (KEYS, YARN),
         (KEYS | {"scaling.yarn_beta_fast": (F32, 16.0), "scaling.yarn_beta_slow": (F32, 2.0)},
          YARN | {"beta_fast": 16.0, "beta_slow": 2.0}),
-        (KEYS | {"scaling.attn_factor": (F32, 0.5)}, YARN | {"attention_factor": 0.5693147180559945}),
-        (KEYS | {"scaling.yarn_ext_factor": (F32, 1.0), "scaling.yarn_log_multiplier": (F32, 0.0)}, YARN),
-        (KEYS | {"scaling.yarn_ext_factor": (F32, -1.0), "scaling.yarn_attn_factor": (F32, 1.1386294)}, YARN),
+        (KEYS | {"scaling.attn_factor": (F32, 0.5)},
+        YARN | {"attention_factor": 0.5693147180559945}),
+        (KEYS | {"scaling.yarn_ext_factor": (F32, 1.0), "scaling.yarn_log_multiplier": (F32, 0.0)},
+        YARN),
+        (KEYS | {"scaling.yarn_ext_factor": (F32, -1.0), "scaling.yarn_attn_factor": (F32,
+        1.1386294)}, YARN),
     ],
 )  # fmt: skip
 def test_rotations_are_those_of_the_metadata(tmp_path, keys, like):
@@ -69,7 +85,10 @@ def test_rotations_are_those_of_the_metadata(tmp_path, keys, like):
         ({"scaling.attn_factor": (F32, 0.5)}, "rope.scaling.attn_factor = 0.5"),
         (KEYS | {"scaling.attn_factor": (F32, 0.0)}, "rope.scaling.attn_factor = 0.0"),
         (KEYS | {"scaling.yarn_ext_factor": (F32, 0.0)}, "yarn_ext_factor = 0.0"),
-        ({"scaling.factor": (F32, 4.0), "scaling.yarn_ext_factor": (F32, 1.0)}, "yarn_ext_factor = 1.0"),
+        (
+            {"scaling.factor": (F32, 4.0), "scaling.yarn_ext_factor": (F32, 1.0)},
+            "yarn_ext_factor = 1.0",
+        ),
         (KEYS | {"scaling.yarn_attn_factor": (F32, 1.0)}, "yarn_attn_factor = 1.0"),
         (KEYS | {"scaling.yarn_log_multiplier": (F32, 1.0)}, "yarn_log_multiplier = 1.0"),
         (KEYS | {"scaling.yarn_beta_slow": (F32, 0.0)}, "yarn_beta_slow = 0.0"),
@@ -92,8 +111,12 @@ def test_the_native_backend_has_the_magnitude_too(tmp_path):
     assert native_kernels.library() is None or lm.backend.name == "native"
     native = lm(Tree.chain(IDS), lm.new_cache(1, 64))
     lm.backend = lm.eager
-    torch.testing.assert_close(native, lm(Tree.chain(IDS), lm.new_cache(1, 64)), rtol=1e-3, atol=1e-3)
-    assert torch.allclose(native, logits(scaled(**YARN, attention_factor=0.5693147180559945)), atol=1e-3)
+    torch.testing.assert_close(
+        native, lm(Tree.chain(IDS), lm.new_cache(1, 64)), rtol=1e-3, atol=1e-3
+    )
+    assert torch.allclose(
+        native, logits(scaled(**YARN, attention_factor=0.5693147180559945)), atol=1e-3
+    )
 
 
 def test_rotary_factors_of_llama_3(tmp_path):
@@ -131,7 +154,9 @@ def test_factors_of_frequencies_and_a_scaling_are_refused(tmp_path):
         ({}, ("rope_factors_long.weight",), "rope_factors_long.weight"),
     ],
 )
-def test_files_that_transformers_reads_are_refused_with_a_scaling_that_it_ignores(keys, tensors, why):
+def test_files_that_transformers_reads_are_refused_with_a_scaling_that_it_ignores(
+    keys, tensors, why
+):
     metadata = {f"phi3.rope.{key}": value for key, value in keys.items()}
     file = GGUF(Path("x.gguf"), metadata, dict.fromkeys(tensors))  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=re.escape(why)):

@@ -1,4 +1,6 @@
-"""--kv int8: a model whose keys and values are kept in 8 bits is a target of its own, decoded losslessly."""
+"""--kv int8: a model whose keys and values are kept in 8 bits is a target of its own, decoded
+losslessly.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from longdraft.views import Coded, Guided, Policy
 WORDS = ("--prompt-file", "a.txt", "--temperature", "1")
 
 
-def rounded(self: KVCache, layer: int, k: Tensor, v: Tensor, starts: list[int], write=KVCache.write) -> None:
+def rounded(
+    self: KVCache, layer: int, k: Tensor, v: Tensor, starts: list[int], write=KVCache.write
+) -> None:
     """KVCache.write of numbers that are rounded as codes would round them."""
     k, v = (coded.decode(coded.encode(x, 8), 8, x.shape[3], x.dtype) for x in (k, v))
     write(self, layer, k, v, starts)
@@ -36,7 +40,9 @@ def rounded(self: KVCache, layer: int, k: Tensor, v: Tensor, starts: list[int], 
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "llama-bf16", "gpt-oss", "deepseek"])
 @torch.inference_mode()
 def test_a_pass_reads_every_key_and_value_rounded(model, monkeypatch):
-    """Those of committed and of scratch slots, in each backend, as Transformers' layers do over rounded numbers."""
+    """Those of committed and of scratch slots, in each backend, as Transformers' layers do over
+    rounded numbers.
+    """
     lm = LM(tiny.target(model).hf, kv="int8")
     lm.backend = tiny.target(model).backend
     [prompt], tree = tiny.prompts(70), Tree.chain(torch.tensor([[5, 6, 7]]))
@@ -45,7 +51,8 @@ def test_a_pass_reads_every_key_and_value_rounded(model, monkeypatch):
         model.prefill(prompt, cache)
         return model(tree, cache).float()
 
-    found, exact = logits(lm, cache := lm.new_cache(1, 90)), logits(tiny.target(model), KVCache(1, 90))
+    found = logits(lm, cache := lm.new_cache(1, 90))
+    exact = logits(tiny.target(model), KVCache(1, 90))
     assert {x.dtype for i in cache.layers for x in cache.stored(i, 0)} == {torch.uint8}
     lm.backend = lm.eager
     monkeypatch.setattr(KVCache, "write", rounded)
@@ -55,7 +62,9 @@ def test_a_pass_reads_every_key_and_value_rounded(model, monkeypatch):
             assert x.shape == y.shape and x.dtype == y.dtype
             if not y.shape[2]:  # latents are keys without values
                 continue
-            assert (x - y)[:, : len(prompt) + 2].abs().max() < (0.1 if model.endswith("bf16") else 0.02) * y.abs().max()
+            assert (x - y)[:, : len(prompt) + 2].abs().max() < (
+                0.1 if model.endswith("bf16") else 0.02
+            ) * y.abs().max()
     near = (found - want).abs().max() / want.abs().max()
     far = (exact - want).abs().max() / want.abs().max()
     assert near < (0.05 if model.endswith("bf16") else 0.01) and far > 0.001
@@ -72,7 +81,9 @@ def test_drafts_read_codes_of_fewer_bits_or_the_same(model, kind):
 
 
 def shared_scale(encode, x: Tensor, bits: int) -> Tensor:
-    """The fault: a node's codes depend on the nodes beside it, as they do where a pass has one scale."""
+    """The fault: a node's codes depend on the nodes beside it, as they do where a pass has one
+    scale.
+    """
     if x.dim() == 4:
         x = x.clone()
         x[..., 0] = torch.where(x[..., 0].abs() > 0.5, x[..., 0], x[..., :1, 0])
@@ -90,7 +101,9 @@ def other_when_committed(read, self: KVCache, layer: int, b: int) -> tuple[Tenso
     "where, name, fault", [(coded, "encode", shared_scale), (KVCache, "read", other_when_committed)]
 )
 def test_codes_that_depend_on_the_pass_are_caught(where, name, fault, monkeypatch):
-    check = partial(check_lossless, BUILD["vegas tree"], "llama-torch-kv8", SAMPLERS["T=1"], (70, 31, 90), 32)
+    check = partial(
+        check_lossless, BUILD["vegas tree"], "llama-torch-kv8", SAMPLERS["T=1"], (70, 31, 90), 32
+    )
     check()
     plain.cache_clear()
     good = getattr(where, name)
@@ -123,7 +136,10 @@ def test_rows_and_reopened_slots_keep_their_codes():
         assert not torch.equal(cache.stored(0, 2)[0][:, 39:51], before[0][:, 39:51])
     cache.move(2, 0)
     after = [cache.stored(i, b) for b in (0, 2) for i in cache.layers]
-    assert all(torch.equal(x[:, :60], old[:, :60]) for x, old in zip(sum(after, ()), before * 2, strict=True))
+    assert all(
+        torch.equal(x[:, :60], old[:, :60])
+        for x, old in zip(sum(after, ()), before * 2, strict=True)
+    )
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-bf16", "deepseek"])
@@ -156,9 +172,13 @@ def test_it_is_another_target_to_records_and_the_same_one_to_drafters(folder, tm
 
 
 def test_with_quantized_weights_and_a_quantized_copy(folder):
-    lm, rows, stats = load_lm(folder, "float32", "cpu", weights="int8", kv="int8"), tiny.prompts(70), Stats()
+    lm = load_lm(folder, "float32", "cpu", weights="int8", kv="int8")
+    rows = tiny.prompts(70)
+    stats = Stats()
     drafter = build("quantspec", lm, gamma=3)
-    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)
+    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(
+        lm, rows, max_new_tokens=32
+    )
     assert stats.mean_acceptance_length > 1.5
 
 

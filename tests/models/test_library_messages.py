@@ -1,4 +1,6 @@
-"""The command line shows warnings of Transformers that concern results, once and in a line, and hides the others."""
+"""The command line shows warnings of Transformers that concern results, once and in a line, and
+hides the others.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ HARMLESS = (
 def shown(capsys):
     """What was printed since the last call."""
     only_serious()
-    return lambda: [line for line in capsys.readouterr().err.splitlines() if "longdraft: note: " in line]
+    return lambda: [
+        line for line in capsys.readouterr().err.splitlines() if "longdraft: note: " in line
+    ]
 
 
 def test_warnings_that_concern_results_are_a_line_each(shown):
@@ -61,7 +65,12 @@ def test_a_configuration_that_contradicts_itself_is_shown(tmp_path, shown):
     """Transformers warns of the factor, and goes on."""
     tiny.stock("llama").save_pretrained(tmp_path)
     file = tmp_path / "config.json"
-    rope = {"rope_type": "yarn", "factor": 3.7, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    rope = {
+        "rope_type": "yarn",
+        "factor": 3.7,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 1e4,
+    }
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": rope}))
     quiet(None)
     load_lm(str(tmp_path), "float32")

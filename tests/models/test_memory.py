@@ -18,9 +18,14 @@ def test_settled_weights_are_the_same_and_aligned():
     hf.lm_head.weight = hf.model.embed_tokens.weight
     before = {name: p.clone() for name, p in hf.named_parameters()}
     align_weights(hf.parameters())
-    assert all(torch.equal(p, before[name]) and p.data_ptr() % LINE == 0 for name, p in hf.named_parameters())
+    assert all(
+        torch.equal(p, before[name]) and p.data_ptr() % LINE == 0
+        for name, p in hf.named_parameters()
+    )
     assert hf.lm_head.weight is hf.model.embed_tokens.weight
-    areas = sorted((p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in hf.parameters())
+    areas = sorted(
+        (p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in hf.parameters()
+    )
     assert all(end <= begin for (_, end), (begin, _) in pairwise(areas))
 
 

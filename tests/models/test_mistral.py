@@ -1,4 +1,6 @@
-"""Mistral's Tekken vocabulary is split by Tekken's rule, whatever a folder says; other warnings of it are shown."""
+"""Mistral's Tekken vocabulary is split by Tekken's rule, whatever a folder says; other warnings of
+it are shown.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ import logging
 import pytest
 from support import tiny
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from longdraft import load
 from longdraft.models import loading, mistral
@@ -27,15 +35,30 @@ def tokenizer(rule: str = LLAMA3, first: str = "<unk>", size: int = 0) -> Tokeni
     names += [f"<more {i}>" for i in range(len(names), size)]
     made = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, MERGES))
     split = pre_tokenizers.Split(Regex(rule), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     made.decoder = decoders.ByteLevel()
     return made
 
 
 def folder(path, made: Tokenizer, kind: str = "mistral"):
-    config, cls = (MistralConfig, MistralForCausalLM) if kind == "mistral" else (LlamaConfig, LlamaForCausalLM)
-    sizes = tiny.BASE | {"vocab_size": made.get_vocab_size(), "hidden_size": 16, "num_hidden_layers": 1}
-    sizes |= {"intermediate_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16}
+    config, cls = (
+        (MistralConfig, MistralForCausalLM)
+        if kind == "mistral"
+        else (LlamaConfig, LlamaForCausalLM)
+    )
+    sizes = tiny.BASE | {
+        "vocab_size": made.get_vocab_size(),
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+    }
+    sizes |= {
+        "intermediate_size": 16,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     cls(config(**sizes)).save_pretrained(path)
     written = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(written | {"transformers_version": "4.50.0"}))
@@ -57,7 +80,9 @@ def test_tekkens_vocabulary_is_split_by_its_rule(tmp_path):
 
 
 def test_the_command_line_says_so(tmp_path, cli):
-    _, _, err = cli("generate", "a", "-m", str(folder(tmp_path, tokenizer())), "--max-new-tokens", "2", "--json")
+    _, _, err = cli(
+        "generate", "a", "-m", str(folder(tmp_path, tokenizer())), "--max-new-tokens", "2", "--json"
+    )
     assert "note: the tokenizer of" in err and "uses Tekken's" in err
 
 
@@ -70,7 +95,8 @@ def test_other_tokenizers_are_left_alone(tmp_path, made, kind):
     lm, read = load(str(folder(tmp_path, made, kind)), "float32")
     assert (
         lm.note is None
-        and json.loads(read.backend_tokenizer.to_str())["pre_tokenizer"] == json.loads(made.to_str())["pre_tokenizer"]
+        and json.loads(read.backend_tokenizer.to_str())["pre_tokenizer"]
+        == json.loads(made.to_str())["pre_tokenizer"]
     )
 
 
@@ -108,7 +134,8 @@ def test_a_warning_is_shown_where_nothing_is_mended(tmp_path, monkeypatch, capsy
 
 
 def test_held_warnings_are_of_the_rule_alone():
-    logger, seen = logging.getLogger(mistral.LOGGER), list[str]()
+    logger = logging.getLogger(mistral.LOGGER)
+    seen = list[str]()
     handler = logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())
     logger.addHandler(handler)

@@ -1,4 +1,6 @@
-"""The model's passes against Transformers' own attention, and the models that are refused in one line."""
+"""The model's passes against Transformers' own attention, and the models that are refused in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import torch
 from support import tiny
 from support.structure import branching, check_tree_pass, close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import longdraft
 from longdraft import InputError, Sampler, build, generate
@@ -44,12 +51,15 @@ def test_every_architecture_that_is_not_probed_is_tested_here():
 @pytest.mark.parametrize("model", tiny.MAIN)
 def test_nodes_in_several_passes(model):
     """Drafting level by level on scratch slots gives what one pass over the whole tree gives."""
-    lm, prompts, tree = tiny.target(model), tiny.prompts(40, 27), branching(2)
+    lm = tiny.target(model)
+    prompts = tiny.prompts(40, 27)
+    tree = branching(2)
     caches = [lm.new_cache(2, 64) for _ in range(2)]
     for cache in caches:
         for b, prompt in enumerate(prompts):
             lm.prefill(prompt, cache.row(b))
-    whole, parts = lm(tree, caches[0]), []
+    whole = lm(tree, caches[0])
+    parts = []
     for start, end in ((0, 1), (1, 3), (3, 6), (6, 7)):
         mask = tree.mask[:, :end, :end]
         part = Tree(tree.tokens[:, :end], tree.parent[:, :end], tree.depth[:, :end], mask)
@@ -65,16 +75,22 @@ KEPT = {"first": [0], "last": [2], "ends": [0, 2], "all": [0, 1, 2]}
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("rows", KEPT)
 def test_tapped_weights_are_stock_attention_weights(model, rows, split):
-    lm, eager, prompts = tiny.target(model), tiny.eager(model), tiny.prompts(40, 27)
-    cache, chain = lm.new_cache(2, 64), Tree.chain(torch.tensor([[5, 17, 33], [8, 9, 10]]))
+    lm = tiny.target(model)
+    eager = tiny.eager(model)
+    prompts = tiny.prompts(40, 27)
+    cache = lm.new_cache(2, 64)
+    chain = Tree.chain(torch.tensor([[5, 17, 33], [8, 9, 10]]))
     for b, prompt in enumerate(prompts):
         lm.prefill(prompt, cache.row(b))
     captured = Captures(CaptureSpec(rows, "weights", split))
     lm(chain, cache, captured=captured)
     assert captured.covered.tolist() == [41, 28]  # the root's slot included
-    assert sorted(captured.scores) == [i for i in range(lm.config.num_hidden_layers) if i not in lm.windows]
+    assert sorted(captured.scores) == [
+        i for i in range(lm.config.num_hidden_layers) if i not in lm.windows
+    ]
     for b, prompt in enumerate(prompts):
-        ids, n = torch.tensor([prompt + chain.tokens[b].tolist()]), len(prompt)
+        ids = torch.tensor([prompt + chain.tokens[b].tolist()])
+        n = len(prompt)
         weights = eager(input_ids=ids, output_attentions=True, use_cache=False).attentions
         for layer, scores in captured.scores.items():
             want = weights[layer][0][:, [n + i for i in KEPT[rows]], : n + 1]  # [H,R,S]
@@ -91,9 +107,11 @@ def test_tapped_logits_are_what_softmax_takes(torch_only):
     torch.manual_seed(0)
     lm = LM(AutoModelForCausalLM.from_config(tiny.LlamaConfig(**config)))
     lm.backend = lm.eager if torch_only else lm.backend
-    cache, root = lm.new_cache(1, 64), Tree.root(torch.tensor([5]))
+    cache = lm.new_cache(1, 64)
+    root = Tree.root(torch.tensor([5]))
     lm.prefill(tiny.prompts(30)[0], cache)
-    logits, weights = Captures(CaptureSpec("last", "logits")), Captures(CaptureSpec("last", "weights"))
+    logits = Captures(CaptureSpec("last", "logits"))
+    weights = Captures(CaptureSpec("last", "weights"))
     lm(root, cache, captured=logits), lm(root, cache, captured=weights)
     for layer in range(3):
         close(weights.scores[layer], logits.scores[layer].softmax(-1))
@@ -103,17 +121,22 @@ def test_tapped_logits_are_what_softmax_takes(torch_only):
 @torch.inference_mode()
 @pytest.mark.parametrize("model", ["qwen3", "qwen3-torch", "gpt-oss"])
 def test_tapped_states_are_stock_hidden_states(model):
-    lm, eager, prompt = tiny.target(model), tiny.eager(model), tiny.prompts(30)[0]
-    cache, captured = lm.new_cache(1, 64), Captures(CaptureSpec(hidden=(0, 2)))
+    lm = tiny.target(model)
+    eager = tiny.eager(model)
+    prompt = tiny.prompts(30)[0]
+    cache = lm.new_cache(1, 64)
+    captured = Captures(CaptureSpec(hidden=(0, 2)))
     lm.prefill(prompt, cache)
     chain = Tree.chain(torch.tensor([[5, 17, 33]]))
     lm(chain, cache, captured=captured)
-    want = eager(input_ids=torch.tensor([[*prompt, 5, 17, 33]]), output_hidden_states=True, use_cache=False)
+    want = eager(
+        input_ids=torch.tensor([[*prompt, 5, 17, 33]]), output_hidden_states=True, use_cache=False
+    )
     for i in (0, 2):
         close(captured.states[i], want.hidden_states[i][:, 30:])
 
 
-# Refusals ------------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def one_line(error) -> str:
@@ -155,7 +178,8 @@ def test_what_is_tried_is_not_refused(kind):
 )
 def test_an_unknown_attention_argument_is_refused(arguments, words):
     """Whatever changes the numbers of attention and is not computed here."""
-    q, module = torch.zeros(1, 2, 2, 4), torch.nn.Linear(1, 1)
+    q = torch.zeros(1, 2, 2, 4)
+    module = torch.nn.Linear(1, 1)
     call = {"attention_mask": None, "longdraft": object(), **arguments}
     with pytest.raises(InputError, match=words) as error:
         attention(module, q, q, q, **call)
@@ -165,7 +189,9 @@ def test_an_unknown_attention_argument_is_refused(arguments, words):
 def test_a_model_that_skips_the_interface_is_refused():
     """A layer whose attention goes another way is noticed by the number of calls."""
     model = deepcopy(tiny.stock("llama"))
-    model.model.layers[1].self_attn.config = deepcopy(model.config)  # its own config names another attention
+    model.model.layers[1].self_attn.config = deepcopy(
+        model.config
+    )  # its own config names another attention
     lm = LM(model)
     model.model.layers[1].self_attn.config._attn_implementation = "eager"
     lm.backend = lm.eager
@@ -185,7 +211,9 @@ def test_the_probe_passes_what_is_right(model):
 def test_the_probe_catches_a_wrong_attention(fault, monkeypatch):
     """Each thing that attention must be told, lost on the way."""
     good = attention
-    lost = {"scale": {"scaling": 1.0}, "softcap": {"softcap": None}, "sink": {"s_aux": None}}.get(fault, {})
+    lost = {"scale": {"scaling": 1.0}, "softcap": {"softcap": None}, "sink": {"s_aux": None}}.get(
+        fault, {}
+    )
 
     def bad(*args, **kwargs):
         return good(*args, **{**kwargs, **lost})
@@ -208,10 +236,12 @@ def test_windows_come_from_the_config():
     assert windows_of(tiny.CONFIGS["qwen3-mixed"]) == {0: 24, 2: 24}
     assert windows_of(tiny.CONFIGS["gpt-oss"]) == {0: 24, 2: 24}
     assert windows_of(tiny.CONFIGS["llama"]) == {}
-    assert windows_of(tiny.Qwen3Config(**tiny.BASE, sliding_window=24, use_sliding_window=False)) == {}
+    assert (
+        windows_of(tiny.Qwen3Config(**tiny.BASE, sliding_window=24, use_sliding_window=False)) == {}
+    )
 
 
-# Folders -------------------------------------------------------------------------------------------------------------
+# Folders ------------------------------------------------------------------------------------------
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -305,7 +335,9 @@ def test_a_refused_architecture_in_a_folder(folder):
     AutoConfig.for_model("rwkv").save_pretrained(path)
     assert "rolled back" in failing(path)
     (path / "config.json").write_text('{"model_type": "musicgen"}')  # without its parts
-    assert any(words in failing(path) for words in ("has an encoder", "cannot load"))  # by Transformers' version
+    assert any(
+        words in failing(path) for words in ("has an encoder", "cannot load")
+    )  # by Transformers' version
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such", "a file", "no-such-model"])
@@ -318,7 +350,11 @@ def test_a_place_that_is_neither_folder_nor_id(name, tmp_path):
 
 def test_an_id_that_cannot_be_fetched():
     words = failing("no-such-owner/no-such-model")
-    assert words.startswith("cannot ") and "no-such-owner/no-such-model" in words and "'bundled'" in words
+    assert (
+        words.startswith("cannot ")
+        and "no-such-owner/no-such-model" in words
+        and "'bundled'" in words
+    )
 
 
 def test_an_unknown_dtype():
@@ -333,15 +369,24 @@ def test_positions_and_vocabulary_are_the_models():
 def test_bytes_of_a_step():
     """The embedding table is not read, a tied head is."""
     config = tiny.LlamaConfig(**tiny.BASE, tie_word_embeddings=True)
-    tied, loose = LM(AutoModelForCausalLM.from_config(config)), tiny.target("llama")
+    tied = LM(AutoModelForCausalLM.from_config(config))
+    loose = tiny.target("llama")
     assert tied.nbytes() == loose.nbytes()
     assert loose.nbytes() == sum(4 * p.numel() for p in loose.hf.parameters()) - 4 * 96 * 64
 
 
 def outside(text: str) -> list[str]:
     """Attributes of a model (`lm`, `target`) that this source sets."""
-    stores = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-    return sorted(ast.unparse(n) for n in stores if ast.unparse(n.value) in ("lm", "target", "self.lm", "self.target"))
+    stores = (
+        n
+        for n in ast.walk(ast.parse(text))
+        if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+    )
+    return sorted(
+        ast.unparse(n)
+        for n in stores
+        if ast.unparse(n.value) in ("lm", "target", "self.lm", "self.target")
+    )
 
 
 def test_a_model_is_complete_once_it_is_constructed():
@@ -349,4 +394,6 @@ def test_a_model_is_complete_once_it_is_constructed():
         "lm.note",
         "self.target.backend",
     ]
-    assert {str(p): names for p in SRC.rglob("*.py") if (names := outside(p.read_text("utf-8")))} == {}
+    assert {
+        str(p): names for p in SRC.rglob("*.py") if (names := outside(p.read_text("utf-8")))
+    } == {}

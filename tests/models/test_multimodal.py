@@ -1,4 +1,6 @@
-"""The text of multimodal checkpoints is what the whole model says, and nothing else of them is read or accepted."""
+"""The text of multimodal checkpoints is what the whole model says, and nothing else of them is read
+or accepted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from longdraft.models.export import export
 from longdraft.models.loading import load_lm
 from longdraft.server.schema import ChatMessage
 
-# Where the text's own class runs; where there is none; where it scales logits and the multimodal one does not.
+# Where the text's own class runs; where there is none; where it scales logits and the multimodal
+# one does not.
 KINDS = {"mistral3": "MistralForCausalLM", "qwen3_vl": "Qwen3VLForConditionalGeneration"}
 KINDS |= {"aya_vision": "AyaVisionForConditionalGeneration"}
 
@@ -36,7 +39,8 @@ class Counted:
     """A safetensors file that notes the names of the tensors whose numbers are read."""
 
     def __init__(self, file, read):
-        self.file, self.read = file, read
+        self.file = file
+        self.read = read
 
     def __enter__(self):
         self.file.__enter__()
@@ -58,7 +62,9 @@ class Counted:
 
 class CountedSlice:
     def __init__(self, part, name, read):
-        self.part, self.name, self.read = part, name, read
+        self.part = part
+        self.name = name
+        self.read = read
 
     def __getattr__(self, name):
         return getattr(self.part, name)
@@ -71,8 +77,11 @@ class CountedSlice:
 @pytest.fixture
 def read(monkeypatch):
     """The names of all tensors that Transformers has read."""
-    names, opened = set(), transformers.modeling_utils.safe_open
-    monkeypatch.setattr(transformers.modeling_utils, "safe_open", lambda *a, **k: Counted(opened(*a, **k), names))
+    names = set()
+    opened = transformers.modeling_utils.safe_open
+    monkeypatch.setattr(
+        transformers.modeling_utils, "safe_open", lambda *a, **k: Counted(opened(*a, **k), names)
+    )
     return names
 
 
@@ -86,7 +95,11 @@ def whole(kind, folder):
 
 
 def of_images(names):
-    return {name for name in names if any(word in name for word in ("vision", "visual", "projector", "connector"))}
+    return {
+        name
+        for name in names
+        if any(word in name for word in ("vision", "visual", "projector", "connector"))
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,11 +107,17 @@ def test_text_is_what_the_whole_model_says(kind, tmp_path, read):
     hf = whole(kind, tmp_path)
     lm = load_lm(str(tmp_path), "float32", "cpu")
     prompts = [[3 if t in lm.placeholders else t for t in tiny_models.prompt(n)] for n in (23, 9)]
-    assert type(lm.hf).__name__ == KINDS[kind] and type(lm.hf).__module__.startswith("transformers.")
-    assert generate(lm, prompts, max_new_tokens=8, eos=()) == [coverage.by_transformers(hf, p)[:8] for p in prompts]
+    assert type(lm.hf).__name__ == KINDS[kind] and type(lm.hf).__module__.startswith(
+        "transformers."
+    )
+    assert generate(lm, prompts, max_new_tokens=8, eos=()) == [
+        coverage.by_transformers(hf, p)[:8] for p in prompts
+    ]
     ids = torch.tensor([prompts[0]])
     same = {"rtol": 1e-4, "atol": 1e-4}
-    torch.testing.assert_close(logits(lm, ids), hf(input_ids=ids, use_cache=False).logits[0].detach(), **same)
+    torch.testing.assert_close(
+        logits(lm, ids), hf(input_ids=ids, use_cache=False).logits[0].detach(), **same
+    )
     assert read and not of_images(read) and of_images(load_file(tmp_path / "model.safetensors"))
 
 
@@ -114,7 +133,9 @@ def test_a_tower_that_is_read_is_noticed(tmp_path, read, monkeypatch):
 
 
 def test_another_class_is_not_taken_for_the_text(tmp_path, monkeypatch):
-    """A decoder of other weights, as a wrong prefix would give, does not replace the multimodal model's."""
+    """A decoder of other weights, as a wrong prefix would give, does not replace the multimodal
+    model's.
+    """
     whole("mistral3", tmp_path)
     assembled = multimodal._assembled
 
@@ -124,7 +145,10 @@ def test_another_class_is_not_taken_for_the_text(tmp_path, monkeypatch):
         return text
 
     monkeypatch.setattr(multimodal, "_assembled", other)
-    assert type(load_lm(str(tmp_path), "float32", "cpu").hf).__name__ == "Mistral3ForConditionalGeneration"
+    assert (
+        type(load_lm(str(tmp_path), "float32", "cpu").hf).__name__
+        == "Mistral3ForConditionalGeneration"
+    )
 
 
 def test_weights_under_a_wrong_prefix_are_missing(tmp_path):
@@ -132,7 +156,9 @@ def test_weights_under_a_wrong_prefix_are_missing(tmp_path):
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     save_file(
-        {k.replace("layers.1.self_attn", "layers.1.attention"): v for k, v in tensors.items()}, file, {"format": "pt"}
+        {k.replace("layers.1.self_attn", "layers.1.attention"): v for k, v in tensors.items()},
+        file,
+        {"format": "pt"},
     )
     with pytest.raises(InputError, match=r"lacks weights \(.*layers\.1\.self_attn"):
         load_lm(str(tmp_path), "float32", "cpu")
@@ -140,9 +166,15 @@ def test_weights_under_a_wrong_prefix_are_missing(tmp_path):
 
 def test_inside_transformers_generate(tmp_path):
     hf = whole("qwen3_vl", tmp_path)
-    given = {"input_ids": torch.tensor([tiny_models.prompt(12)]) % 90, "max_new_tokens": 6, "do_sample": False}
+    given = {
+        "input_ids": torch.tensor([tiny_models.prompt(12)]) % 90,
+        "max_new_tokens": 6,
+        "do_sample": False,
+    }
     given |= {"custom_generate": longdraft.hf_generate, "method": "lookup"}
-    plain = {name: value for name, value in given.items() if name not in ("custom_generate", "method")}
+    plain = {
+        name: value for name, value in given.items() if name not in ("custom_generate", "method")
+    }
     assert torch.equal(hf.generate(**given), hf.generate(**plain))
     image = {"input_ids": torch.tensor([[5, hf.config.image_token_id, 7]])}
     with pytest.raises(InputError, match=r"reads text only: leave out (image|pixel_values)"):
@@ -163,7 +195,9 @@ def test_text_is_exported_without_the_rest(tmp_path):
         else:
             export(lm, Tokenizer(), tmp_path / "out")
             ids = torch.tensor([tiny_models.prompt(9)])
-            assert torch.equal(logits(load_lm(str(tmp_path / "out"), "float32", "cpu"), ids), logits(lm, ids))
+            assert torch.equal(
+                logits(load_lm(str(tmp_path / "out"), "float32", "cpu"), ids), logits(lm, ids)
+            )
 
 
 class Tokenizer:
@@ -173,8 +207,13 @@ class Tokenizer:
 
 @pytest.mark.parametrize("part", ["image_url", "input_audio", "video_url", "file"])
 def test_messages_with_other_than_text_are_refused_by_name(part):
-    message = {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": part, part: {}}]}
-    named = {"image_url": "images", "input_audio": "sound", "video_url": "video", "file": "files"}[part]
+    message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "see"}, {"type": part, part: {}}],
+    }
+    named = {"image_url": "images", "input_audio": "sound", "video_url": "video", "file": "files"}[
+        part
+    ]
     with pytest.raises(ValidationError) as error:
         ChatMessage(**message)
     assert [e["msg"] for e in error.value.errors()] == [
@@ -182,14 +221,24 @@ def test_messages_with_other_than_text_are_refused_by_name(part):
     ]
 
 
-# What continues no texts ----------------------------------------------------------------------------------------------
+# What continues no texts --------------------------------------------------------------------------
 
-SIZES = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 NO_DECODERS = {
-    "has an encoder": T5Config(vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),
+    "has an encoder": T5Config(
+        vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2
+    ),
     "needs an image": "blip-2",
     "is_decoder=true": BertConfig(**SIZES),
-    "rolled back": RwkvConfig(vocab_size=96, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16),
+    "rolled back": RwkvConfig(
+        vocab_size=96, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
+    ),
     "attend to images": "mllama",
     "for which it drafts": "gemma4_unified_assistant",
     "diffusion": "diffusion_gemma",
@@ -209,7 +258,11 @@ def test_what_continues_no_texts_is_refused_before_weights_are_read(words, tmp_p
 
 @pytest.mark.parametrize("words", ["has an encoder", "is_decoder=true", "rolled back"])
 def test_generate_of_transformers_says_the_same(words):
-    models = {T5Config: T5ForConditionalGeneration, BertConfig: BertLMHeadModel, RwkvConfig: RwkvForCausalLM}
+    models = {
+        T5Config: T5ForConditionalGeneration,
+        BertConfig: BertLMHeadModel,
+        RwkvConfig: RwkvForCausalLM,
+    }
     config = NO_DECODERS[words]
     with pytest.raises(InputError) as wanted:
         support.refuse(config)
@@ -231,7 +284,9 @@ def test_a_model_that_fails_is_refused_in_one_line(monkeypatch):
     hf = tiny_models.build(tiny_models.config("gemma"))
     monkeypatch.setattr(support, "probe", fail)
     with pytest.raises(InputError, match="gemma cannot be run: odd shapes; use a"):
-        hf.generate(torch.tensor([[3, 4, 5]]), custom_generate=longdraft.hf_generate, max_new_tokens=2)
+        hf.generate(
+            torch.tensor([[3, 4, 5]]), custom_generate=longdraft.hf_generate, max_new_tokens=2
+        )
 
 
 def test_decoders_are_none_of_these():
@@ -243,7 +298,7 @@ def test_decoders_are_none_of_these():
     support.refuse(tiny_models.config("bert"))  # with is_decoder
 
 
-# Which class ----------------------------------------------------------------------------------------------------------
+# Which class --------------------------------------------------------------------------------------
 
 
 def test_a_class_outside_the_mapping_is_found_in_its_package(tmp_path):
@@ -252,9 +307,12 @@ def test_a_class_outside_the_mapping_is_found_in_its_package(tmp_path):
     assert classes.causal_class(config).__name__ == "Mistral4ForCausalLM"
     hf = tiny_models.build(config)
     hf.save_pretrained(tmp_path)
-    lm, prompt = load_lm(str(tmp_path), "float32", "cpu"), tiny_models.prompt(11)
+    lm = load_lm(str(tmp_path), "float32", "cpu")
+    prompt = tiny_models.prompt(11)
     hf.generation_config.eos_token_id = None
-    assert generate(lm, [prompt], max_new_tokens=6, eos=()) == [coverage.by_transformers(hf, prompt)[:6]]
+    assert generate(lm, [prompt], max_new_tokens=6, eos=()) == [
+        coverage.by_transformers(hf, prompt)[:6]
+    ]
 
 
 def test_no_class_is_taken_from_elsewhere():
@@ -268,7 +326,11 @@ def test_no_class_is_taken_from_elsewhere():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [*tiny_models.MULTIMODAL, "gemma3", "gemma3n", "gemma4", "phi4_multimodal", "git"])
+@pytest.mark.parametrize(
+    "kind", [*tiny_models.MULTIMODAL, "gemma3", "gemma3n", "gemma4", "phi4_multimodal", "git"]
+)
 def test_every_multimodal_kind(kind):
-    record = coverage.examined(kind, {name: coverage.METHODS[name] for name in ("lookup", "vegas-tree")})
+    record = coverage.examined(
+        kind, {name: coverage.METHODS[name] for name in ("lookup", "vegas-tree")}
+    )
     assert record["class"] in ("exact", "equal", "refused"), record

@@ -1,4 +1,6 @@
-"""Published chat templates: the prompt is Transformers' own, and no control token in it is a client's."""
+"""Published chat templates: the prompt is Transformers' own, and no control token in it is a
+client's.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,26 @@ TOOL = {
 CALL = {"name": "weather", "arguments": {"city": "Bern", "days": [1, {"n": None}]}}
 CALLED: list[dict[str, Any]] = [
     USER,
-    {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}]},
-    {"role": "tool", "tool_call_id": "call00001", "name": "weather", "content": '{"rain": "  much"}\n'},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}],
+    },
+    {
+        "role": "tool",
+        "tool_call_id": "call00001",
+        "name": "weather",
+        "content": '{"rain": "  much"}\n',
+    },
 ]
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = {
     "code": ([USER], None),
     "system": ([SYSTEM, USER], None),
     "turns": ([SYSTEM, USER, {"role": "assistant", "content": f"  Code:\n{CODE}"}, USER], None),
-    "thoughts": ([USER, {"role": "assistant", "content": f"<think>\nwhy\n</think>\n\n{CODE}"}, USER], None),
+    "thoughts": (
+        [USER, {"role": "assistant", "content": f"<think>\nwhy\n</think>\n\n{CODE}"}, USER],
+        None,
+    ),
     "tools": ([SYSTEM, USER], [TOOL]),
     "calls": (CALLED, [TOOL]),
 }
@@ -100,7 +114,12 @@ def control_of(tokenizer: Any) -> dict[int, str]:
 
 def cases() -> list[tuple[str, str]]:
     models = [*PUBLISHED, "SmolLM2"]
-    return [(m, c) for m in models for c in CONVERSATIONS if not (CONVERSATIONS[c][1] and m in WITHOUT_TOOLS)]
+    return [
+        (m, c)
+        for m in models
+        for c in CONVERSATIONS
+        if not (CONVERSATIONS[c][1] and m in WITHOUT_TOOLS)
+    ]
 
 
 @pytest.mark.parametrize(("model", "conversation"), cases())
@@ -117,12 +136,17 @@ def test_the_prompt_is_that_of_transformers(model, conversation):
 
 
 def changed(value: Any, change: Callable[[str], str], names: bool = False) -> Any:
-    """A conversation in which each text that a client chooses was changed. names: whether its keys are such texts."""
+    """A conversation in which each text that a client chooses was changed. names: whether its keys
+    are such texts.
+    """
     if isinstance(value, list):
         return [changed(inner, change) for inner in value]
     if isinstance(value, dict):
         chosen = ("properties", "arguments")
-        return {change(k) if names else k: changed(inner, change, k in chosen) for k, inner in value.items()}
+        return {
+            change(k) if names else k: changed(inner, change, k in chosen)
+            for k, inner in value.items()
+        }
     return change(value) if isinstance(value, str) and value not in KEYWORDS else value
 
 
@@ -134,10 +158,17 @@ def test_no_text_of_a_client_is_a_control_token(model, conversation):
     for token in control.values():
         said = []
         for word in (token, re.sub(r"\W", "x", token)):
-            given, offered = changed([messages, tools], lambda text, word=word: f"{word} {text}{word}")
+            given, offered = changed(
+                [messages, tools], lambda text, word=word: f"{word} {text}{word}"
+            )
             if token in READ:  # templates look for these in an answer
-                given = [m if m["role"] == "assistant" else new for m, new in zip(messages, given, strict=True)]
-            want = tokenizer.apply_chat_template(given, tools=offered, tokenize=False, add_generation_prompt=True)
+                given = [
+                    m if m["role"] == "assistant" else new
+                    for m, new in zip(messages, given, strict=True)
+                ]
+            want = tokenizer.apply_chat_template(
+                given, tools=offered, tokenize=False, add_generation_prompt=True
+            )
             said.append(chat_tokens(tokenizer, given, offered))
             assert tokenizer.decode(said[-1]) == want
         hostile, harmless = ([control[id] for id in ids if id in control] for ids in said)
@@ -161,7 +192,13 @@ def test_every_template_of_a_package_can_be_followed(package, conversation):
             want = render_jinja_template([messages], tools, None, text, **given)[0][0]
         except Exception:  # a template without tools or a system, for example
             continue
-        question = {"template": text, "messages": messages, "tools": tools, "given": given, "marks": marks}
+        question = {
+            "template": text,
+            "messages": messages,
+            "tools": tools,
+            "given": given,
+            "marks": marks,
+        }
         marked = rendered(question).get("marked", "")
         assert marked.translate({ord(mark): char for char, mark in marks.items()}) == want, name
         assert marked != want, name

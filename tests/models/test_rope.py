@@ -1,4 +1,6 @@
-"""--rope: a model whose rotations are scaled is the one that Transformers builds from such a config.json."""
+"""--rope: a model whose rotations are scaled is the one that Transformers builds from such a
+config.json.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,19 @@ def last_logits(lm, prompt: list[int], tail: int) -> torch.Tensor:
 def test_the_own_positions_are_those_that_are_extended(folder):
     """Phi3's config has another number of original positions, which Transformers would prefer."""
     lm = load_lm(str(folder("phi3")), "float32", "cpu", "yarn:2")
-    assert lm.config.rope_parameters["original_max_position_embeddings"] == 512 and lm.positions == 1024
+    assert (
+        lm.config.rope_parameters["original_max_position_embeddings"] == 512
+        and lm.positions == 1024
+    )
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("rope", SCALED)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2", "mistral-window", "glm4", "deepseek"])
 def test_logits_are_those_of_transformers(folder, tmp_path, name, rope):
-    """On the native backend, where it computes the model, and on Transformers' layers; beyond the own positions."""
+    """On the native backend, where it computes the model, and on Transformers' layers; beyond the
+    own positions.
+    """
     lm, [prompt] = load_lm(str(folder(name)), "float32", "cpu", rope), tiny.prompts(PROMPT)
     want = scaled(folder(name), rope, tmp_path / "scaled")(torch.tensor([prompt])).logits[0, -6:]
     assert (lm.backend.name == "native") is (name in NATIVE and native.library() is not None)
@@ -77,7 +84,19 @@ def test_logits_are_those_of_transformers(folder, tmp_path, name, rope):
     torch.testing.assert_close(last_logits(lm, prompt, 6), want, rtol=1e-3, atol=1e-3)
 
 
-BAD = ["yarn", "yarn:", ":2", "ntk:2", "yarn:1", "yarn:0.5", "yarn:-2", "yarn:x", "yarn:nan", "yarn:inf", "linear:1e9"]
+BAD = [
+    "yarn",
+    "yarn:",
+    ":2",
+    "ntk:2",
+    "yarn:1",
+    "yarn:0.5",
+    "yarn:-2",
+    "yarn:x",
+    "yarn:nan",
+    "yarn:inf",
+    "linear:1e9",
+]
 
 
 @pytest.mark.parametrize("text", [*BAD, "yarn:2:2", "YARN:2", ""])
@@ -88,7 +107,10 @@ def test_what_is_no_scaling_is_refused(folder, text):
 
 def test_a_model_that_cannot_be_scaled_is_refused(folder, tmp_path):
     scaled(folder("llama"), "linear:3", tmp_path / "scaled")
-    for name, words in ((folder("gpt-oss"), "already scaled .yarn."), (tmp_path / "scaled", "already scaled .linear.")):
+    for name, words in (
+        (folder("gpt-oss"), "already scaled .yarn."),
+        (tmp_path / "scaled", "already scaled .linear."),
+    ):
         with pytest.raises(InputError, match=words):
             load_lm(str(name), "float32", "cpu", "yarn:2")
     with pytest.raises(InputError, match="a rotation per kind of layer"):
@@ -102,9 +124,13 @@ def test_a_model_that_cannot_be_scaled_is_refused(folder, tmp_path):
 
 
 def test_it_is_part_of_the_fingerprint(folder, tmp_path):
-    """A drafter for the model with other rotations is another target's. Without --rope nothing changes."""
+    """A drafter for the model with other rotations is another target's. Without --rope nothing
+    changes.
+    """
     name = str(folder("llama"))
-    plain, two, four = (load_lm(name, "float32", "cpu", rope) for rope in (None, "yarn:2.0", "yarn:4"))
+    plain, two, four = (
+        load_lm(name, "float32", "cpu", rope) for rope in (None, "yarn:2.0", "yarn:4")
+    )
     assert fingerprint(two) == fingerprint(plain) | {"rope": "yarn:2"} != fingerprint(four)
     assert fingerprint(plain) == fingerprint(tiny.target("llama"))
     KINDS["medusa"].save(KINDS["medusa"].random(two, 0), tmp_path / "heads", two, {})
@@ -126,7 +152,17 @@ def test_a_prompt_beyond_the_own_positions(cli, record):
 
 @pytest.mark.parametrize("rope", ["yarn:2", "linear:2"])
 def test_the_audit_under_it_finds_no_difference(cli, tmp_path, rope):
-    words = ["audit", "-m", "tiny", "--prompt-file", "long.txt", "--prompt-tokens", f"{PROMPT}", "--tokens", "60"]
+    words = [
+        "audit",
+        "-m",
+        "tiny",
+        "--prompt-file",
+        "long.txt",
+        "--prompt-tokens",
+        f"{PROMPT}",
+        "--tokens",
+        "60",
+    ]
     words += ["--out", str(tmp_path / "audit.json"), "-o", "keep_ratio=0.1", "-o", "min_budget=16"]
     status, out, _ = cli(*words, "--rope", rope, "--json")
     found = json.loads(out)

@@ -1,4 +1,6 @@
-"""A model divided among two processes: the same tokens, half the bytes, and no process that waits for ever."""
+"""A model divided among two processes: the same tokens, half the bytes, and no process that waits
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,36 @@ sys.path.insert(0, str(ROOT / "docs"))
 import scale  # noqa: E402
 
 # grouped heads, biases, experts, windows, tied embeddings, a vocabulary that does not divide
-MODELS = {"llama": {}, "qwen2": {}, "qwen3-moe": {}, "gemma2-softcap": {}, "llama-mha": {"vocab_size": 95}}
+MODELS = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3-moe": {},
+    "gemma2-softcap": {},
+    "llama-mha": {"vocab_size": 95},
+}
 TEXT = " ".join(f"It was the {n}th of the month, and nobody had seen the boat." for n in range(60))
 
 
 def torchrun(*words: str, **options) -> subprocess.Popen:
-    """Two processes, which meet at a port of their own: another test may do the same at this moment."""
+    """Two processes, which meet at a port of their own: another test may do the same at this
+    moment.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, *words]
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        port,
+        *words,
+    ]
     options.setdefault("env", {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
 
 
 def both(what: str, folder: Path, out: Path) -> list[dict]:
@@ -85,29 +106,40 @@ def test_every_method_says_what_plain_decoding_says(halves):
     assert not first["exact"], "sums of parts depend on what is computed beside them"
     whole = eager(folder / "llama")
     for sampler in divided.SAMPLERS:
-        assert first[f"plain {sampler}"] == divided.decode(whole, sampler), "one process says something else"
+        assert first[f"plain {sampler}"] == divided.decode(whole, sampler), (
+            "one process says something else"
+        )
     wrong = [name for name, found in first.items() if found is False and name != "exact"]
     assert not wrong and len(first) == 4 + len(OPTIONS) + len(divided.GREEDY)
 
 
 @pytest.mark.full
 def test_each_process_holds_its_share(halves):
-    folder, found = halves[0], [each["models"] for each in halves[1]]
+    folder = halves[0]
+    found = [each["models"] for each in halves[1]]
     for name in MODELS:
         lm = eager(folder / name)
         (logits, scores), cache = divided.logits(lm), lm.new_cache(1, 8)
         lm.prefill([5, 6, 7], cache)
-        matrices = sum(p.nbytes for p in {id(p): p for p in lm.hf.parameters() if p.dim() > 1}.values())
-        routers = sum(p.nbytes for n, p in lm.hf.named_parameters() if n.endswith("mlp.gate.weight"))
+        matrices = sum(
+            p.nbytes for p in {id(p): p for p in lm.hf.parameters() if p.dim() > 1}.values()
+        )
+        routers = sum(
+            p.nbytes for n, p in lm.hf.named_parameters() if n.endswith("mlp.gate.weight")
+        )
         for one in (each[name] for each in found):
             assert torch.allclose(torch.tensor(one["logits"]), logits, atol=1e-3), name
             for mean in one["last"]:
                 assert torch.allclose(torch.tensor(mean), scores[max(scores)], atol=1e-4), name
             small = 4 * 96 * 30  # norms and biases are whole in each
             assert one["slot"] * 2 == cache.nbytes(1), name
-            assert (matrices + routers) / 2 <= one["weights"] <= (matrices + routers) / 2 + small, name
+            assert (matrices + routers) / 2 <= one["weights"] <= (matrices + routers) / 2 + small, (
+                name
+            )
             assert one["digest"] == fingerprint(lm)["digest"], name
-            assert torch.equal(torch.tensor(one["rows"]), lm.head_rows(torch.tensor([3, 60])).weight), name
+            assert torch.equal(
+                torch.tensor(one["rows"]), lm.head_rows(torch.tensor([3, 60])).weight
+            ), name
             assert one["tokens"] == divided.decode(lm, "T=1"), name
         own = [each[name].pop("scores") for each in found]
         assert found[0][name] == found[1][name], f"{name}: the processes differ"
@@ -119,7 +151,8 @@ def test_each_process_holds_its_share(halves):
 
 @pytest.mark.full
 def test_an_audit_and_a_benchmark_are_of_all_processes(halves):
-    out, found = halves[0].parent, halves[1]
+    out = halves[0].parent
+    found = halves[1]
     assert [each["statuses"] for each in found] == [[0, 0], [0, 0]]
     audit = json.loads((out / "audit.json").read_text())
     assert audit["complete"] and audit["failures"] == 0 and audit["tensor_parallel"] == 2
@@ -144,14 +177,29 @@ def longdraft(tmp_path: Path, *words: str) -> subprocess.Popen:
     return torchrun("-m", "longdraft", *words, env=environment, cwd=tmp_path)
 
 
-GENERATE = ["generate", "--prompt-file", "text.txt", "--dtype", "float32", "--json", "--ignore-eos", "-m", "bundled"]
+GENERATE = [
+    "generate",
+    "--prompt-file",
+    "text.txt",
+    "--dtype",
+    "float32",
+    "--json",
+    "--ignore-eos",
+    "-m",
+    "bundled",
+]
 
 
 @pytest.mark.full
 def test_the_command_prints_one_record(tmp_path, capsys):
     from longdraft.cli import main
 
-    drafts = ["-o", "min_budget=64", "-o", "pace=off"]  # whether drafting pays here is another question
+    drafts = [
+        "-o",
+        "min_budget=64",
+        "-o",
+        "pace=off",
+    ]  # whether drafting pays here is another question
     words = [*GENERATE, "--compare", "--max-new-tokens", "40", "--temperature", "1", *drafts]
     out, err = longdraft(tmp_path, *words).communicate(timeout=120)
     record = json.loads(out)
@@ -166,10 +214,15 @@ def test_the_command_prints_one_record(tmp_path, capsys):
 @pytest.mark.full
 def test_an_error_is_one_line(tmp_path):
     saved("llama-mqa", tmp_path)
-    running = longdraft(tmp_path, "generate", "-m", str(tmp_path / "llama-mqa"), "--prompt-file", "text.txt")
+    running = longdraft(
+        tmp_path, "generate", "-m", str(tmp_path / "llama-mqa"), "--prompt-file", "text.txt"
+    )
     out, err = running.communicate(timeout=120)
     lines = [line for line in err.splitlines() if line.startswith("longdraft:")]
-    said = "longdraft: 2 processes cannot share 1 key heads: start it without torchrun, or use another model"
+    said = (
+        "longdraft: 2 processes cannot share 1 key heads: start it without torchrun, or use "
+        "another model"
+    )
     assert lines == [said], err[-2000:]
     assert running.returncode and not out and "exitcode  : 2" in err
 
@@ -183,7 +236,9 @@ def test_an_interrupt_ends_all_with_the_tokens_so_far(tmp_path):
     assert running.stdout is not None and running.stdout.read(1)  # it decodes
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
-    assert running.returncode and out and "disagree" not in err and "longdraft:" not in err, err[-2000:]
+    assert running.returncode and out and "disagree" not in err and "longdraft:" not in err, err[
+        -2000:
+    ]
     assert err.count("plain: ") == 1, err[-2000:]
 
 
@@ -204,7 +259,11 @@ def test_other_commands_are_refused(command, cli, monkeypatch):
             3,
             "start 2 or 4 or 8 processes",
         ),
-        (tiny.CONFIGS["llama-mqa"], 2, "2 processes cannot share 1 key heads: start it without torchrun"),
+        (
+            tiny.CONFIGS["llama-mqa"],
+            2,
+            "2 processes cannot share 1 key heads: start it without torchrun",
+        ),
         (tiny.CONFIGS["llama-6of3"], 2, "2 processes cannot share 3 key heads: start 3 processes"),
         (LlamaConfig(**{**tiny.BASE, "intermediate_size": 97}), 2, "97 features"),
         (tiny.CONFIGS["gpt-oss"], 2, "no plan"),

@@ -50,11 +50,14 @@ CHAT = "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}<|endof
 
 
 def chats_and_completions(tokenizer) -> int:
-    """How many of 360 conversations and prompts (as text, and with special tokens) differ in 6 threads."""
+    """How many of 360 conversations and prompts (as text, and with special tokens) differ in 6
+    threads.
+    """
     tokenizer.chat_template = CHAT
 
     def read(i: int) -> list[int]:
-        kind, text = i % 3, TEXTS[i // 3 % len(TEXTS)]
+        kind = i % 3
+        text = TEXTS[i // 3 % len(TEXTS)]
         if kind == 2:
             return chat_tokens(tokenizer, [{"role": "user", "content": text}])
         return token_ids(tokenizer, text, control=bool(kind))
@@ -72,24 +75,30 @@ def test_chats_and_completions_in_six_threads(tokenizer, monkeypatch):
 
 
 def longest_wait(call: Callable[[], object]) -> float:
-    """The longest time that another thread did not run while a call did, as a share of the call's time.
+    """The longest time that another thread did not run while a call did, as a share of the call's
+    time.
 
     In processor time of this process, because other processes may be busy too.
     """
     with ThreadPoolExecutor(1) as pool:
         begin = last = time.process_time()
-        longest, running = 0.0, pool.submit(call)
+        longest = 0.0
+        running = pool.submit(call)
         while not running.done():
             time.sleep(0.001)
             now = time.process_time()
-            longest, last = max(longest, now - last), now
+            longest = max(longest, now - last)
+            last = now
         return longest / (last - begin)
 
 
 @pytest.mark.timing
 def test_a_long_text_does_not_stop_other_threads(tokenizer):
-    """The event loop is one. `encode` of the Rust tokenizer keeps the interpreter's lock; `encode_batch` does not."""
-    tokenizer.chat_template, text = CHAT, "import os\n\ndef walk(path): for name in path\n" * 5000
+    """The event loop is one. `encode` of the Rust tokenizer keeps the interpreter's lock;
+    `encode_batch` does not.
+    """
+    tokenizer.chat_template = CHAT
+    text = "import os\n\ndef walk(path): for name in path\n" * 5000
     chat_tokens(tokenizer, [{"role": "user", "content": "x"}])
     assert longest_wait(lambda: token_ids(tokenizer, text)) < 0.5
     assert longest_wait(lambda: chat_tokens(tokenizer, [{"role": "user", "content": text}])) < 0.5
@@ -99,5 +108,7 @@ def test_a_long_text_does_not_stop_other_threads(tokenizer):
 def test_tokens_that_are_added_later_are_read(tokenizer):
     assert len(token_ids(tokenizer, "<|new|>", control=True)) > 1
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
-    assert token_ids(tokenizer, "<|new|>", control=True) == [tokenizer.convert_tokens_to_ids("<|new|>")]
+    assert token_ids(tokenizer, "<|new|>", control=True) == [
+        tokenizer.convert_tokens_to_ids("<|new|>")
+    ]
     assert len(token_ids(tokenizer, "<|new|>")) > 1

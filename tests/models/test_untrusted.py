@@ -1,4 +1,6 @@
-"""No file of a model chooses code, packages or the network: its folder loads all the same, or is refused."""
+"""No file of a model chooses code, packages or the network: its folder loads all the same, or is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def outcomes(tmp_path_factory):
     root = tmp_path_factory.mktemp("hostile")
     tiny.stock("llama").save_pretrained(root / "good")
     tokenizer().save_pretrained(root / "good")
-    environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HF_HOME": str(root / "home")}
+    environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {
+        "HF_HOME": str(root / "home")
+    }
     run = subprocess.run(
         [sys.executable, hostile_models.__file__, str(root)],
         capture_output=True,
@@ -38,18 +42,28 @@ def outcomes(tmp_path_factory):
 
 @pytest.mark.parametrize("case", hostile_models.CASES)
 def test_a_folder_chooses_nothing(outcomes, case):
-    found, words = outcomes[case], hostile_models.CASES[case][1]
+    found = outcomes[case]
+    words = hostile_models.CASES[case][1]
     assert found["touched"] == []
     if words is None:
-        assert found["outcome"] == "loaded" and found["text"] == outcomes["nothing"]["text"] is not None
+        assert (
+            found["outcome"] == "loaded"
+            and found["text"] == outcomes["nothing"]["text"] is not None
+        )
     else:
-        assert words in found["outcome"] and "\n" not in found["outcome"] and "Error: " not in found["outcome"][:30]
+        assert (
+            words in found["outcome"]
+            and "\n" not in found["outcome"]
+            and "Error: " not in found["outcome"][:30]
+        )
 
 
 def test_a_drafter_takes_the_same_way(tmp_path):
     target = tiny.target("llama")
     random_lm(target, 0).hf.save_pretrained(tmp_path / "small")
-    hostile_models.edit("adapter_config.json", base_model_name_or_path="evil/repo")(tmp_path / "small")
+    hostile_models.edit("adapter_config.json", base_model_name_or_path="evil/repo")(
+        tmp_path / "small"
+    )
     with pytest.raises(InputError, match="merge it into its model"):
         SMALL_MODEL.load(str(tmp_path / "small"), target)
 
@@ -60,7 +74,11 @@ def test_quantizations_that_can_be_undone_are():
     whole = SimpleNamespace(
         quantization_config={"quant_method": "mxfp4", "x": 1}, text=text, sub_configs={"text": None}
     )
-    assert neutral(whole).quantization_config == {"quant_method": "mxfp4", "x": 1, "dequantize": True}
+    assert neutral(whole).quantization_config == {
+        "quant_method": "mxfp4",
+        "x": 1,
+        "dequantize": True,
+    }
     assert text.quantization_config["dequantize"] is True
     text.quantization_config = {"quant_method": "awq"}
     with pytest.raises(InputError, match=r"quantized \(awq\)"):

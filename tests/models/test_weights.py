@@ -1,4 +1,6 @@
-"""--weights: a model whose linear layers are quantized on loading is a target of its own, decoded losslessly."""
+"""--weights: a model whose linear layers are quantized on loading is a target of its own, decoded
+losslessly.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def packed(lm) -> dict[str, PackedLinear]:
 
 
 def same_numbers(kind: str):
-    """The tiny model with the numbers of its quantized form in plain linear layers, under Transformers' attention."""
+    """The tiny model with the numbers of its quantized form in plain linear layers, under
+    Transformers' attention.
+    """
     hf = tiny.stock("llama")
     head = hf.get_output_embeddings()
     for m in [m for m in hf.modules() if isinstance(m, torch.nn.Linear)]:
@@ -51,9 +55,12 @@ def same_numbers(kind: str):
 
 def test_a_drafter_unpacks_the_output_matrix_once(folder, monkeypatch):
     """And it can be trained afterward; the numbers stay those of the packed matrix."""
-    lm, made, good = load_lm(folder, "float32", "cpu", weights="int8"), [], Packed.dequantized
+    lm = load_lm(folder, "float32", "cpu", weights="int8")
+    made = []
+    good = Packed.dequantized
     monkeypatch.setattr(Packed, "dequantized", lambda self: made.append(self.shape) or good(self))
-    state, head = torch.randn(2, 3, 64), lm.hf.get_output_embeddings()
+    state = torch.randn(2, 3, 64)
+    head = lm.hf.get_output_embeddings()
     want = state @ good(head.packed).T
     with torch.inference_mode():
         for _ in range(3):
@@ -72,21 +79,27 @@ def test_the_target_is_the_quantized_model(folder, kind):
     assert {m.bits for m in packed(lm).values()} == {8, packed_linear.BITS[kind]}
     assert not any(p.data_ptr() % LINE for p in lm.hf.parameters())
     assert lm.nbytes() < 0.45 * load_lm(folder, "float32", "cpu").nbytes()
-    want, ids = same_numbers(kind)(torch.tensor([prompt])).logits[0], torch.tensor([prompt])
+    want = same_numbers(kind)(torch.tensor([prompt])).logits[0]
+    ids = torch.tensor([prompt])
     if native.library() is not None:
         assert lm.backend.name == "native"
     for backend in (lm.backend, lm.eager):
         lm.backend = backend
         found = lm(Tree.chain(ids), lm.new_cache(1, len(prompt)))[0]
         torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
-    assert (tiny.stock("llama")(ids).logits[0] - want).abs().max() > 0.01  # unquantized they are others
+    assert (
+        tiny.stock("llama")(ids).logits[0] - want
+    ).abs().max() > 0.01  # unquantized they are others
 
 
 @pytest.mark.parametrize("method", ["vegas", "lookup"])
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"]
+)
 def test_decoding_it_is_lossless(folder, method, sampler):
     """Output equals its own plain decoding, which the unquantized model's is not."""
-    lm, rows = load_lm(folder, "float32", "cpu", weights="int4"), tiny.prompts(70, 31)
+    lm = load_lm(folder, "float32", "cpu", weights="int4")
+    rows = tiny.prompts(70, 31)
     want = generate(lm, rows, max_new_tokens=32, sampler=sampler, seed=3)
     assert generate(lm, rows, build(method, lm), max_new_tokens=32, sampler=sampler, seed=3) == want
     unquantized = load_lm(folder, "float32", "cpu")
@@ -105,19 +118,26 @@ class ApproximatePass(native.Pass):
 @KIND
 @torch.inference_mode()
 def test_only_drafts_may_be_computed_in_integers(folder, kind, monkeypatch):
-    """Passes give every node the same bits in a tree as alone; a drafted chain writes keys that are nearly theirs."""
+    """Passes give every node the same bits in a tree as alone; a drafted chain writes keys that are
+    nearly theirs.
+    """
     lm, [prompt] = load_lm(folder, "float32", "cpu", weights=kind), tiny.prompts(60)
-    cache, tokens = lm.new_cache(1, 100), torch.tensor([prompt[-6:]])
+    cache = lm.new_cache(1, 100)
+    tokens = torch.tensor([prompt[-6:]])
     lm.prefill(prompt[:-6], cache)
 
     def numbers(tree) -> list:
         logits = lm(tree, cache)
-        return [logits[:, :1], *(cache.read(layer, 0)[0][:, 54:55].clone() for layer in cache.layers)]
+        return [
+            logits[:, :1],
+            *(cache.read(layer, 0)[0][:, 54:55].clone() for layer in cache.layers),
+        ]
 
     def same(a, b) -> bool:
         return all(map(torch.equal, a, b))
 
-    wide, alone = numbers(Tree.chain(tokens)), numbers(Tree.root(tokens[:, 0]))
+    wide = numbers(Tree.chain(tokens))
+    alone = numbers(Tree.root(tokens[:, 0]))
     assert same(wide, alone)
     draws = ChainDraws(1, [Sampler()], torch.tensor([3]), cache.length + 1)
     lm.backend.chain_drafter(cache, None)(tokens[:, 0], 0, draws)
@@ -133,9 +153,13 @@ def test_only_drafts_may_be_computed_in_integers(folder, kind, monkeypatch):
 
 @KIND
 def test_a_copy_of_no_fewer_bits_drafts_as_the_target_does(folder, kind):
-    lm, rows, stats = load_lm(folder, "float32", "cpu", weights="int4"), tiny.prompts(70), Stats()
+    lm = load_lm(folder, "float32", "cpu", weights="int4")
+    rows = tiny.prompts(70)
+    stats = Stats()
     drafter = build("quantspec", lm, gamma=3, draft_weights=kind)
-    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)
+    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(
+        lm, rows, max_new_tokens=32
+    )
     assert stats.steps == 8  # every draft is accepted
     mine = {p.data_ptr() for p in lm.hf.parameters()}
     assert {p.data_ptr() for p in lm.quantized(kind).hf.parameters()} == mine  # it takes no memory
@@ -143,7 +167,8 @@ def test_a_copy_of_no_fewer_bits_drafts_as_the_target_does(folder, kind):
 
 def test_one_layer_is_quantized_after_the_other(monkeypatch):
     """When a layer is quantized, the weights of those before it are freed."""
-    hf, seen = tiny.stock("llama"), []
+    hf = tiny.stock("llama")
+    seen = []
 
     def watched(weight, bits):
         seen.append(weakref.ref(weight))
@@ -161,10 +186,16 @@ def test_layers_of_as_few_bits_stay(tmp_path):
     torch.manual_seed(0)
     files = {}
     for kind in ("Q4_0", "Q8_0"):
-        metadata, tensors = gguf_files.of_model(LlamaForCausalLM(config), quantized=kind, words=False)
+        metadata, tensors = gguf_files.of_model(
+            LlamaForCausalLM(config), quantized=kind, words=False
+        )
         (tmp_path / kind).mkdir()
         files[kind] = str(gguf_files.write(tmp_path / kind / "model.gguf", metadata, tensors))
-    for kind, weights, bits, same in (("Q4_0", "int8", 4, True), ("Q8_0", "int4", 4, False), ("Q8_0", "int8", 8, True)):
+    for kind, weights, bits, same in (
+        ("Q4_0", "int8", 4, True),
+        ("Q8_0", "int4", 4, False),
+        ("Q8_0", "int8", 8, True),
+    ):
         plain, lm = (load_lm(files[kind], "float32", "cpu", weights=w) for w in (None, weights))
         layer = packed(lm)["model.layers.0.mlp.up_proj"]
         assert layer.bits == bits
@@ -178,7 +209,12 @@ def test_an_unknown_kind_is_refused(folder, text):
 
 
 def test_a_model_without_layers_to_quantize_is_refused(tmp_path):
-    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+    }
     LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)).save_pretrained(tmp_path / "odd")
     with pytest.raises(InputError, match="no layer of this llama can be quantized"):
         load_lm(str(tmp_path / "odd"), "float32", "cpu", weights="int4")
@@ -191,7 +227,9 @@ def test_single_entries_are_those_of_the_whole_matrix(bits):
 
 
 def test_drafters_know_the_model_whether_quantized_or_not(folder, tmp_path):
-    plain, four, eight = (load_lm(folder, "float32", "cpu", weights=w) for w in (None, "int4", "int8"))
+    plain, four, eight = (
+        load_lm(folder, "float32", "cpu", weights=w) for w in (None, "int4", "int8")
+    )
     prints = [fingerprint(lm) for lm in (plain, four, eight)]
     assert len({p["digest"] for p in prints}) == 3 and "weights" not in prints[0]
     assert [p.get("weights") for p in prints[1:]] == ["int4", "int8"]
@@ -225,7 +263,16 @@ def test_benchmarks_record_it(cli, tmp_path):
 
 
 def test_trained_drafters_beside_the_model_are_used(cli):
-    words = ["generate", "hello", "--max-new-tokens", "8", "--weights", "int4", "--json", "--compare"]
+    words = [
+        "generate",
+        "hello",
+        "--max-new-tokens",
+        "8",
+        "--weights",
+        "int4",
+        "--json",
+        "--compare",
+    ]
     status, out, _ = cli(*words, "--method", "longspec")
     found = json.loads(out)
     assert status == 0 and found["equal"] is True and found["weights"] == "int4"
@@ -237,7 +284,9 @@ def test_weights_of_any_size_are_quantized_to_the_nearest_code(bits, size):
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(bits)) * size
     weight[0, :32] = 0
     packed = quantized(weight, bits)
-    assert packed.scales.parts["scale"].dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
+    assert packed.scales.parts["scale"].dtype == (
+        torch.float16 if 1e-4 < size < 1e3 else torch.float32
+    )
     step = packed.scales.numbers()[0].repeat_interleave(32, 1)
     assert ((packed.dequantized() - weight).abs() <= 0.51 * step).all()
     assert torch.equal(packed.dequantized()[0, :32], weight[0, :32])
@@ -245,7 +294,8 @@ def test_weights_of_any_size_are_quantized_to_the_nearest_code(bits, size):
 
 def test_subclasses_of_linear_are_quantized_if_they_compute_what_linear_does(monkeypatch):
     """Falcon's do; PhiMoE's routers return several tensors, and packing them would be noticed."""
-    falcon, ids = tiny_models.build(tiny_models.config("falcon")), torch.arange(3, 12)[None]
+    falcon = tiny_models.build(tiny_models.config("falcon"))
+    ids = torch.arange(3, 12)[None]
     logits = falcon(ids).logits
     quantize_linears(falcon, "int8")
     assert isinstance(falcon.transformer.h[0].self_attention.dense, PackedLinear)

@@ -13,7 +13,9 @@ import pytest
 from longdraft.ops import native
 
 FOLDER = os.environ.get("LONGDRAFT_TEST_BUILDS", "")
-pytestmark = pytest.mark.skipif(not FOLDER, reason="not a run under AddressSanitizer: python tests/harder.py asan")
+pytestmark = pytest.mark.skipif(
+    not FOLDER, reason="not a run under AddressSanitizer: python tests/harder.py asan"
+)
 READS = """
 import ctypes, sys
 import torch
@@ -34,7 +36,11 @@ def test_these_builds_are_the_ones_that_run():
 def test_a_planted_fault_is_caught():
     """One number beyond a tensor's end; the last one within is read in peace."""
     for place, fine in ((15, True), (16, False)):
-        found = subprocess.run([sys.executable, "-c", READS, FOLDER, str(place)], capture_output=True, text=True)
+        found = subprocess.run(
+            [sys.executable, "-c", READS, FOLDER, str(place)], capture_output=True, text=True
+        )
         assert (found.returncode == 0) == fine
-        assert fine or ("heap-buffer-overflow" in found.stderr and "longdraft_planted" in found.stderr)
+        assert fine or (
+            "heap-buffer-overflow" in found.stderr and "longdraft_planted" in found.stderr
+        )
         assert not fine or found.stdout == "15\n"

@@ -1,4 +1,6 @@
-"""No config and no call makes the native step read or write where it may not: both sides of it check sizes."""
+"""No config and no call makes the native step read or write where it may not: both sides of it
+check sizes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from longdraft.models.loading import load_lm
 from longdraft.ops import Compact, choose, native, refill, take
 from longdraft.views import SinkWindow, View
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 BASE = {**tiny.BASE, "num_hidden_layers": 2}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -36,17 +40,34 @@ def model(config, seed: int = 0):
     return made
 
 
-# What a folder may hold ----------------------------------------------------------------------------------------------
+# What a folder may hold ---------------------------------------------------------------------------
 
 CONTRADICTIONS = {
     "3 key heads for 4": ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
-    "4 key heads for 2": ({"num_attention_heads": 2, "num_key_value_heads": 4}, "multiple of num_key_value_heads"),
+    "4 key heads for 2": (
+        {"num_attention_heads": 2, "num_key_value_heads": 4},
+        "multiple of num_key_value_heads",
+    ),
     "half a head turned": (
-        {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
+        {
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "linear",
+                "factor": 2.0,
+                "partial_rotary_factor": 0.5,
+            }
+        },
         "partial_rotary_factor",
     ),
     "twice a head turned": (
-        {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 2.0}},
+        {
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "linear",
+                "factor": 2.0,
+                "partial_rotary_factor": 2.0,
+            }
+        },
         "partial_rotary_factor",
     ),
     "no layers": ({"num_hidden_layers": 0}, "no layers"),
@@ -75,10 +96,17 @@ def test_a_folder_that_contradicts_itself_is_one_line(place, cli):
     for file in (place / "tiny").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {**ROPE, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    config["rope_parameters"] = {
+        **ROPE,
+        "rope_type": "linear",
+        "factor": 2.0,
+        "partial_rotary_factor": 0.5,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     status, out, err = cli("generate", "hi", "-m", "odd", "--max-new-tokens", "2")
-    assert (status, out) == (2, "") and len(err.splitlines()) == 1 and "partial_rotary_factor" in err
+    assert (
+        (status, out) == (2, "") and len(err.splitlines()) == 1 and "partial_rotary_factor" in err
+    )
     with pytest.raises(InputError, match="partial_rotary_factor"):
         load_lm(str(folder), "float32", "cpu")
 
@@ -88,8 +116,12 @@ SWAPS = {
     "lm_head": lambda m: setattr(m, "lm_head", torch.nn.Linear(64, 40, bias=False)),
     "lm_head.bias": lambda m: setattr(m.lm_head, "bias", torch.nn.Parameter(torch.zeros(7))),
     "norm": lambda m: setattr(m.model.norm, "weight", torch.nn.Parameter(torch.ones(16))),
-    "layer 1's k_proj": lambda m: setattr(m.model.layers[1].self_attn, "k_proj", torch.nn.Linear(64, 16, bias=False)),
-    "layer 0's down_proj": lambda m: setattr(m.model.layers[0].mlp, "down_proj", torch.nn.Linear(80, 64, bias=False)),
+    "layer 1's k_proj": lambda m: setattr(
+        m.model.layers[1].self_attn, "k_proj", torch.nn.Linear(64, 16, bias=False)
+    ),
+    "layer 0's down_proj": lambda m: setattr(
+        m.model.layers[0].mlp, "down_proj", torch.nn.Linear(80, 64, bias=False)
+    ),
     "layer 0's q_norm": lambda m: setattr(
         m.model.layers[0].self_attn.q_norm, "weight", torch.nn.Parameter(torch.ones(8))
     ),
@@ -107,7 +139,9 @@ def test_weights_of_another_shape_are_refused(what):
 
 @st.composite
 def configs(draw):
-    """Small models of the four families: most are native, some are not, some contradict themselves."""
+    """Small models of the four families: most are native, some are not, some contradict
+    themselves.
+    """
 
     def mostly(good, odd):
         return draw(st.sampled_from(odd if draw(st.integers(0, 15)) == 0 else good))
@@ -143,7 +177,11 @@ def configs(draw):
     if family is MistralConfig:
         c["sliding_window"] = mostly([None, 1, 3, 6], [0, -1])
     if family in (Qwen2Config, Qwen3Config) and draw(st.booleans()):
-        c |= {"use_sliding_window": True, "sliding_window": draw(st.sampled_from([2, 5])), "max_window_layers": 1}
+        c |= {
+            "use_sliding_window": True,
+            "sliding_window": draw(st.sampled_from([2, 5])),
+            "max_window_layers": 1,
+        }
     return family, c
 
 
@@ -182,38 +220,66 @@ def test_any_config_runs_as_in_transformers_or_is_refused(drawn, prompt, seed):
     torch.testing.assert_close(alone[0, 0].float(), wanted[0, 0], rtol=2e-4, atol=2e-4)
 
 
-# What a call may hand over -------------------------------------------------------------------------------------------
+# What a call may hand over ------------------------------------------------------------------------
 
 
 class Call:
-    """One good native pass of two rows, three nodes and everything that can be asked for, to be spoilt."""
+    """One good native pass of two rows, three nodes and everything that can be asked for, to be
+    spoilt.
+    """
 
     def __init__(self) -> None:
         self.lm = LM(tiny.stock("llama"), "llama")
-        self.step, lm = self.lm.backend.step, self.lm
+        self.step = self.lm.backend.step
+        lm = self.lm
         cache = lm.new_cache(2, 24)
         for b, p in enumerate(tiny.prompts(12, 7)):
             lm.prefill(p, cache.row(b))
         self.tree = Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]]))
         self.position = cache.length[:, None] + self.tree.depth
-        self.mask, self.keep, self.hidden = self.tree.mask.clone(), torch.tensor([[0, 2]] * 2), torch.tensor([0, 3])
+        self.mask = self.tree.mask.clone()
+        self.keep = torch.tensor([[0, 2]] * 2)
+        self.hidden = torch.tensor([0, 3])
         self.cache = cache
-        self.length, self.tokens, self.depth = cache.length, self.tree.tokens.clone(), self.tree.depth.clone()
-        self.logits, self.scores = torch.zeros(2, 3, 96), torch.zeros(3, 2, 2, 1, 13)
+        self.length, self.tokens, self.depth = (
+            cache.length,
+            self.tree.tokens.clone(),
+            self.tree.depth.clone(),
+        )
+        self.logits = torch.zeros(2, 3, 96)
+        self.scores = torch.zeros(3, 2, 2, 1, 13)
         self.states = torch.zeros(2, 2, 3, 64)
         self.tail_start = torch.tensor([4, 0])
         k, v = (x[:, :2].contiguous() for x in cache.read(0, 0))
-        self.kv, none = (k, v), native.Selected(None, None, 0, 0, 0)
-        self.selected = (native.Selected * 6)(*[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
+        self.kv = (k, v)
+        none = native.Selected(None, None, 0, 0, 0)
+        self.selected = (native.Selected * 6)(
+            *[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3
+        )
         p = native.Pass(
-            2, 3, 0, *[x.data_ptr() for x in (self.tokens, self.depth, self.length, self.position, self.mask)]
+            2,
+            3,
+            0,
+            *[
+                x.data_ptr()
+                for x in (self.tokens, self.depth, self.length, self.position, self.mask)
+            ],
         )
         p.cache = (native.LayerCache * 3)(*self.step.places(cache, 20))
-        p.tail_start, p.selected = self.tail_start.data_ptr(), self.selected
-        p.score_nodes, p.scored, p.as_weights, p.score_slots, p.score_layer = self.keep.data_ptr(), 2, 1, 13, -1
-        p.scores, p.state_layers, p.state_count = self.scores.data_ptr(), self.hidden.data_ptr(), 2
-        p.states, p.logits = self.states.data_ptr(), self.logits.data_ptr()
-        self.p, self.m = p, self.step.model
+        p.tail_start = self.tail_start.data_ptr()
+        p.selected = self.selected
+        p.score_nodes = self.keep.data_ptr()
+        p.scored = 2
+        p.as_weights = 1
+        p.score_slots = 13
+        p.score_layer = -1
+        p.scores = self.scores.data_ptr()
+        p.state_layers = self.hidden.data_ptr()
+        p.state_count = 2
+        p.states = self.states.data_ptr()
+        p.logits = self.logits.data_ptr()
+        self.p = p
+        self.m = self.step.model
 
     def __call__(self) -> None:
         self.step.lib.longdraft_step(self.m, self.p, self.step.work, False)
@@ -233,9 +299,15 @@ SPOILT = {
     "no weight": ("shapes", lambda c: setattr(c.m.layer[1].q, "weight", None)),
     "window": ("shapes", lambda c: setattr(c.m.layer[1], "window", -1)),
     "kind": ("shapes", lambda c: setattr(c.m.layer[1], "kind", 5)),
-    "a mixer without memory": ("shapes", lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RECURRENT)),
+    "a mixer without memory": (
+        "shapes",
+        lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RECURRENT),
+    ),
     "a pass that goes on after attention": ("shapes", lambda c: setattr(c.p, "resume", 1)),
-    "a ring without one": ("shapes|slots|nodes", lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RING)),
+    "a ring without one": (
+        "shapes|slots|nodes",
+        lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RING),
+    ),
     "rows": ("nodes", lambda c: setattr(c.p, "rows", 0)),
     "nodes": ("nodes", lambda c: setattr(c.p, "nodes", 0)),
     "many nodes": ("nodes|vocabulary|slots", lambda c: setattr(c.p, "nodes", 1 << 40)),
@@ -243,7 +315,10 @@ SPOILT = {
     "position": ("nodes", lambda c: c.position.fill_(-1)),
     "length": ("nodes", lambda c: c.length.fill_(-5)),
     "no mask": ("nodes", lambda c: setattr(c.p, "mask", None)),
-    "neither logits nor states": ("nodes", lambda c: (setattr(c.p, "logits", None), setattr(c.p, "state_count", 0))),
+    "neither logits nor states": (
+        "nodes",
+        lambda c: (setattr(c.p, "logits", None), setattr(c.p, "state_count", 0)),
+    ),
     "token below": ("vocabulary", lambda c: c.tokens[1].fill_(-1)),
     "token beyond": ("vocabulary", lambda c: c.tokens[1, 2:].fill_(96)),
     "long text": ("slots", lambda c: c.length.fill_(1000)),
@@ -279,10 +354,14 @@ def test_a_call_that_does_not_fit_is_refused(what):
 
 
 WRONG_TYPES = {
-    "a structure of another kind": lambda c: c.step.lib.longdraft_step(c.p, c.m, c.step.work, False),
+    "a structure of another kind": lambda c: c.step.lib.longdraft_step(
+        c.p, c.m, c.step.work, False
+    ),
     "a tensor for an address": lambda c: c.step.lib.longdraft_read(c.logits, 1),
     "a fraction for a count": lambda c: c.step.lib.longdraft_read(c.logits.data_ptr(), 1.0),
-    "an address for a structure": lambda c: c.step.lib.longdraft_step(c.m, c.logits.data_ptr(), c.step.work, False),
+    "an address for a structure": lambda c: c.step.lib.longdraft_step(
+        c.m, c.logits.data_ptr(), c.step.work, False
+    ),
     "an argument too few": lambda c: c.step.lib.longdraft_step(c.m, c.p, c.step.work),
     "a field that does not exist": lambda c: setattr(c.p, "token", None),
     "a tensor in a field": lambda c: setattr(c.p, "tokens", c.tokens),
@@ -306,7 +385,8 @@ def test_a_token_beyond_the_vocabulary_is_bad_input():
 
 @torch.inference_mode()
 def test_another_models_cache_is_refused():
-    lm, other = LM(tiny.stock("llama"), "llama"), LM(tiny.stock("llama-mha"), "llama-mha")
+    lm = LM(tiny.stock("llama"), "llama")
+    other = LM(tiny.stock("llama-mha"), "llama-mha")
     cache = lm.new_cache(1, 30)
     lm.prefill(tiny.prompts(9)[0], cache)
     with pytest.raises(InputError, match="its own cache"):
@@ -316,7 +396,8 @@ def test_another_models_cache_is_refused():
 @torch.inference_mode()
 def test_tensors_of_another_shape_are_refused():
     lm = LM(tiny.stock("llama"), "llama")
-    tree, cache = Tree.chain(torch.tensor([[5, 6]])), lm.new_cache(1, 30)
+    tree = Tree.chain(torch.tensor([[5, 6]]))
+    cache = lm.new_cache(1, 30)
     with pytest.raises(ValueError, match="native pass"):
         lm.backend.forward(tree, lm.new_cache(2, 30), 0, None, Captures())
     with pytest.raises(ValueError, match="native pass"):
@@ -333,16 +414,21 @@ def test_a_view_that_begins_beyond_the_text_sees_what_there_is():
     lm.prefill(prompt, cache)
     indices = torch.arange(0, 40)[None, None]
     everything = lm(Tree.root(torch.tensor([5])), cache, view=View(indices, torch.tensor([40])))
-    torch.testing.assert_close(everything, lm(Tree.root(torch.tensor([5])), cache), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        everything, lm(Tree.root(torch.tensor([5])), cache), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_slots_that_are_not_there_are_not_copied():
-    k, v = torch.randn(2, 30, 16), torch.randn(2, 30, 16)
+    k = torch.randn(2, 30, 16)
+    v = torch.randn(2, 30, 16)
     for slots in ([3, 30], [-1, 4], [31], [4, -2]):
         copy = Compact()
         with pytest.raises(RuntimeError, match="slots to be copied"):
             refill([(copy, k, v, torch.tensor(slots))])
-        assert torch.equal(refill([(copy, k, v, torch.tensor([1, 2]))])[0][0].sum(1), k[:, 1:3].sum(1))
+        assert torch.equal(
+            refill([(copy, k, v, torch.tensor([1, 2]))])[0][0].sum(1), k[:, 1:3].sum(1)
+        )
     for slots in ([30], [-1]):
         with pytest.raises(RuntimeError, match="slots to be copied"):
             take(k, torch.tensor(slots))
@@ -354,11 +440,14 @@ def test_slots_that_are_not_there_are_not_copied():
 
 def test_slots_in_any_order_are_copied():
     """Over what is held too, where ascending ones would stay."""
-    k, copy = torch.randn(2, 30, 16), Compact()
+    k = torch.randn(2, 30, 16)
+    copy = Compact()
     for slots in ([1, 5, 9], [9, 2, 5], [2, 5, 9, 11], [7, 7, 1], [1, 7]):
         mine = refill([(copy, k, -k, torch.tensor(slots))])[0]
         held = mine[0].sum(-1).sort().values
-        assert torch.equal(held, k[:, slots].sum(-1).sort().values) and torch.equal(mine[1], -mine[0]), slots
+        assert torch.equal(held, k[:, slots].sum(-1).sort().values) and torch.equal(
+            mine[1], -mine[0]
+        ), slots
 
 
 @torch.inference_mode()

@@ -18,7 +18,9 @@ from longdraft.errors import InputError
 from longdraft.ops import native
 from longdraft.ops.native.interface import Interface
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 FLAGS = Path("/proc/cpuinfo")
 ASKED = {
     "_avx2": {"avx2", "fma"},
@@ -44,7 +46,11 @@ def nothing_cached(monkeypatch):
 @pytest.mark.parametrize("kind", ASKED)
 def test_the_probe_agrees_with_the_system(kind, monkeypatch):
     """Under an emulator, /proc shows another processor than the one that programs see."""
-    flags = set(re.findall(r"\w+", next((x for x in FLAGS.read_text().splitlines() if x.startswith("flags")), "")))
+    flags = set(
+        re.findall(
+            r"\w+", next((x for x in FLAGS.read_text().splitlines() if x.startswith("flags")), "")
+        )
+    )
     monkeypatch.delenv("LONGDRAFT_CPU", raising=False)
     if os.environ.get("LONGDRAFT_EMULATED"):
         assert native.runs(kind) == (kind == "_avx2")
@@ -62,14 +68,25 @@ def test_any_processor_can_run_the_probe():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(("saved", "lacks"), [("0x2", 2), ("~0", 0)])
 def test_the_probe_says_whether_the_system_is_to_blame(saved, lacks, tmp_path, monkeypatch):
-    """Here the system saves SSE's registers alone, or all: what the processor offers is lacking or not."""
+    """Here the system saves SSE's registers alone, or all: what the processor offers is lacking or
+    not.
+    """
     monkeypatch.delenv("LONGDRAFT_CPU", raising=False)  # the probe knows nothing of that mask
     code = (
-        (SOURCES / "probe.cpp").read_text().replace("static_cast<uint64_t>(high) << 32 | low;", f"uint64_t({saved});")
+        (SOURCES / "probe.cpp")
+        .read_text()
+        .replace("static_cast<uint64_t>(high) << 32 | low;", f"uint64_t({saved});")
     )
     assert saved in code
     (tmp_path / "probe.cpp").write_text(code)
-    words = ["g++", "-shared", "-fPIC", "-o", str(tmp_path / "probe.so"), str(tmp_path / "probe.cpp")]
+    words = [
+        "g++",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(tmp_path / "probe.so"),
+        str(tmp_path / "probe.cpp"),
+    ]
     subprocess.run(words, check=True)
     probe = ctypes.CDLL(str(tmp_path / "probe.so"))
     for kind in ("_avx2", "_avx512"):
@@ -79,7 +96,10 @@ def test_the_probe_says_whether_the_system_is_to_blame(saved, lacks, tmp_path, m
 def test_a_smaller_processor_gets_the_smaller_build(monkeypatch):
     monkeypatch.setenv("LONGDRAFT_CPU", "haswell")
     assert native.library() is native.opened("_avx2")[0] is not None
-    assert native.opened("_avx512")[0] is None and "does not offer AVX-512" in native.opened("_avx512")[1]
+    assert (
+        native.opened("_avx512")[0] is None
+        and "does not offer AVX-512" in native.opened("_avx512")[1]
+    )
 
 
 def test_torchs_setting_chooses_no_build(monkeypatch):
@@ -113,7 +133,11 @@ def test_a_build_that_cannot_run_is_an_error(choice, names, monkeypatch, capsys)
         native.library()
     assert main(["generate", "hi", "--max-new-tokens", "2"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and len(err.splitlines()) == 1 and err.startswith("longdraft: LONGDRAFT_NATIVE is ")
+    assert (
+        out == ""
+        and len(err.splitlines()) == 1
+        and err.startswith("longdraft: LONGDRAFT_NATIVE is ")
+    )
 
 
 @pytest.mark.full
@@ -163,19 +187,33 @@ def changed(what: str) -> str:
 def test_a_build_of_another_interface_is_refused(what, monkeypatch):
     """Here the header is the newer of the two."""
     monkeypatch.setattr(native, "INTERFACE", Interface(changed(what)))
-    assert native.opened("_avx2")[0] is None and "made from other sources" in native.opened("_avx2")[1]
+    assert (
+        native.opened("_avx2")[0] is None and "made from other sources" in native.opened("_avx2")[1]
+    )
     assert "\n" not in native.opened("_avx2")[1]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize("what", ["two fields of one type swapped", "a field more", "an argument of another type"])
+@pytest.mark.parametrize(
+    "what", ["two fields of one type swapped", "a field more", "an argument of another type"]
+)
 def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
-    """Here the build is the newer one: its table is compiled from layout.cpp and a changed header."""
+    """Here the build is the newer one: its table is compiled from layout.cpp and a changed
+    header.
+    """
     (tmp_path / "layout.cpp").write_text((SOURCES / "layout.cpp").read_text())
 
     def built(header: str, name: str) -> ctypes.CDLL:
         (tmp_path / "interface.h").write_text(header)
-        words = ["g++", "-std=c++17", "-shared", "-fPIC", "-o", str(tmp_path / name), str(tmp_path / "layout.cpp")]
+        words = [
+            "g++",
+            "-std=c++17",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(tmp_path / name),
+            str(tmp_path / "layout.cpp"),
+        ]
         subprocess.run(words, check=True)
         return ctypes.CDLL(str(tmp_path / name))
 
@@ -185,7 +223,9 @@ def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
     for probe in native.FOLDER.glob("_probe.so"):
         (tmp_path / probe.name).write_bytes(probe.read_bytes())
     monkeypatch.setattr(native, "FOLDER", tmp_path)
-    assert native.opened("_avx2")[0] is None and "made from other sources" in native.opened("_avx2")[1]
+    assert (
+        native.opened("_avx2")[0] is None and "made from other sources" in native.opened("_avx2")[1]
+    )
 
 
 def test_a_build_that_does_not_describe_itself_is_refused():

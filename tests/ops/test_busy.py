@@ -1,4 +1,6 @@
-"""Beside a busy process: threads that wait do not take its processor, and a thread that cannot run is left out."""
+"""Beside a busy process: threads that wait do not take its processor, and a thread that cannot run
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from longdraft.models.lm import LM
 from longdraft.ops import native, threads
 
 ROOT = Path(__file__).parents[2]
-SOURCES, SUPPORT = ROOT / "src" / "longdraft" / "ops" / "native", ROOT / "tests" / "support"
+SOURCES = ROOT / "src" / "longdraft" / "ops" / "native"
+SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import busy  # noqa: E402
 from arguments import status  # noqa: E402
@@ -46,7 +49,9 @@ def team(tmp_path):
     subprocess.run([*words, "-o", str(tmp_path / "team")], check=True)
 
     def run(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run([tmp_path / "team", *arguments], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [tmp_path / "team", *arguments], capture_output=True, text=True, timeout=120
+        )
         return done.returncode, done.stdout
 
     return run
@@ -65,14 +70,17 @@ def test_waits_for_a_processor_are_counted(team):
 @on_linux
 @torch.inference_mode()
 def test_the_same_bits_beside_a_busy_process_and_the_processors_given_back(monkeypatch):
-    """Both threads on one processor, which another process uses: passes then lose a thread and get it back."""
+    """Both threads on one processor, which another process uses: passes then lose a thread and get
+    it back.
+    """
     for name in threads.AFFINITY:
         monkeypatch.delenv(name, raising=False)
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[:2])
     try:
         lm, [prompt] = LM(tiny.stock("wide"), "wide"), tiny.prompts(1500)
-        cache, tree = lm.new_cache(1, 1600), Tree.chain(torch.tensor([prompt[-8:]]))
+        cache = lm.new_cache(1, 1600)
+        tree = Tree.chain(torch.tensor([prompt[-8:]]))
         lm.prefill(prompt[:-8], cache)
         want = lm(tree, cache)
         with of_threads(2), threads.pinned() as done, busy.busy_process(sorted(allowed)[1], 20):

@@ -1,4 +1,6 @@
-"""A chain drafted in one native call is the chain that is drafted node by node; a draw is the argmax of its scores."""
+"""A chain drafted in one native call is the chain that is drafted node by node; a draw is the
+argmax of its scores.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from longdraft.engine.generate import prefill, step
 from longdraft.ops import Warpers, draw, gumbel, native
 from longdraft.views import Full, Guided, SinkWindow
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 DRAFTERS = {
     "target": lambda t: SelfDrafter(t, Full(), [1] * 5),
     "guided": lambda t: SelfDrafter(t, Guided(0.07, 16), [1] * 5),
@@ -33,8 +37,11 @@ DRAFTERS = {
 
 
 def drafts(make, target, sampler, monkeypatch, whole: bool) -> tuple[list, int]:
-    """The trees of a few rounds on ragged rows, one of which ends early; how many were drafted in one call."""
-    found, calls = [], []
+    """The trees of a few rounds on ragged rows, one of which ends early; how many were drafted in
+    one call.
+    """
+    found = []
+    calls = []
     draw_chain = NativeStep.draw_chain
 
     def counted(*args):
@@ -61,7 +68,9 @@ def drafts(make, target, sampler, monkeypatch, whole: bool) -> tuple[list, int]:
 
 def same(a: list, b: list) -> bool:
     return len(a) == len(b) and all(
-        x.shape == y.shape and torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+        x.shape == y.shape and torch.equal(x, y)
+        for p, q in zip(a, b, strict=True)
+        for x, y in zip(p, q, strict=True)
     )
 
 
@@ -96,14 +105,20 @@ FAULTS = {
     "no top-p": lambda d: replace(d, samplers=[replace(s, top_p=1.0) for s in d.samplers]),
     "no penalty": lambda d: replace(d, samplers=[replace(s, penalty=1.0) for s in d.samplers]),
     "no penalty for the last tokens": lambda d: replace(d, recent=d.recent[:, :-3]),
-    "a penalty of a wider window": lambda d: replace(d, samplers=[replace(s, window=9) for s in d.samplers]),
+    "a penalty of a wider window": lambda d: replace(
+        d, samplers=[replace(s, window=9) for s in d.samplers]
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_chain_leaves_out_is_noticed(fault, monkeypatch):
     target = tiny.target("llama")
-    sampler = Sampler(0.05, penalty=2.0, window=4) if "penal" in fault else Sampler(1.0, top_k=40, top_p=0.8)
+    sampler = (
+        Sampler(0.05, penalty=2.0, window=4)
+        if "penal" in fault
+        else Sampler(1.0, top_k=40, top_p=0.8)
+    )
     good, _ = drafts(DRAFTERS["target"], target, sampler, monkeypatch, True)
     good_draws = NativeStep.draw_chain
 
@@ -116,7 +131,10 @@ def test_what_a_chain_leaves_out_is_noticed(fault, monkeypatch):
 
 
 def test_other_settings_draft_node_by_node(monkeypatch):
-    for sampler in (Sampler(1.0, eta=0.01), Sampler(1.0, rules=Rules((("repetition_penalty", 1.2),)))):
+    for sampler in (
+        Sampler(1.0, eta=0.01),
+        Sampler(1.0, rules=Rules((("repetition_penalty", 1.2),))),
+    ):
         assert drafts(DRAFTERS["target"], tiny.target("llama"), sampler, monkeypatch, True)[1] == 0
 
 
@@ -128,8 +146,10 @@ def test_a_draw_is_the_argmax_of_its_scores(vocab, temperature):
     logits[0, :, 1] = float("-inf")
     logits[1] *= 20
     logits[2] = torch.randn(40, 1, generator=generator)  # all alike: the noise decides
-    seed, position = torch.tensor([0, -5, 1 << 40]), torch.arange(120).view(3, 40) * 7
-    noise, law = gumbel(seed, position, vocab).double(), (logits.double() / temperature).log_softmax(-1)
+    seed = torch.tensor([0, -5, 1 << 40])
+    position = torch.arange(120).view(3, 40) * 7
+    noise = gumbel(seed, position, vocab).double()
+    law = (logits.double() / temperature).log_softmax(-1)
     scores = law + noise
     found = draw(logits, Warpers(temperature), seed, position)
     assert found is not None
@@ -150,14 +170,17 @@ def test_greedy_draws_take_the_first_of_equals():
 
 def chances(warpers: Warpers, logits: torch.Tensor, draws: int = 4000) -> torch.Tensor:
     """How often each token [V] is drawn from logits [V]."""
-    found = draw(logits.expand(1, draws, -1), warpers, torch.tensor([11]), torch.arange(draws)[None])
+    found = draw(
+        logits.expand(1, draws, -1), warpers, torch.tensor([11]), torch.arange(draws)[None]
+    )
     assert found is not None
     return found[0].bincount(minlength=len(logits)) / draws
 
 
 def law(warpers: Warpers, logits: torch.Tensor) -> torch.Tensor:
     """Transformers' distribution [V]."""
-    ids, scores = torch.zeros(1, 0, dtype=torch.long), (logits / warpers.temperature)[None]
+    ids = torch.zeros(1, 0, dtype=torch.long)
+    scores = (logits / warpers.temperature)[None]
     for use, warper in (
         (warpers.top_k, lambda: lp.TopKLogitsWarper(warpers.top_k)),
         (warpers.top_p < 1, lambda: lp.TopPLogitsWarper(warpers.top_p)),
@@ -176,11 +199,17 @@ WARPERS = st.builds(
 )
 
 
-@given(WARPERS, st.sampled_from([5, 17, 300]), st.integers(0, 1 << 20), st.sampled_from([0.1, 3.0, 20.0]))
+@given(
+    WARPERS,
+    st.sampled_from([5, 17, 300]),
+    st.integers(0, 1 << 20),
+    st.sampled_from([0.1, 3.0, 20.0]),
+)
 def test_the_kernel_draws_by_transformers_law(warpers, vocab, seed, spread):
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
     logits[seed % vocab] = float("-inf")
-    found, wanted = chances(warpers, logits), law(warpers, logits)
+    found = chances(warpers, logits)
+    wanted = law(warpers, logits)
     assert not found[wanted < 1e-9].any()  # also what is cut off
     assert (found - wanted).abs().max() < 0.04  # 5 deviations of 4000 draws
 
@@ -207,7 +236,9 @@ def test_a_wrong_law_is_noticed(right, wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong", [Warpers(-1.0), Warpers(1.0, -1), Warpers(1.0, 0, 0.0), Warpers(1.0, 0, 1.0, 2.0)], ids=str
+    "wrong",
+    [Warpers(-1.0), Warpers(1.0, -1), Warpers(1.0, 0, 0.0), Warpers(1.0, 0, 1.0, 2.0)],
+    ids=str,
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(RuntimeError, match="settings"):

@@ -1,4 +1,6 @@
-"""Keys and values as codes of 4 or 8 bits: what they hold, what a pass reads of them, and when they are made."""
+"""Keys and values as codes of 4 or 8 bits: what they hold, what a pass reads of them, and when they
+are made.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from longdraft.ops import take as slots_of
 from longdraft.views import Coded, Full, Guided, Policy, Quest, SinkWindow, SnapKV, View
 
 each_bits = pytest.mark.parametrize("bits", [4, 8])
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
 
 
 def keys(slots: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -44,15 +48,19 @@ def test_each_number_is_rounded_to_the_nearest_of_its_blocks_codes(dim, bits):
     assert codes.shape == (3, 40, coded.width(dim, bits)) and codes.dtype == torch.uint8
     found = coded.decode(codes, bits, dim, torch.float32)
     for first in range(0, dim, 32):
-        block, near = x[..., first : first + 32], found[..., first : first + 32]
+        block = x[..., first : first + 32]
+        near = found[..., first : first + 32]
         if bits == 8:
             largest = block.abs().amax(-1, keepdim=True)
             within = largest / 127 / 2 + largest / 256  # the second: the scale is rounded too
         else:
-            low, high = block.amin(-1, keepdim=True), block.amax(-1, keepdim=True)
+            low = block.amin(-1, keepdim=True)
+            high = block.amax(-1, keepdim=True)
             within = (high - low) / 15 / 2 + torch.maximum(low.abs(), high - low) / 128
         assert ((near - block).abs() <= within * 1.01 + 1e-29).all()
-    assert torch.equal(coded.encode(found, bits), codes) or bits == 4  # the largest number keeps its code
+    assert (
+        torch.equal(coded.encode(found, bits), codes) or bits == 4
+    )  # the largest number keeps its code
 
 
 @each_bits
@@ -64,9 +72,13 @@ def test_bytes_are_laid_out_as_documented(bits):
         numbers = codes[block, 2:].view(torch.int8).tolist()
         if bits == 4:
             assert codes[block, 2:4].contiguous().view(torch.bfloat16).item() == offset
-            numbers = [b & 15 for b in codes[block, 4:].tolist()] + [b >> 4 for b in codes[block, 4:].tolist()]
+            numbers = [b & 15 for b in codes[block, 4:].tolist()] + [
+                b >> 4 for b in codes[block, 4:].tolist()
+            ]
         start = x[0, 32 * block : 32 * block + 32].double() - (offset if bits == 4 else 0)
-        assert numbers == (start / scale[block]).round().clamp(max=15 if bits == 4 else 127).tolist()
+        assert (
+            numbers == (start / scale[block]).round().clamp(max=15 if bits == 4 else 127).tolist()
+        )
 
 
 @pytest.mark.usefixtures("build")  # each build in turn
@@ -74,7 +86,9 @@ def test_bytes_are_laid_out_as_documented(bits):
 @each_dtype
 @pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 256])
 def test_the_kernel_writes_these_bytes(dim, dtype, bits):
-    k, v, copy = keys(500, dim, dtype), keys(500, dim, dtype, 1), Compact(bits)
+    k = keys(500, dim, dtype)
+    v = keys(500, dim, dtype, 1)
+    copy = Compact(bits)
     for slots in (torch.arange(1, 300, 3), torch.arange(0, 400, 2), torch.arange(500)):
         found = refill([(copy, k, v, slots)])[0]
         for x, codes in zip((k, v), found, strict=True):
@@ -95,7 +109,9 @@ def test_a_swapped_byte_would_be_noticed(monkeypatch):
 
     monkeypatch.setattr(coded, "encode", swapped)
     x = keys(40, 64)
-    assert (coded.decode(coded.encode(x, 4), 4, 64, torch.float32) - x).abs().mean() > 0.3 * x.abs().mean()
+    assert (
+        coded.decode(coded.encode(x, 4), 4, 64, torch.float32) - x
+    ).abs().mean() > 0.3 * x.abs().mean()
 
 
 @each_bits
@@ -103,15 +119,23 @@ def test_a_slot_is_encoded_once(bits):
     """A copy that grows keeps the codes that it has, and is seldom allocated again."""
     if native.library() is None:
         pytest.skip("only native code keeps what is held")
-    k, copy, before, grown = torch.ones(2, 4000, 32), Compact(bits), torch.empty(0), 0
+    k = torch.ones(2, 4000, 32)
+    copy = Compact(bits)
+    before = torch.empty(0)
+    grown = 0
     for step in range(60):
         k.fill_(step + 1)  # so that a slot's codes say in which step they were made
-        n, room = 1000 + 50 * step, copy._k.shape[1]
+        n = 1000 + 50 * step
+        room = copy._k.shape[1]
         codes, _ = refill([(copy, k, k, torch.arange(n))])[0]
         found = coded.decode(codes, bits, 32, torch.float32)[0, :, 0].round()
         if copy._k.shape[1] == room:
-            assert torch.equal(found[: len(before)], before) and (found[len(before) :] == step + 1).all()
-        grown, before = grown + (copy._k.shape[1] != room), found
+            assert (
+                torch.equal(found[: len(before)], before)
+                and (found[len(before) :] == step + 1).all()
+            )
+        grown = grown + (copy._k.shape[1] != room)
+        before = found
     assert grown <= 13
 
 
@@ -121,7 +145,9 @@ def test_a_slot_is_encoded_once(bits):
 @each_dtype
 @pytest.mark.parametrize("model", ["llama", "wide", "llama-mha"])
 def test_a_pass_reads_what_the_codes_say(model, dtype, bits):
-    """As eager attention over the decoded keys; rows of unequal lengths, one past a block of keys; nodes and chains."""
+    """As eager attention over the decoded keys; rows of unequal lengths, one past a block of keys;
+    nodes and chains.
+    """
     lm = LM(tiny.stock(model, dtype=dtype), model)
     lengths = (1300, 33, 290) if model == "wide" else (450, 33, 290)
     cache = lm.new_cache(3, max(lengths) + 64)
@@ -131,14 +157,17 @@ def test_a_pass_reads_what_the_codes_say(model, dtype, bits):
     near = 2e-4 if dtype == torch.float32 else 6e-2
     root = Tree.root(torch.tensor([5, 6, 7]))
     for policy in (Full(), SinkWindow(4, 0.5, 40)):
-        view, full = Coded(policy, bits, recent=6).view(cache), policy.view(cache)
+        view = Coded(policy, bits, recent=6).view(cache)
+        full = policy.view(cache)
         assert view is not None and view.bits == bits and sum(view.counts) > 100
         for tree in (root, Tree.chain(torch.arange(3, 27).view(3, 8))):
             found = lm(tree, cache, view=view)
             want = lm.eager.forward(tree, cache, 0, view, Captures())
             assert (found - want).abs().max() <= near * want.abs().max()
             plain = lm(tree, cache, view=full)
-            assert (found - plain).abs().max() > (1e-3 if bits == 4 else 1e-5)  # the codes are read, not the cache
+            assert (found - plain).abs().max() > (
+                1e-3 if bits == 4 else 1e-5
+            )  # the codes are read, not the cache
         draws = ChainDraws(3, [Sampler()] * 3, torch.zeros(3, dtype=torch.long), cache.length + 1)
         if lm.backend.name == "native":
             chain = lm.backend.chain_drafter(cache, view)(root.tokens[:, 0], 0, draws)
@@ -185,14 +214,17 @@ POLICIES = {
 @torch.inference_mode()
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_slots_are_shown_and_the_latest_as_they_are(policy):
-    lm, lengths = tiny.target("llama"), torch.tensor([150, 60])
+    lm = tiny.target("llama")
+    lengths = torch.tensor([150, 60])
     cache = lm.new_cache(2, 400)
     for b, p in enumerate(tiny.prompts(*lengths.tolist())):
         lm.prefill(p, cache.row(b))
-    inner, wrapped = POLICIES[policy](), Coded(POLICIES[policy](), 4, recent=10)
+    inner = POLICIES[policy]()
+    wrapped = Coded(POLICIES[policy](), 4, recent=10)
     tails = set()
     for step in range(60):
-        want, view = inner.view(cache), wrapped.view(cache)
+        want = inner.view(cache)
+        view = wrapped.view(cache)
         for b, n in enumerate(cache.length.tolist()):
             for layer in (0, 2):
                 (a, tail_a), (c, tail_c) = shown(want, n, b, layer), shown(view, n, b, layer)
@@ -206,9 +238,12 @@ def test_the_same_slots_are_shown_and_the_latest_as_they_are(policy):
 
 @torch.inference_mode()
 def test_codes_of_a_row_are_kept_until_it_changes():
-    """A view stays until a row's codes are extended, and the rows that do not change are not copied again."""
+    """A view stays until a row's codes are extended, and the rows that do not change are not copied
+    again.
+    """
     lm = tiny.target("llama")
-    cache, policy = lm.new_cache(2, 300), Coded(Full(), 8, recent=16)
+    cache = lm.new_cache(2, 300)
+    policy = Coded(Full(), 8, recent=16)
     for b, p in enumerate(tiny.prompts(100, 52)):
         lm.prefill(p, cache.row(b))
     seen = []
@@ -229,7 +264,8 @@ def test_codes_of_a_row_are_kept_until_it_changes():
 def test_codes_follow_their_row():
     """A row that leaves takes its codes with it; the last row's move to its place."""
     lm = tiny.target("llama")
-    cache, policy = lm.new_cache(3, 200), Coded(Full(), 8, recent=8)
+    cache = lm.new_cache(3, 200)
+    policy = Coded(Full(), 8, recent=8)
     prompts = tiny.prompts(90, 60, 75)
     for b, p in enumerate(prompts):
         lm.prefill(p, cache.row(b))
@@ -245,11 +281,18 @@ def test_codes_follow_their_row():
 
 
 def test_a_view_per_key_head_keeps_its_tail():
-    """SnapKV selects for each key head: what it selects is encoded once, and its tail is read as it is."""
+    """SnapKV selects for each key head: what it selects is encoded once, and its tail is read as it
+    is.
+    """
     lm = tiny.target("llama")
-    outputs = generate(lm, tiny.prompts(90), SelfDrafter(lm, SnapKV(0.07, 16), [1] * 4), max_new_tokens=40)
+    outputs = generate(
+        lm, tiny.prompts(90), SelfDrafter(lm, SnapKV(0.07, 16), [1] * 4), max_new_tokens=40
+    )
     policy = Coded(SnapKV(0.07, 16), 8, recent=4)
-    assert generate(lm, tiny.prompts(90), SelfDrafter(lm, policy, [1] * 4), max_new_tokens=40) == outputs
+    assert (
+        generate(lm, tiny.prompts(90), SelfDrafter(lm, policy, [1] * 4), max_new_tokens=40)
+        == outputs
+    )
     view = policy._view
     assert view is not None and view.indices.dim() == 4 and view.bits == 8 and view.starts == [83]
 
@@ -257,18 +300,32 @@ def test_a_view_per_key_head_keeps_its_tail():
 def test_a_view_of_pages_cannot_be_encoded():
     lm = tiny.target("llama")
     with pytest.raises(TypeError, match="nothing to encode"):
-        generate(lm, tiny.prompts(90), SelfDrafter(lm, Coded(Quest(0.07, 16, 4), 8), [1] * 2), max_new_tokens=4)
+        generate(
+            lm,
+            tiny.prompts(90),
+            SelfDrafter(lm, Coded(Quest(0.07, 16, 4), 8), [1] * 2),
+            max_new_tokens=4,
+        )
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "wide"])
 def test_better_codes_are_accepted_more(model):
     """8 bits of every key are all but the target itself, and 4 bits are better than none."""
-    lm, found = tiny.target(model), {}
+    lm = tiny.target(model)
+    found = {}
     for bits in (8, 4):
         stats = Stats()
         drafter = SelfDrafter(lm, Coded(Full(), bits, recent=8), [1] * 4)
         sampler = Sampler(temperature=1.0)
-        generate(lm, tiny.prompts(150), drafter, max_new_tokens=80, sampler=sampler, seed=SEED, stats=stats)
+        generate(
+            lm,
+            tiny.prompts(150),
+            drafter,
+            max_new_tokens=80,
+            sampler=sampler,
+            seed=SEED,
+            stats=stats,
+        )
         found[bits] = stats.mean_acceptance_length
     assert found[8] > 4.5 and found[8] >= found[4] > 2
 
@@ -276,23 +333,37 @@ def test_better_codes_are_accepted_more(model):
 @each_bits
 def test_bytes_are_counted(bits):
     lm = tiny.target("llama")
-    cache, policy = lm.new_cache(1, 200), Coded(Full(), bits, recent=16)
+    cache = lm.new_cache(1, 200)
+    policy = Coded(Full(), bits, recent=16)
     lm.prefill(tiny.prompts(100)[0], cache)
     codes = InCodes(policy.coded, policy.bits)
-    slot, recent = 3 * 2 * 2, 16 * 4  # layers, key heads, key and value; bytes of a key
+    # layers, key heads, key and value; bytes of a key
+    slot = 3 * 2 * 2
+    recent = 16 * 4
     known = keys_read(lm, cache, policy.seen, codes=codes)  # predicted: nothing is encoded yet
     assert known == slot * (84 * coded.width(16, bits) + 16 * recent)
     policy.view(cache)
-    assert keys_read(lm, cache, policy.seen, codes=codes) == slot * (80 * coded.width(16, bits) + 20 * recent)
+    assert keys_read(lm, cache, policy.seen, codes=codes) == slot * (
+        80 * coded.width(16, bits) + 20 * recent
+    )
 
 
 def test_the_option():
     lm = tiny.target("llama")
-    for name in ("quantspec", "vegas", "vegas-tree", "vegas-reuse", "magicdec-stream", "magicdec-snapkv"):
+    for name in (
+        "quantspec",
+        "vegas",
+        "vegas-tree",
+        "vegas-reuse",
+        "magicdec-stream",
+        "magicdec-snapkv",
+    ):
         drafter = build(name, lm, draft_kv="int8")
         first = drafter.drafters[0] if name == "vegas-reuse" else drafter
         assert isinstance(first.policy, Coded) and first.policy.bits == 8
-    assert isinstance(build("quantspec", lm).policy, Coded) and build("quantspec", lm).policy.bits == 4
+    assert (
+        isinstance(build("quantspec", lm).policy, Coded) and build("quantspec", lm).policy.bits == 4
+    )
     assert isinstance(build("quantspec", lm, draft_kv="same").policy, Full)
     assert isinstance(build("vegas", lm).policy, Guided)
     with pytest.raises(InputError, match="draft_kv"):
@@ -305,11 +376,14 @@ def test_native_code_refuses_other_codes():
     k = keys(30, 24)
     copy = Compact(4)
     assert not copy.can_encode(k)  # 24 numbers are not a multiple of 16: torch encodes them
-    assert torch.equal(refill([(copy, k, k, torch.arange(5))])[0][0], coded.encode(slots_of(k, torch.arange(5)), 4))
+    assert torch.equal(
+        refill([(copy, k, k, torch.arange(5))])[0][0], coded.encode(slots_of(k, torch.arange(5)), 4)
+    )
     k = keys(30, 16)
     job, *_ = copy.change(k, k, torch.arange(5))
     for bits, slot_bytes in ((5, 64), (4, 60), (-4, 64)):
-        job.bits, job.slot_bytes = bits, slot_bytes
+        job.bits = bits
+        job.slot_bytes = slot_bytes
         with pytest.raises(RuntimeError, match="slots to be copied"):
             native.library().longdraft_retake((native.Copy * 1)(job), 1)
     assert select.room_for(80) == 144 and select.room_for(32000) == 36000
@@ -317,7 +391,9 @@ def test_native_code_refuses_other_codes():
 
 @torch.inference_mode()
 def test_the_first_codes_are_no_cost_of_a_draft(monkeypatch):
-    """Adaptive drafting measures drafts after `ready`: encoding a prompt would look like a draft that cannot pay."""
+    """Adaptive drafting measures drafts after `ready`: encoding a prompt would look like a draft
+    that cannot pay.
+    """
     lm = tiny.target("llama")
     cache = lm.new_cache(2, 400)
     for b, p in enumerate(tiny.prompts(150, 200)):

@@ -1,4 +1,6 @@
-"""No call for a drafter's own layers makes the kernels read or write out of bounds: both sides of it check sizes."""
+"""No call for a drafter's own layers makes the kernels read or write out of bounds: both sides of
+it check sizes.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,24 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 
 
 class DraftCall:
-    """Good native calls of a drafter's own layers (EAGLE-3's, or EAGLE-2's), of two rows, to be spoilt: a pass, a chain
-    and a tree."""
+    """Good native calls of a drafter's own layers (EAGLE-3's, or EAGLE-2's), of two rows, to be
+    spoilt: a pass, a chain and a tree.
+    """
 
     def __init__(self, make=random_eagle3) -> None:
         lm = LM(tiny.stock("llama"), "llama")
         self.block = make(lm, 0)
         layers = lm.backend.compile_layers(self.block.compilable())
         assert isinstance(layers, NativeLayers)
-        self.layers, self.step, self.m = layers, layers.step, layers.model
+        self.layers = layers
+        self.step = layers.step
+        self.m = layers.model
         self.known = torch.arange(96)
         if make is random_eagle3:
             self.m.head_tokens = self.known.data_ptr()
@@ -39,32 +46,52 @@ class DraftCall:
         self.own.length[:] = torch.tensor([12, 7])
         places = self.own.pointers(24, [0], 2, 16, torch.float32)
         self.keys = DraftKeys(places, self.own.length, torch.tensor([5, 0]), 2)
-        self.places = (native.LayerCache * 1)(*[native.LayerCache(k=k, v=v, slots=n, bits=0) for k, v, n in places])
-        self.tree = Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]]))
-        self.tokens, self.depth, self.mask = (x.clone() for x in (self.tree.tokens, self.tree.depth, self.tree.mask))
-        self.length, self.position = self.own.length, self.own.length[:, None] + self.depth
-        self.features, self.sources = torch.randn(2, 3, 64), torch.randn(2, 3, 192)
-        self.states, self.state, self.logits = torch.zeros(2, 3, 64), torch.tensor([1]), torch.zeros(2, 3, 96)
-        self.p = native.Pass(
-            2, 3, 0, *[x.data_ptr() for x in (self.tokens, self.depth, self.length, self.position, self.mask)]
+        self.places = (native.LayerCache * 1)(
+            *[native.LayerCache(k=k, v=v, slots=n, bits=0) for k, v, n in places]
         )
-        self.p.cache, self.p.score_layer = self.places, -1
+        self.tree = Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]]))
+        self.tokens, self.depth, self.mask = (
+            x.clone() for x in (self.tree.tokens, self.tree.depth, self.tree.mask)
+        )
+        self.length, self.position = self.own.length, self.own.length[:, None] + self.depth
+        self.features = torch.randn(2, 3, 64)
+        self.sources = torch.randn(2, 3, 192)
+        self.states = torch.zeros(2, 3, 64)
+        self.state = torch.tensor([1])
+        self.logits = torch.zeros(2, 3, 96)
+        self.p = native.Pass(
+            2,
+            3,
+            0,
+            *[
+                x.data_ptr()
+                for x in (self.tokens, self.depth, self.length, self.position, self.mask)
+            ],
+        )
+        self.p.cache = self.places
+        self.p.score_layer = -1
         self.p.features, self.p.states = self.features.data_ptr(), self.states.data_ptr()
-        self.p.state_layers, self.p.state_count = self.state.data_ptr(), 1
+        self.p.state_layers = self.state.data_ptr()
+        self.p.state_count = 1
         self.roots, self.at = torch.tensor([5, 8]), self.length.clone()
         self.below = native.Pass(rows=2, nodes=1, start=0, score_layer=-1, approximate=True)
         self.below.tokens, self.below.length, self.below.position = (
             x.data_ptr() for x in (self.roots, self.length, self.at)
         )
         self.below.cache, self.below.features = self.places, self.features.data_ptr()
-        self.seed, self.drawn = torch.zeros(2, dtype=torch.long), torch.zeros(2, 60, dtype=torch.long)
+        self.seed = torch.zeros(2, dtype=torch.long)
+        self.drawn = torch.zeros(2, 60, dtype=torch.long)
         self.count, self.parent = torch.zeros(1, dtype=torch.long), self.drawn.clone()
         self.warpers = (native.Warpers * 2)(native.Warpers(0, 0, 1, 0), native.Warpers(1, 0, 1, 0))
         self.numbers = torch.ones(2, dtype=torch.double), torch.ones(2, dtype=torch.long)
-        self.g = native.Growth(topk=3, depth=4, nodes=20, narrow=0, warpers=self.warpers, seed=self.seed.data_ptr())
+        self.g = native.Growth(
+            topk=3, depth=4, nodes=20, narrow=0, warpers=self.warpers, seed=self.seed.data_ptr()
+        )
         self.g.position, self.g.count = self.at.data_ptr(), self.count.data_ptr()
         self.g.tokens, self.g.parent = self.drawn.data_ptr(), self.parent.data_ptr()
-        self.c = native.Chain(count=6, warpers=self.warpers, seed=self.seed.data_ptr(), position=self.at.data_ptr())
+        self.c = native.Chain(
+            count=6, warpers=self.warpers, seed=self.seed.data_ptr(), position=self.at.data_ptr()
+        )
         self.c.penalty, self.c.window = (x.data_ptr() for x in self.numbers)
         self.c.reach, self.c.drawn = 1 << 40, self.drawn.data_ptr()
 
@@ -78,12 +105,27 @@ class DraftCall:
         return self.step.lib.longdraft_grow(self.m, self.below, self.step.work, False, self.g)
 
 
-PASS, CHAIN, GROW, ALL = ("pass",), ("chain",), ("grow",), ("pass", "chain", "grow")
+PASS = ("pass",)
+CHAIN = ("chain",)
+GROW = ("grow",)
+ALL = ("pass", "chain", "grow")
 SPOILT_DRAFTS = {  # of which calls, what they say, how
     "start": (ALL, "shapes", lambda c: setattr(c.m, "start", 4)),
-    "a start with an embedding": (GROW, "shapes", lambda c: setattr(c.m, "start", native.Start.EMBEDDING)),
-    "a start that is given": (ALL, "shapes|nodes", lambda c: setattr(c.m, "start", native.Start.GIVEN)),
-    "a fusion of other inputs": (ALL, "shapes", lambda c: setattr(c.m, "start", native.Start.FUSED)),
+    "a start with an embedding": (
+        GROW,
+        "shapes",
+        lambda c: setattr(c.m, "start", native.Start.EMBEDDING),
+    ),
+    "a start that is given": (
+        ALL,
+        "shapes|nodes",
+        lambda c: setattr(c.m, "start", native.Start.GIVEN),
+    ),
+    "a fusion of other inputs": (
+        ALL,
+        "shapes",
+        lambda c: setattr(c.m, "start", native.Start.FUSED),
+    ),
     "a fusion of few inputs": (ALL, "shapes", lambda c: setattr(c.m.fuse, "inputs", 8)),
     "a fusion of other outputs": (ALL, "shapes", lambda c: setattr(c.m.fuse, "outputs", 80)),
     "order": (ALL, "shapes", lambda c: setattr(c.m, "feature_first", 2)),
@@ -92,9 +134,21 @@ SPOILT_DRAFTS = {  # of which calls, what they say, how
     "a narrow layer": (ALL, "shapes", lambda c: setattr(c.m.layer[0].q, "inputs", 64)),
     "narrow keys": (ALL, "shapes", lambda c: setattr(c.m.layer[0].k, "inputs", 64)),
     "no norm of the MLP": (ALL, "shapes", lambda c: setattr(c.m.layer[0], "mlp_norm", None)),
-    "a layer that is recurrent": (ALL, "shapes", lambda c: setattr(c.m.layer[0], "kind", native.LayerKind.RECURRENT)),
-    "a tree over a ring": (GROW, "shapes", lambda c: setattr(c.m.layer[0], "kind", native.LayerKind.RING)),
-    "a tree over another's keys": (GROW, "shapes", lambda c: setattr(c.m.layer[0], "kind", native.LayerKind.CROSS)),
+    "a layer that is recurrent": (
+        ALL,
+        "shapes",
+        lambda c: setattr(c.m.layer[0], "kind", native.LayerKind.RECURRENT),
+    ),
+    "a tree over a ring": (
+        GROW,
+        "shapes",
+        lambda c: setattr(c.m.layer[0], "kind", native.LayerKind.RING),
+    ),
+    "a tree over another's keys": (
+        GROW,
+        "shapes",
+        lambda c: setattr(c.m.layer[0], "kind", native.LayerKind.CROSS),
+    ),
     "a head of too many": (ALL, "shapes", lambda c: setattr(c.m.head, "outputs", 97)),
     "a head of no tokens": (ALL, "shapes", lambda c: setattr(c.m.head, "outputs", 0)),
     "a head's token": (ALL, "shapes", lambda c: c.known[-1:].fill_(96)),
@@ -103,9 +157,16 @@ SPOILT_DRAFTS = {  # of which calls, what they say, how
     "sources of no fusion": (
         PASS,
         "nodes",
-        lambda c: (setattr(c.p, "sources", c.sources.data_ptr()), setattr(c.m.fuse, "weight", None)),
+        lambda c: (
+            setattr(c.p, "sources", c.sources.data_ptr()),
+            setattr(c.m.fuse, "weight", None),
+        ),
     ),
-    "sources below": (("chain", "grow"), "nodes", lambda c: setattr(c.below, "sources", c.sources.data_ptr())),
+    "sources below": (
+        ("chain", "grow"),
+        "nodes",
+        lambda c: setattr(c.below, "sources", c.sources.data_ptr()),
+    ),
     "no positions": (("chain", "grow"), "nodes", lambda c: setattr(c.below, "position", None)),
     "neither logits nor states": (PASS, "nodes", lambda c: setattr(c.p, "state_count", 0)),
     "logits of more": (PASS, "nodes", lambda c: setattr(c.p, "logit_nodes", 4)),
@@ -120,7 +181,11 @@ SPOILT_DRAFTS = {  # of which calls, what they say, how
     "a root below": (("chain", "grow"), "vocabulary", lambda c: c.roots[1:].fill_(-1)),
     "few slots": (PASS, "slots", lambda c: setattr(c.places[0], "slots", 14)),
     "few slots for a chain": (CHAIN, "slots", lambda c: setattr(c.places[0], "slots", 12 + 5 - 1)),
-    "few slots for a tree": (GROW, "slots", lambda c: setattr(c.places[0], "slots", 12 + 3 * 3 - 1)),
+    "few slots for a tree": (
+        GROW,
+        "slots",
+        lambda c: setattr(c.places[0], "slots", 12 + 3 * 3 - 1),
+    ),
     "no keys": (ALL, "slots", lambda c: setattr(c.places[0], "v", None)),
     "a length": (ALL, "nodes|slots", lambda c: c.length[1:].fill_(-3)),
     "no child": (GROW, "draw", lambda c: setattr(c.g, "topk", 0)),
@@ -135,7 +200,11 @@ SPOILT_DRAFTS = {  # of which calls, what they say, how
     "nowhere to count": (GROW, "draw", lambda c: setattr(c.g, "count", None)),
     "nowhere for tokens": (GROW, "draw", lambda c: setattr(c.g, "tokens", None)),
     "nowhere for parents": (GROW, "draw", lambda c: setattr(c.g, "parent", None)),
-    "a temperature": (("chain", "grow"), "draw", lambda c: setattr(c.warpers[1], "temperature", -1)),
+    "a temperature": (
+        ("chain", "grow"),
+        "draw",
+        lambda c: setattr(c.warpers[1], "temperature", -1),
+    ),
     "top-p": (("chain", "grow"), "draw", lambda c: setattr(c.warpers[1], "top_p", float("nan"))),
 }
 
@@ -163,7 +232,9 @@ def test_a_draft_fits_its_slots_exactly(make):
         call(kind)
         written = {"pass": 0, "chain": 12, "grow": 2 * int(call.count)}[kind]
         tokens = call.drawn.flatten()
-        assert ((tokens[:written] >= 0) & (tokens[:written] < 96)).all() and (tokens[written:] == -7).all()
+        assert ((tokens[:written] >= 0) & (tokens[:written] < 96)).all() and (
+            tokens[written:] == -7
+        ).all()
     assert int(call.count) == 19
 
 
@@ -182,7 +253,9 @@ def test_features_that_are_no_numbers_draft_tokens(number):
 def test_tensors_of_a_draft_have_its_shapes():
     """What Python hands over is checked there: the kernels see addresses alone."""
     call = DraftCall()
-    tree, keys, layers = call.tree, call.keys, call.layers
+    tree = call.tree
+    keys = call.keys
+    layers = call.layers
     good = (tree, 0, call.position, tree.mask, keys, call.features)
     layers.forward(*good)
     assert layers.forward(*good, logits=1)[1].shape == (2, 1, 96)
@@ -201,9 +274,17 @@ def test_tensors_of_a_draft_have_its_shapes():
         layers.forward(*good, True)  # features in place of sources
     rows = Sequences.of([[5]] * 2, 9, KVCache(2, 1), Sampler())
     draws = Sampler(temperature=1.0).chain(4, rows)
-    below = {"roots": call.roots, "output": call.features[:, :1], "position": call.at, "keys": keys, "draws": draws}
+    below = {
+        "roots": call.roots,
+        "output": call.features[:, :1],
+        "position": call.at,
+        "keys": keys,
+        "draws": draws,
+    }
     shape = {"topk": 3, "depth": 3, "nodes": 12, "narrow": False}
-    assert layers.grow(**below, **shape).size == 12 and layers.draft_chain(**below, seen=None).shape == (2, 4)
+    assert layers.grow(**below, **shape).size == 12 and layers.draft_chain(
+        **below, seen=None
+    ).shape == (2, 4)
     wrong = {
         "roots": [call.roots[:1], call.roots.int()],
         "output": [call.features, call.features[:1, :1], call.features[:, :1, :32]],

@@ -1,4 +1,6 @@
-"""A drafter's own layers in one native call draft what torch drafts: chains, dynamic trees, with windows and sinks."""
+"""A drafter's own layers in one native call draft what torch drafts: chains, dynamic trees, with
+windows and sinks.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 from longdraft.ops import native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 
-# The class of a layer, what its config has besides the target's, and of how many of the target's tokens its head is.
+# The class of a layer, what its config has besides the target's, and of how many of the target's
+# tokens its head is.
 KINDS = {
     "eagle2": (Eagle2Block, {}, None),
     "eagle2, biases": (Eagle2Block, {"qkv_bias": True}, None),
@@ -34,7 +39,8 @@ KINDS = {
     "eagle3, 40 tokens": (Eagle3Block, {}, 40),
     "eagle3, normed residual": (Eagle3Block, {"norm_before_residual": True}, 53),
 }
-# topk, levels, nodes; then reach, window, sink. Of texts of 30, 9, 1 and 17 tokens some are longer than reach, some are
+# topk, levels, nodes; then reach, window, sink. Of texts of 30, 9, 1 and 17 tokens some are longer
+# than reach, some are
 # not, and one grows beyond it; another is just longer.
 SHAPES = {
     "chain": (1, 5, 9),
@@ -61,7 +67,8 @@ each_shape = pytest.mark.parametrize("shape", SHAPES)
 def made(lm: LM, kind: str, seed: int = 0) -> EagleBlock:
     """A random layer; its norms and biases too are random."""
     make, fields, known = KINDS[kind]
-    config, g = copy(lm.layer_config), torch.Generator().manual_seed(seed)
+    config = copy(lm.layer_config)
+    g = torch.Generator().manual_seed(seed)
     for name, value in fields.items():
         setattr(config, name, value)
     block = make(config) if known is None else make(config, known)
@@ -69,7 +76,9 @@ def made(lm: LM, kind: str, seed: int = 0) -> EagleBlock:
         if p.dim() == 1:
             torch.nn.init.normal_(p, 0.2, 0.3, generator=g)
         else:  # of the head larger: noise must not decide alone
-            torch.nn.init.normal_(p, std=(4 if name.startswith("head") else 1) * p.shape[1] ** -0.5, generator=g)
+            torch.nn.init.normal_(
+                p, std=(4 if name.startswith("head") else 1) * p.shape[1] ** -0.5, generator=g
+            )
     if known is not None:
         tokens = torch.randperm(lm.vocab, generator=g)[:known].sort().values
         block.d2t.copy_(tokens - torch.arange(known))
@@ -77,7 +86,9 @@ def made(lm: LM, kind: str, seed: int = 0) -> EagleBlock:
 
 
 class ByTorch(Eagle):
-    """The reference. live: the paths of the latest tree that can be drawn at all, where all candidates were ranked."""
+    """The reference. live: the paths of the latest tree that can be drawn at all, where all
+    candidates were ranked.
+    """
 
     live: list[set] | None = None
 
@@ -107,23 +118,37 @@ def path(tree: Tree, b: int, node: int) -> tuple[int, ...]:
 
 
 def same(mine: Tree, want: Tree, live: list[set] | None) -> bool:
-    """Whether two drafts are equal. Of nodes that cannot be drawn, all equally bad, either may have any."""
-    parts = [(getattr(mine, name), getattr(want, name)) for name in ("tokens", "parent", "depth", "mask")]
+    """Whether two drafts are equal. Of nodes that cannot be drawn, all equally bad, either may have
+    any.
+    """
+    parts = [
+        (getattr(mine, name), getattr(want, name)) for name in ("tokens", "parent", "depth", "mask")
+    ]
     if all(a.shape == b.shape and torch.equal(a, b) for a, b in parts):
         return True
     if live is None or mine.size != want.size:
         return False
-    both = [[{path(t, b, n) for n in range(1, t.size)} for b in range(len(t.tokens))] for t in (mine, want)]
+    both = [
+        [{path(t, b, n) for n in range(1, t.size)} for b in range(len(t.tokens))]
+        for t in (mine, want)
+    ]
     rows = zip(*both, live, strict=True)
-    return all(mine >= want & some and (mine == want or bool(want - some)) for mine, want, some in rows)
+    return all(
+        mine >= want & some and (mine == want or bool(want - some)) for mine, want, some in rows
+    )
 
 
 class Both(Drafter):
-    """Drafts natively, and by torch, and counts what differs; also with less room for depth and width."""
+    """Drafts natively, and by torch, and counts what differs; also with less room for depth and
+    width.
+    """
 
     def __init__(self, lm: LM, block: EagleBlock, *shape: int, narrow: bool = True):
-        self.fast, self.slow = Eagle(lm, block, *shape), ByTorch(lm, block, *shape)
-        self.calls, self.differ, self.outputs = 0, 0, 0.0
+        self.fast = Eagle(lm, block, *shape)
+        self.slow = ByTorch(lm, block, *shape)
+        self.calls = 0
+        self.differ = 0
+        self.outputs = 0.0
         self.limits = [DraftLimits(3, 2), DraftLimits(2, 3), DraftLimits(5, 1)] if narrow else []
         layers = self.fast.compiled
         assert isinstance(layers, NativeLayers) and self.fast.pairs.compiled is layers
@@ -158,7 +183,8 @@ class Both(Drafter):
     def grow(self, tree, seqs, limits):
         for some in (*self.limits, limits):
             some = limits.within(depth=some.depth, width=some.width)
-            mine, want = self.fast.grow(tree, seqs, some), self.slow.grow(tree, seqs, some)
+            mine = self.fast.grow(tree, seqs, some)
+            want = self.slow.grow(tree, seqs, some)
             check_shape(mine)
             self.calls += 1
             self.differ += not same(mine, want, self.slow.live)
@@ -169,11 +195,14 @@ class Both(Drafter):
 
 def decode(lm: LM, drafter: Drafter, sampler: Sampler, new: int = 16) -> None:
     """The text is plain decoding's."""
-    prompts, options = tiny.prompts(*LENGTHS), {"max_new_tokens": new, "sampler": sampler, "seed": SEED, "eos": ()}
+    prompts = tiny.prompts(*LENGTHS)
+    options = {"max_new_tokens": new, "sampler": sampler, "seed": SEED, "eos": ()}
     assert generate(lm, prompts, drafter, **options) == generate(lm, prompts, **options)
 
 
-def compare(lm: LM, block: EagleBlock, sampler: Sampler, shape: tuple[int, ...], narrow: bool = True) -> None:
+def compare(
+    lm: LM, block: EagleBlock, sampler: Sampler, shape: tuple[int, ...], narrow: bool = True
+) -> None:
     both = Both(lm, block, *shape, narrow=narrow)
     decode(lm, both, sampler)
     assert both.calls >= 4 and both.outputs < 1e-4 and not both.differ
@@ -191,7 +220,9 @@ def test_one_call_drafts_what_torch_drafts(kind, shape, sampler):
 @pytest.mark.parametrize("shape", ["chain", pytest.param("tree, window", marks=full)])
 @pytest.mark.parametrize("sampler", sorted(EVERY.keys() - {"greedy", "T=1"}))
 def test_with_every_sampler(kind, shape, sampler):
-    """A tree with a penalty is grown level by level over the keys that the kernels wrote; a chain is one call."""
+    """A tree with a penalty is grown level by level over the keys that the kernels wrote; a chain
+    is one call.
+    """
     lm = tiny.target("llama")
     warped = EVERY[sampler].warpers
     narrow = warped is None or not (warped.top_k or warped.top_p < 1 or warped.min_p)
@@ -216,18 +247,22 @@ def test_shapes_of_heads(name):
 @each_kind
 def test_rows_that_enter_with_samplers_of_their_own(kind):
     lm = tiny.target("llama")
-    both, ends, wanted = Both(lm, made(lm, kind), *SHAPES["tree, window"]), Ends(), {}
+    both = Both(lm, made(lm, kind), *SHAPES["tree, window"])
+    ends = Ends()
+    wanted = {}
     with Session(lm, both, 2, 80) as s:
         for i, prompt in enumerate(tiny.prompts(*LENGTHS)):
             sampler = [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.6)][i % 3]
             number = s.submit(prompt, 9 + i, seed=i, eos=(), sampler=sampler)
-            [wanted[number]] = generate(lm, [prompt], max_new_tokens=9 + i, sampler=sampler, seed=i, eos=())
+            [wanted[number]] = generate(
+                lm, [prompt], max_new_tokens=9 + i, sampler=sampler, seed=i, eos=()
+            )
             ends.take(s.step())
         finish(s, ends)
     assert ends.texts == wanted and both.calls > 20 and both.differ == 0
 
 
-# In 8 bits -----------------------------------------------------------------------------------------------------------
+# In 8 bits ----------------------------------------------------------------------------------------
 
 
 @each_kind
@@ -238,18 +273,23 @@ def test_weights_in_8_bits_are_near(kind, span, build):
     lm = LM(tiny.stock("llama", dtype=torch.bfloat16), "llama")
     both = Both(lm, made(lm, kind), 4, 2, 14, *span, narrow=False)
     layer = both.layers.model.layer[0]
-    assert {getattr(layer, name).format for name in ("q", "v", "o", "gate", "down")} == {native.Format.BITS_8}
+    assert {getattr(layer, name).format for name in ("q", "v", "o", "gate", "down")} == {
+        native.Format.BITS_8
+    }
     seqs = prefill(lm, tiny.prompts(*LENGTHS), 40, Sampler(), SEED, (), keep=both.prompt_captures())
     both.start(seqs)
     for _ in range(8):
         step(lm, both, seqs, match, Stats())
         both.ready(seqs)
-        mine, want = both.fast.pairs.output.float(), both.slow.pairs.output.float()
+        mine = both.fast.pairs.output.float()
+        want = both.slow.pairs.output.float()
         assert float(torch.cosine_similarity(mine, want, dim=-1).min()) > 0.999
 
 
 @each_kind
-@pytest.mark.parametrize("shape", ["chain, window", "tree, window", pytest.param("wide tree", marks=full)])
+@pytest.mark.parametrize(
+    "shape", ["chain, window", "tree, window", pytest.param("wide tree", marks=full)]
+)
 @pytest.mark.parametrize("sampler", ["greedy", "T=1", pytest.param("T=0.7 top-p", marks=full)])
 def test_lossless_in_bfloat16(kind, shape, sampler):
     lm = tiny.target("llama-bf16")
@@ -258,7 +298,7 @@ def test_lossless_in_bfloat16(kind, shape, sampler):
     decode(lm, drafter, EVERY[sampler])
 
 
-# Faults that must be noticed: the text is the same, whatever is drafted ----------------------------------------------
+# Faults that must be noticed: the text is the same, whatever is drafted ---------------------------
 
 
 def sinks_twice(both: Both) -> None:
@@ -284,13 +324,17 @@ def field(name: str, value) -> Callable[[Both], None]:
 
 
 def windows(change: int) -> Callable[[Both], None]:
-    return lambda both: setattr(both.fast.pairs, "span", replace(both.fast.span, window=both.fast.span.window + change))
+    return lambda both: setattr(
+        both.fast.pairs, "span", replace(both.fast.span, window=both.fast.span.window + change)
+    )
 
 
 FAULTS = {
     "a window one wider": windows(1),
     "a window one narrower": windows(-1),
-    "a sink left out": lambda both: setattr(both.fast.pairs, "span", replace(both.fast.span, sink=2)),
+    "a sink left out": lambda both: setattr(
+        both.fast.pairs, "span", replace(both.fast.span, sink=2)
+    ),
     "sinks twice": sinks_twice,
     "every node has the root's feature": field("continues", 0),
     "another residual": field("normed_residual", 1),

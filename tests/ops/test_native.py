@@ -1,4 +1,6 @@
-"""The native step computes what Transformers computes, and a node's numbers depend on its own path alone."""
+"""The native step computes what Transformers computes, and a node's numbers depend on its own path
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from longdraft.models.lm import LM
 from longdraft.ops import native, noise
 from longdraft.views import Guided, SinkWindow
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed"]
 
 
@@ -32,7 +36,8 @@ def bushy(root: Tree) -> Tree:
 
 def both_ways(lm: LM, run):
     """The result of run() by the native backend and by Transformers."""
-    kept, lm.backend = lm.backend, lm.eager
+    kept = lm.backend
+    lm.backend = lm.eager
     try:
         slow = run()
     finally:
@@ -46,7 +51,8 @@ def both_ways(lm: LM, run):
 @pytest.mark.parametrize("policy", [None, Guided(0.07, 16), SinkWindow(4, 0.07, 16)])
 @pytest.mark.parametrize("name", FAMILY)
 def test_equals_transformers(name, policy, of):
-    lm, prompts = tiny.target(name), tiny.prompts(70, 41, 133)
+    lm = tiny.target(name)
+    prompts = tiny.prompts(70, 41, 133)
 
     def run():
         cache = lm.new_cache(3, 160)
@@ -73,7 +79,9 @@ def test_equals_transformers(name, policy, of):
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
-    """Across block and chunk boundaries, for keys, values and logits: what makes bf16 speculation exact."""
+    """Across block and chunk boundaries, for keys, values and logits: what makes bf16 speculation
+    exact.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -85,7 +93,9 @@ def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
             begin = int(cache.length)
             drafted = torch.randint(3, 96, (1, 11))
             together = lm(Tree.chain(drafted), cache)
-            written = [x[:, begin : begin + 11].clone() for i in cache.layers for x in cache.read(i, 0)]
+            written = [
+                x[:, begin : begin + 11].clone() for i in cache.layers for x in cache.read(i, 0)
+            ]
             apart = []
             for token in drafted.T:
                 apart.append(lm(Tree.root(token), cache))
@@ -102,8 +112,11 @@ def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("name", FAMILY)
 def test_taps_equal_transformers(name, split, rows):
-    """Scores of every key head apart or together, and the residual stream at the ends and in the middle."""
-    lm, prompts = tiny.target(name), tiny.prompts(70, 41)
+    """Scores of every key head apart or together, and the residual stream at the ends and in the
+    middle.
+    """
+    lm = tiny.target(name)
+    prompts = tiny.prompts(70, 41)
 
     def run():
         cache = lm.new_cache(2, 160)
@@ -114,20 +127,26 @@ def test_taps_equal_transformers(name, split, rows):
         return dict(captured.scores), captured.states
 
     (fast, states), (slow, wanted) = both_ways(lm, run)
-    torch.testing.assert_close(fast, slow, rtol=1 / 256 if rows == "mean" and not split else 1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        fast, slow, rtol=1 / 256 if rows == "mean" and not split else 1e-4, atol=1e-5
+    )
     torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
 @pytest.mark.usefixtures("build")
 def test_every_build_is_right_in_bfloat16():
-    """Against the same weights in float32 not much worse than Transformers in bfloat16; and the same row by row."""
+    """Against the same weights in float32 not much worse than Transformers in bfloat16; and the
+    same row by row.
+    """
     half, (prompt,) = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide"), tiny.prompts(1100)
     exact = LM(tiny.stock("wide", dtype=torch.bfloat16).float(), "wide")
     for width in (1, 3, 8, 16, 21):
-        drafted, found = torch.randint(3, 96, (1, width), generator=torch.Generator().manual_seed(width)), []
+        drafted = torch.randint(3, 96, (1, width), generator=torch.Generator().manual_seed(width))
+        found = []
         for lm, by_transformers in ((exact, True), (half, True), (half, False)):
-            kept, lm.backend = lm.backend, lm.eager if by_transformers else lm.backend
+            kept = lm.backend
+            lm.backend = lm.eager if by_transformers else lm.backend
             cache = lm.new_cache(1, 1200)
             lm.prefill(prompt, cache)
             captured = Captures(CaptureSpec(rows="mean", of="weights"))
@@ -145,14 +164,20 @@ def test_every_build_is_right_in_bfloat16():
 
 @torch.inference_mode()
 def test_rows_do_not_touch_each_other():
-    lm, prompts = tiny.target("qwen3"), tiny.prompts(70, 41, 133)
+    lm = tiny.target("qwen3")
+    prompts = tiny.prompts(70, 41, 133)
     cache = lm.new_cache(3, 160)
     for b, p in enumerate(prompts):
         lm.prefill(p, cache.row(b))
     tree = bushy(Tree.root(torch.tensor([5, 6, 7])))
     side_by_side = lm(tree, cache)
     for b in range(3):
-        alone = Tree(tree.tokens[b : b + 1], tree.parent[b : b + 1], tree.depth[b : b + 1], tree.mask[b : b + 1])
+        alone = Tree(
+            tree.tokens[b : b + 1],
+            tree.parent[b : b + 1],
+            tree.depth[b : b + 1],
+            tree.mask[b : b + 1],
+        )
         real = tree.parent[b] != PAD
         assert torch.equal(lm(alone, cache.row(b))[0, real], side_by_side[b, real])
 
@@ -178,7 +203,9 @@ def test_what_it_does_not_compute_it_refuses():
     class Adapted(torch.nn.Linear):
         pass
 
-    model.model.layers[1].self_attn.q_proj = Adapted(projection.in_features, projection.out_features, bias=False)
+    model.model.layers[1].self_attn.q_proj = Adapted(
+        projection.in_features, projection.out_features, bias=False
+    )
     assert not fits(model, {})
 
 
@@ -187,7 +214,9 @@ class Adapted(torch.nn.Module):
 
     def __init__(self, whole: torch.nn.Module):
         super().__init__()
-        self.whole, self.weight, self.bias = whole, getattr(whole, "weight", None), getattr(whole, "bias", None)
+        self.whole = whole
+        self.weight = getattr(whole, "weight", None)
+        self.bias = getattr(whole, "bias", None)
 
     def forward(self, x):
         out = self.whole(x)
@@ -203,11 +232,19 @@ WRAPS = {
     "head": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
     "embedding": lambda m: setattr(m.model, "embed_tokens", Adapted(m.model.embed_tokens)),
     "norm": lambda m: setattr(m.model, "norm", Adapted(m.model.norm)),
-    "layer norm": lambda m: setattr(m.model.layers[1], "input_layernorm", Adapted(m.model.layers[1].input_layernorm)),
+    "layer norm": lambda m: setattr(
+        m.model.layers[1], "input_layernorm", Adapted(m.model.layers[1].input_layernorm)
+    ),
     "mlp": lambda m: setattr(m.model.layers[0], "mlp", Adapted(m.model.layers[0].mlp)),
-    "hook": lambda m: m.model.layers[1].mlp.register_forward_hook(lambda module, args, out: 2 * out),
-    "hook before": lambda m: m.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],)),
-    "parametrization": lambda m: torch.nn.utils.parametrize.register_parametrization(m.lm_head, "weight", Twice()),
+    "hook": lambda m: m.model.layers[1].mlp.register_forward_hook(
+        lambda module, args, out: 2 * out
+    ),
+    "hook before": lambda m: m.lm_head.register_forward_pre_hook(
+        lambda module, args: (2 * args[0],)
+    ),
+    "parametrization": lambda m: torch.nn.utils.parametrize.register_parametrization(
+        m.lm_head, "weight", Twice()
+    ),
     "forward": lambda m: setattr(m.model.norm, "forward", lambda x: 2 * x),
     "activation": lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
 }
@@ -218,13 +255,17 @@ WRAPS = {
 def test_what_is_hung_on_a_model_is_computed(what):
     """An adapter or a hook in any place: the native step, which would not see it, is not taken."""
     with torch.inference_mode(False):
-        model, stock = tiny.stock("llama"), tiny.stock("llama")
+        model = tiny.stock("llama")
+        stock = tiny.stock("llama")
         WRAPS[what](model)
     ids = torch.tensor([[5, 6, 7]])
-    wanted, other = model(input_ids=ids, use_cache=False).logits, stock(input_ids=ids, use_cache=False).logits
+    wanted = model(input_ids=ids, use_cache=False).logits
+    other = stock(input_ids=ids, use_cache=False).logits
     assert not torch.allclose(wanted, other, atol=1e-3)
     lm = LM(model)
-    torch.testing.assert_close(lm(Tree.chain(ids), lm.new_cache(1, 8)), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        lm(Tree.chain(ids), lm.new_cache(1, 8)), wanted, rtol=1e-4, atol=1e-4
+    )
 
 
 @torch.inference_mode()
@@ -241,7 +282,9 @@ def test_a_wrong_weight_shows():
     other = NativeBackend(Architecture(tiny.stock("llama", seed=1)))
     cache = lm.new_cache(1, 40)
     tree = Tree.root(torch.tensor([5]))
-    assert not torch.allclose(lm(tree, cache), other.forward(tree, cache, 0, None, Captures()), atol=1e-2)
+    assert not torch.allclose(
+        lm(tree, cache), other.forward(tree, cache, 0, None, Captures()), atol=1e-2
+    )
 
 
 def test_uniform_numbers_are_the_same_bits():
@@ -256,14 +299,20 @@ def test_uniform_numbers_are_the_same_bits():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("view", [None, SinkWindow(3, 0.1, 12), Guided(0.1, 12)], ids=["all", "window", "guided"])
+@pytest.mark.parametrize(
+    "view", [None, SinkWindow(3, 0.1, 12), Guided(0.1, 12)], ids=["all", "window", "guided"]
+)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama-mha", "qwen2", "wide"])
 def test_a_block_equals_torch(name, view):
-    """Rows of unequal lengths (one has nothing committed), level by level, under views, over a ring that has turned."""
+    """Rows of unequal lengths (one has nothing committed), level by level, under views, over a ring
+    that has turned.
+    """
     lm = tiny.target(name)
     seqs = prefill(lm, tiny.prompts(70, 1, 23), 40, Sampler(temperature=1.0), 0, ())
     some = 40 if name in ("qwen3", "wide") else 0  # of the target's tokens
-    both = GlideDrafter(random_glide(lm, 3, with_norm=name == "qwen3", vocab=some), [3, 4, 2], view, window=11)
+    both = GlideDrafter(
+        random_glide(lm, 3, with_norm=name == "qwen3", vocab=some), [3, 4, 2], view, window=11
+    )
     assert both.compiled is not None
     both.start(seqs)
     for _ in range(3):
@@ -271,14 +320,16 @@ def test_a_block_equals_torch(name, view):
         lm(Tree.root(seqs.last), seqs.cache, captured=captured)
         both.policy.update(seqs.cache, captured)
         both.ring.refresh(seqs.tokens, seqs.length - 1)
-        selected, tree = both.policy.view(seqs.cache), bushy(Tree.root(seqs.last))
+        selected = both.policy.view(seqs.cache)
+        tree = bushy(Tree.root(seqs.last))
         for start in (0, 1, 4):
             part = Tree(
                 *(x[:, : start + 3] for x in (tree.tokens, tree.parent, tree.depth)),
                 tree.mask[:, : start + 3, : start + 3],
             )
             fast = both.logits(part, start, seqs, selected)
-            kept, both.compiled = both.compiled, None
+            kept = both.compiled
+            both.compiled = None
             slow = both.logits(part, start, seqs, selected)
             both.compiled = kept
             torch.testing.assert_close(fast, slow.float(), rtol=1e-4, atol=1e-4)
@@ -300,14 +351,22 @@ def test_accepted_nodes_keep_their_keys_in_the_ring():
         fresh = Ring(drafter.block, 1, 16)
         fresh.refresh(seqs.tokens, seqs.length - 1)
         assert torch.equal(drafter.ring._owner, fresh._owner)
-        torch.testing.assert_close(drafter.ring.k[:, :, :16], fresh.k[:, :, :16], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(drafter.ring.v[:, :, :16], fresh.v[:, :, :16], rtol=1e-4, atol=1e-5)
-        assert (computed == fresh._owner).sum() >= 15  # at most the last accepted node's key was missing
+        torch.testing.assert_close(
+            drafter.ring.k[:, :, :16], fresh.k[:, :, :16], rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            drafter.ring.v[:, :, :16], fresh.v[:, :, :16], rtol=1e-4, atol=1e-5
+        )
+        assert (
+            computed == fresh._owner
+        ).sum() >= 15  # at most the last accepted node's key was missing
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native build runs here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bundled_model_takes_the_native_step(dtype):
-    """Also a second time on the same Transformers model: what the first LM hung on it only looks on."""
+    """Also a second time on the same Transformers model: what the first LM hung on it only looks
+    on.
+    """
     lm, _ = load("bundled", dtype)
     assert lm.exact and LM(lm.hf).exact

@@ -1,7 +1,8 @@
-"""The native step's numbers do not depend on how many threads compute them: the same bits with one, two and three.
+"""The native step's numbers do not depend on how many threads compute them: the same bits with one,
+two and three.
 
-(The rest of the suite runs on one.) The prompt is always read with one thread: torch does that, and promises no such
-thing.
+(The rest of the suite runs on one.) The prompt is always read with one thread: torch does that, and
+promises no such thing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from longdraft.models.lm import LM
 from longdraft.views import Guided, SinkWindow, View
 
 pytestmark = pytest.mark.usefixtures("build")  # each build in turn
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
 each_model = pytest.mark.parametrize("model", ["llama", "qwen3-mixed", "wide"])
 
 
@@ -53,8 +56,11 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 @each_dtype
 @each_model
 def test_a_pass(model, dtype):
-    """Rows of unequal lengths, one past a block of keys; trees and chains; whole and under a view; with taps."""
-    lm, lengths = lm_of(model, dtype), (1100, 41, 300) if model == "wide" else (400, 41, 133)
+    """Rows of unequal lengths, one past a block of keys; trees and chains; whole and under a view;
+    with taps.
+    """
+    lm = lm_of(model, dtype)
+    lengths = (1100, 41, 300) if model == "wide" else (400, 41, 133)
     cache = lm.new_cache(3, max(lengths) + 64)
     prompts = tiny.prompts(*lengths)
     for b, p in enumerate(prompts):
@@ -65,12 +71,25 @@ def test_a_pass(model, dtype):
     def run() -> list[torch.Tensor]:
         found = []
         for tree in (root, bushy(root), wide):
-            for rows, of, split in (("all", "logits", True), ("mean", "weights", False), ("mean", "weights", True)):
+            for rows, of, split in (
+                ("all", "logits", True),
+                ("mean", "weights", False),
+                ("mean", "weights", True),
+            ):
                 captured = Captures(CaptureSpec(rows=rows, of=of, split=split, hidden=(0, 2)))
-                found += [lm(tree, cache, captured=captured), *captured.scores.values(), *captured.states.values()]
+                found += [
+                    lm(tree, cache, captured=captured),
+                    *captured.scores.values(),
+                    *captured.states.values(),
+                ]
             found.append(lm(tree, cache, view=SinkWindow(4, 0.07, 16).view(cache)))
             ends = [(b, n, n + tree.size) for b, n in enumerate(cache.length.tolist())]
-            found += [x[:, n:end].clone() for i in cache.layers for b, n, end in ends for x in cache.read(i, b)]
+            found += [
+                x[:, n:end].clone()
+                for i in cache.layers
+                for b, n, end in ends
+                for x in cache.read(i, b)
+            ]
         return found
 
     with threads(1):
@@ -84,11 +103,13 @@ def test_a_pass(model, dtype):
 @each_dtype
 @each_model
 def test_a_drafted_chain(model, dtype):
-    lm, prompts = lm_of(model, dtype), tiny.prompts(300, 41)
+    lm = lm_of(model, dtype)
+    prompts = tiny.prompts(300, 41)
     cache = lm.new_cache(2, 340)
     for b, p in enumerate(prompts):
         lm.prefill(p[:-1], cache.row(b))
-    first, found = torch.tensor([p[-1] for p in prompts]), []
+    first = torch.tensor([p[-1] for p in prompts])
+    found = []
     view = View(torch.arange(0, 40, 3)[None, None].expand(1, 2, -1), torch.tensor([250, 40]))
     for count in (1, 2):
         with threads(count):
@@ -96,7 +117,9 @@ def test_a_drafted_chain(model, dtype):
                 for temperature in (0.0, 1.0):
                     step = lm.backend.chain_drafter(cache, seen)
                     assert step is not None
-                    draws = ChainDraws(12, [Sampler(temperature)] * 2, torch.tensor([3, 4]), cache.length + 1)
+                    draws = ChainDraws(
+                        12, [Sampler(temperature)] * 2, torch.tensor([3, 4]), cache.length + 1
+                    )
                     found.append(step(first, 0, draws))
     assert same(found[:4], found[4:])
 

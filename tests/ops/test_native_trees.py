@@ -1,4 +1,6 @@
-"""A node of a tree has plain decoding's numbers to the bit, wherever its path lies among other branches."""
+"""A node of a tree has plain decoding's numbers to the bit, wherever its path lies among other
+branches.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,13 @@ from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import View
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 FAMILY = ["llama", "qwen3", "mistral-window", "qwen3-mixed"]
 each_kv = pytest.mark.parametrize("kv", [None, "int8"])
-# Just before, at and after the bounds of chunks (256 slots) and blocks (1,024); inside them; almost nothing.
+# Just before, at and after the bounds of chunks (256 slots) and blocks (1,024); inside them; almost
+# nothing.
 LENGTHS = [4, 121, 250, 255, 256, 1019]
 
 
@@ -32,11 +37,19 @@ def scattered(size: int, seed: int) -> Tree:
 
 
 def paths(tree: Tree) -> list[list[int]]:
-    return [tree.mask[0, n].nonzero()[:, 0].tolist() for n in range(tree.size) if int(tree.parent[0, n]) != PAD]
+    return [
+        tree.mask[0, n].nonzero()[:, 0].tolist()
+        for n in range(tree.size)
+        if int(tree.parent[0, n]) != PAD
+    ]
 
 
-def in_the_tree_and_alone(lm: LM, prompt: list[int], tree: Tree, view: View | None = None) -> tuple[list, list]:
-    """Each node's logits and its scores of the committed text, in the tree and at the end of its own path alone."""
+def in_the_tree_and_alone(
+    lm: LM, prompt: list[int], tree: Tree, view: View | None = None
+) -> tuple[list, list]:
+    """Each node's logits and its scores of the committed text, in the tree and at the end of its
+    own path alone.
+    """
     cache = lm.new_cache(1, 64)
     lm.prefill(prompt, cache)
     captured = Captures(CaptureSpec(rows="all", of="weights"))
@@ -45,7 +58,8 @@ def in_the_tree_and_alone(lm: LM, prompt: list[int], tree: Tree, view: View | No
     def row(found: Tensor, captured: Captures, n: int) -> list[Tensor]:
         return [found[0, n], *(captured.scores[i][0, n] for i in sorted(captured.scores))]
 
-    together, alone = [], []
+    together = []
+    alone = []
     for path in paths(tree):
         single = Captures(CaptureSpec(rows="last", of="weights"))
         chain = lm(Tree.chain(tree.tokens[:, path]), cache, captured=single)
@@ -56,7 +70,8 @@ def in_the_tree_and_alone(lm: LM, prompt: list[int], tree: Tree, view: View | No
 
 def differing(together: list, alone: list) -> int:
     return sum(
-        not all(torch.equal(a, b) for a, b in zip(*pair, strict=True)) for pair in zip(together, alone, strict=True)
+        not all(torch.equal(a, b) for a, b in zip(*pair, strict=True))
+        for pair in zip(together, alone, strict=True)
     )
 
 
@@ -81,11 +96,11 @@ def test_in_every_build(kv):
 
 @torch.inference_mode()
 def test_the_mask_alone_is_not_enough():
-    """A pass under a view keeps the tree's own order of sums: what verification did before, and this test can tell."""
-    lm, everything = (
-        LM(tiny.stock("llama", dtype=torch.bfloat16), "llama"),
-        View(torch.zeros(1, 1, 0, dtype=torch.long), torch.zeros(1, dtype=torch.long)),
-    )
+    """A pass under a view keeps the tree's own order of sums: what verification did before, and
+    this test can tell.
+    """
+    lm = LM(tiny.stock("llama", dtype=torch.bfloat16), "llama")
+    everything = View(torch.zeros(1, 1, 0, dtype=torch.long), torch.zeros(1, dtype=torch.long))
     (prompt,) = tiny.prompts(121)
     assert differing(*in_the_tree_and_alone(lm, prompt, scattered(21, 0), everything)) > 0
 
@@ -106,5 +121,7 @@ def test_what_a_tree_commits_is_what_plain_decoding_writes(kv):
         cache.keep(torch.tensor([kept]), torch.tensor([len(kept)]))
         end = int(cache.length)
         logits = lm(Tree.root(torch.tensor([9])), cache)
-        found.append([logits, *(x[:, :end].clone() for i in cache.layers for x in cache.stored(i, 0))])
+        found.append(
+            [logits, *(x[:, :end].clone() for i in cache.layers for x in cache.stored(i, 0))]
+        )
     assert len(path) > 4 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))

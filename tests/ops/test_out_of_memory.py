@@ -1,4 +1,6 @@
-"""Memory that does not suffice is an error in Python, and the model goes on; what a wide pass took is given back."""
+"""Memory that does not suffice is an error in Python, and the model goes on; what a wide pass took
+is given back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose, native, refill
 from longdraft.views import Guided, SinkWindow
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
 MIB = 1 << 20
 KEPT = 128 * MIB  # work.h
 
@@ -35,7 +39,9 @@ def two_threads():
 
 
 def failing_each_in_turn(lib, run) -> int:
-    """run() with its first request for memory refused, its second, ... until all are met -> how many there were."""
+    """run() with its first request for memory refused, its second, ... until all are met -> how
+    many there were.
+    """
     n = 0
     while True:
         n += 1
@@ -57,7 +63,8 @@ def test_whichever_request_of_a_pass_fails(build, dtype):
     """A tree with scores and states kept, as wide as not to find room of an earlier call."""
     lm = LM(tiny.stock("wide", dtype=dtype), "wide")
     (prompt,) = tiny.prompts(300)
-    cache, tree = lm.new_cache(1, 400), Tree.root(torch.tensor([5]))
+    cache = lm.new_cache(1, 400)
+    tree = Tree.root(torch.tensor([5]))
     lm.prefill(prompt, cache)
     tree = tree.grow(torch.zeros(1, 3, dtype=torch.long), torch.tensor([[6, 7, 8]])).grow(
         torch.tensor([[1, 2, 3]]), torch.tensor([[9, 9, 9]])
@@ -66,7 +73,9 @@ def test_whichever_request_of_a_pass_fails(build, dtype):
     for rows, of in (("all", "weights"), ("mean", "weights"), (None, "logits")):
         lm.backend = type(lm.backend)(lm.architecture)  # with no room at all
         captured = Captures(CaptureSpec(rows=rows, of=of, hidden=(0, 3)))
-        failed = failing_each_in_turn(lm.backend.step.lib, lambda captured=captured: lm(tree, cache, captured=captured))
+        failed = failing_each_in_turn(
+            lm.backend.step.lib, lambda captured=captured: lm(tree, cache, captured=captured)
+        )
         assert failed >= (11 if rows else 10)
         assert torch.equal(lm(tree, cache, captured=captured), wanted)
 
@@ -77,7 +86,8 @@ def test_whichever_request_of_a_chain_fails(build):
     lm, (prompt,) = LM(tiny.stock("llama"), "llama"), tiny.prompts(40)
     cache = lm.new_cache(1, 60)
     lm.prefill(prompt, cache)
-    sampler, recent = Sampler(1.0, top_p=0.9, penalty=1.2), torch.tensor([[5, 9]])
+    sampler = Sampler(1.0, top_p=0.9, penalty=1.2)
+    recent = torch.tensor([[5, 9]])
     draws = ChainDraws(5, [sampler], torch.tensor([3]), torch.tensor([41]), recent)
     first = torch.tensor([7])
     wanted = lm.backend.chain_drafter(cache, None)(first, 0, draws)
@@ -91,28 +101,40 @@ def test_whichever_request_of_a_chain_fails(build):
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [random_eagle2, random_eagle3])
-@pytest.mark.parametrize(("topk", "sampler"), [(1, Sampler(1.0, penalty=1.2)), (5, Sampler(1.0, top_p=0.9))])
+@pytest.mark.parametrize(
+    ("topk", "sampler"), [(1, Sampler(1.0, penalty=1.2)), (5, Sampler(1.0, top_p=0.9))]
+)
 def test_whichever_request_of_a_draft_fails(build, make, topk, sampler, dtype):
-    """A chain, or a tree, by a layer of the drafter's own; and of the pass that appends its pairs."""
+    """A chain, or a tree, by a layer of the drafter's own; and of the pass that appends its
+    pairs.
+    """
     lm = LM(tiny.stock("llama", dtype=dtype), "llama")
     seqs = prefill(lm, tiny.prompts(40, 9), 30, sampler, 0, ())
     drafter = Eagle(lm, make(lm, 0), topk, 4, 30, 20, 8, 2)
     drafter.start(seqs)
-    wanted, root = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits()), Tree.root(seqs.last)
-    output, found = drafter.pairs.output.clone(), []
+    wanted = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits())
+    root = Tree.root(seqs.last)
+    output = drafter.pairs.output.clone()
+    found = []
 
     def empty() -> None:
         """With no room at all."""
         lm.backend = type(lm.backend)(lm.architecture)
-        drafter.compiled = drafter.pairs.compiled = lm.backend.compile_layers(drafter.block.compilable())
+        drafter.compiled = drafter.pairs.compiled = lm.backend.compile_layers(
+            drafter.block.compilable()
+        )
 
     empty()
     grow = lambda: found.append(drafter.grow(root, seqs, DraftLimits()))  # noqa: E731
     assert failing_each_in_turn(lm.backend.step.lib, grow) >= 16
-    assert all(torch.equal(a.tokens, wanted.tokens) and torch.equal(a.mask, wanted.mask) for a in found)
+    assert all(
+        torch.equal(a.tokens, wanted.tokens) and torch.equal(a.mask, wanted.mask) for a in found
+    )
     drafter.start(seqs)
     empty()
-    features = torch.randn(1, 9, lm.config.hidden_size * (1 if make is random_eagle2 else 3), dtype=dtype)
+    features = torch.randn(
+        1, 9, lm.config.hidden_size * (1 if make is random_eagle2 else 3), dtype=dtype
+    )
     pairs = drafter.pairs
     feed = lambda: pairs.feed(features, torch.full((1, 9), 5), slice(1, 2), [9])  # noqa: E731
     before = int(pairs.own.length[1])
@@ -129,20 +151,27 @@ def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     """A copy that stopped half-way holds nothing, and is right the next time."""
     scores = torch.randn(3, 300_000)
     wanted = choose(scores.unbind(), 1000)
-    more = torch.cat([scores, torch.full((3, 900_000), -9.0)], 1)  # asks for more than any call before
+    more = torch.cat(
+        [scores, torch.full((3, 900_000), -9.0)], 1
+    )  # asks for more than any call before
     assert failing_each_in_turn(build, lambda: choose(more.unbind(), 1000)) == 1
     assert torch.equal(choose(scores.unbind(), 1000), wanted)
     k = torch.randn(2, 200_000, 16)
-    copy, slots = Compact(), torch.arange(0, 200_000, 2)
+    copy = Compact()
+    slots = torch.arange(0, 200_000, 2)
     assert torch.equal(refill([(copy, k, k, slots[:10])])[0][0], k[:, slots[:10]])
     found = []
     assert failing_each_in_turn(build, lambda: found.append(refill([(copy, k, k, slots)])[0])) == 1
-    assert torch.equal(found[-1][0].sum((0, 2)).sort().values, k[:, slots].sum((0, 2)).sort().values)
+    assert torch.equal(
+        found[-1][0].sum((0, 2)).sort().values, k[:, slots].sum((0, 2)).sort().values
+    )
 
 
 @pytest.mark.parametrize("make", ["guided", "block", "layers"])
 def test_generation_fails_in_python_and_then_goes_on(make):
-    """Wherever it comes, in the middle of drafting or of verification: the next call says what it would have said."""
+    """Wherever it comes, in the middle of drafting or of verification: the next call says what it
+    would have said.
+    """
     lm = LM(tiny.stock("llama"), "llama")
 
     def drafter():
@@ -154,7 +183,9 @@ def test_generation_fails_in_python_and_then_goes_on(make):
 
     def run():
         lm.backend = type(lm.backend)(lm.architecture)
-        return generate(lm, tiny.prompts(70, 31), drafter(), max_new_tokens=8, sampler=Sampler(1.0), seed=3)
+        return generate(
+            lm, tiny.prompts(70, 31), drafter(), max_new_tokens=8, sampler=Sampler(1.0), seed=3
+        )
 
     wanted = run()
     for n in (1, 2, 5, 9, 12, 13, 14, 15, 17, 20, 23):
@@ -216,7 +247,8 @@ own, root, at = KVCache(1, 1), torch.tensor([5]), torch.tensor([0])
 places = own.pointers(90 * 400, [0], 2, 16, torch.float32)
 draws = Sampler(1.0).chain(400, Sequences.of([[5]], 9, KVCache(1, 1), Sampler(1.0)))
 keys = DraftKeys(places, own.length)
-grow = lambda topk, depth: layers.grow(root, torch.ones(1, 1, 64), at, keys, draws, topk, depth, 50, True)
+states = torch.ones(1, 1, 64)
+grow = lambda topk, depth: layers.grow(root, states, at, keys, draws, topk, depth, 50, True)
 with torch.inference_mode():
     small = grow(90, 3)  # torch's own memory, and the threads
     held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -233,14 +265,23 @@ with torch.inference_mode():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses is Linux's")
-@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs addresses of its own")
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer needs addresses of its own",
+)
 @pytest.mark.parametrize(
-    "script", [pytest.param(LIMITED, id="a pass", marks=pytest.mark.full), pytest.param(LIMITED_TREE, id="a tree")]
+    "script",
+    [
+        pytest.param(LIMITED, id="a pass", marks=pytest.mark.full),
+        pytest.param(LIMITED_TREE, id="a tree"),
+    ],
 )
 def test_a_process_that_may_have_no_more_memory_goes_on(script):
     """The system itself refuses: the old code called std::terminate."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["tests", *sys.path])}
-    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.split("\n")[:2] == ["MemoryError", "and it goes on"]
 
@@ -250,8 +291,11 @@ def held(lm: LM) -> int:
 
 
 def long_text(lm: LM, rows: int, length: int):
-    """A cache of that length: a short text's keys, over and over; each row begins elsewhere in it."""
-    cache, part = lm.new_cache(rows, length + 130), 500
+    """A cache of that length: a short text's keys, over and over; each row begins elsewhere in
+    it.
+    """
+    cache = lm.new_cache(rows, length + 130)
+    part = 500
     for b in range(rows):
         lm.prefill(tiny.prompts(part, seed=b)[0], cache.row(b))
     for layer in cache.layers:
@@ -265,26 +309,36 @@ def long_text(lm: LM, rows: int, length: int):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("rows", "of", "split"), [("all", "logits", False), ("all", "weights", True), ("mean", "weights", False)]
+    ("rows", "of", "split"),
+    [("all", "logits", False), ("all", "weights", True), ("mean", "weights", False)],
 )
 def test_partial_results_are_held_a_part_at_a_time(rows, of, split):
-    """Many rows and nodes over a long text: their numbers are those of each row alone, in memory that is bounded."""
-    lm, B, W = LM(tiny.stock("llama"), "llama"), 12, 96
+    """Many rows and nodes over a long text: their numbers are those of each row alone, in memory
+    that is bounded.
+    """
+    lm = LM(tiny.stock("llama"), "llama")
+    B = 12
+    W = 96
     cache = long_text(lm, B, 6000)
     tree = Tree.chain(torch.randint(3, 96, (B, W), generator=torch.Generator().manual_seed(0)))
     captured = Captures(CaptureSpec(rows=rows, of=of, split=split, only=1))
     logits = lm(tree, cache, captured=captured)
     assert held(lm) <= KEPT
     for b in (0, 5, 11):
-        alone, single = Captures(CaptureSpec(rows=rows, of=of, split=split, only=1)), Tree.chain(tree.tokens[b : b + 1])
+        alone = Captures(CaptureSpec(rows=rows, of=of, split=split, only=1))
+        single = Tree.chain(tree.tokens[b : b + 1])
         assert torch.equal(lm(single, cache.row(b), captured=alone)[0], logits[b])
         assert torch.equal(alone.scores[1][0], captured.scores[1][b])
 
 
 @torch.inference_mode()
 def test_a_pass_of_many_rows_over_a_long_text_is_within_bounds():
-    """8 rows, a tree of 69 at 128K took 1.2 GB of partial results; here the blocks of 64K of a tiny model."""
-    lm, B, W = LM(tiny.stock("llama"), "llama"), 8, 69
+    """8 rows, a tree of 69 at 128K took 1.2 GB of partial results; here the blocks of 64K of a tiny
+    model.
+    """
+    lm = LM(tiny.stock("llama"), "llama")
+    B = 8
+    W = 69
     cache = long_text(lm, B, 65_000)
     tree = Tree.chain(torch.randint(3, 96, (B, W), generator=torch.Generator().manual_seed(0)))
     captured = Captures(CaptureSpec(rows="mean", of="weights", only=1))

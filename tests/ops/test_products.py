@@ -1,4 +1,6 @@
-"""The products of the kernels, compiled for every vector width that this machine can run or emulate."""
+"""The products of the kernels, compiled for every vector width that this machine can run or
+emulate.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from longdraft.ops import native
 SOURCES = Path(native.__file__).parent
 PROGRAM = Path(__file__).parents[1] / "support" / "native_products.cpp"
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-X86 = {"_avx2": ["-mavx2", "-mfma"], "_avx512": AVX512, "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"]}
+X86 = {
+    "_avx2": ["-mavx2", "-mfma"],
+    "_avx512": AVX512,
+    "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+}
 
 
 def needs(compiler: str, kind: str = "_avx2") -> None:
@@ -24,7 +30,15 @@ def needs(compiler: str, kind: str = "_avx2") -> None:
 
 def build(compiler: str, flags: list[str], folder: Path, sources: Path = SOURCES) -> str:
     """Compiles the program -> its path."""
-    words = [compiler, "-O2", "-std=c++17", "-Wno-psabi", "-Wno-unknown-pragmas", f"-I{sources}", *flags]
+    words = [
+        compiler,
+        "-O2",
+        "-std=c++17",
+        "-Wno-psabi",
+        "-Wno-unknown-pragmas",
+        f"-I{sources}",
+        *flags,
+    ]
     program = str(folder / "products")
     done = subprocess.run([*words, str(PROGRAM), "-o", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -48,7 +62,9 @@ def test_neon_under_an_emulator(tmp_path):
     if platform.machine() == "aarch64":
         assert run(build("g++", [], tmp_path)) == (0, "vectors of 4 floats\n")
     elif shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64") is None:
-        pytest.skip("no compiler for Arm, or no emulator: g++-aarch64-linux-gnu and qemu-user have them")
+        pytest.skip(
+            "no compiler for Arm, or no emulator: g++-aarch64-linux-gnu and qemu-user have them"
+        )
     else:
         program = build("aarch64-linux-gnu-g++", ["-static"], tmp_path)
         assert run("qemu-aarch64", program) == (0, "vectors of 4 floats\n")
@@ -60,7 +76,8 @@ def test_clang_compiles_it_without_openmp(tmp_path):
     assert run(build("clang++", X86["_avx2"], tmp_path)) == (0, "vectors of 8 floats\n")
 
 
-PLANTED = {  # a fault: its file, the right code, the wrong code, and what the program must call wrong
+# a fault: its file, the right code, the wrong code, and what the program must call wrong
+PLANTED = {
     "a row's sums depend on the rows beside it": (
         "vector_products.h",
         "sum[r][i] *= keep[r];",
@@ -110,9 +127,24 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "high + 4 - step / 32 * 4,",
         "outputs",
     ),
-    "sixth bits are of the next group": ("packed_weights.h", "k = step / 16;", "k = (step / 16 + 1) % 4;", "outputs"),
-    "a code of 6 bits has no sign": ("packed_weights.h", "(two & 48)) - 32)", "(two & 48)))", "outputs"),
-    "a code of 5 bits without offset has no sign": ("scales.h", "(-(1 << (Form::BITS - 1)))", "(0)", "outputs"),
+    "sixth bits are of the next group": (
+        "packed_weights.h",
+        "k = step / 16;",
+        "k = (step / 16 + 1) % 4;",
+        "outputs",
+    ),
+    "a code of 6 bits has no sign": (
+        "packed_weights.h",
+        "(two & 48)) - 32)",
+        "(two & 48)))",
+        "outputs",
+    ),
+    "a code of 5 bits without offset has no sign": (
+        "scales.h",
+        "(-(1 << (Form::BITS - 1)))",
+        "(0)",
+        "outputs",
+    ),
     "a scale of 6 bits loses its high bits": ("scales.h", "| (w[0] >> 2 & two)", "", "outputs"),
     "a minimum of 6 bits is added": (
         "scales.h",
@@ -158,7 +190,12 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "scale_in(block), splat(0))",
         "values of codes",
     ),
-    "the halves of a value's byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "values of codes"),
+    "the halves of a value's byte are swapped": (
+        "codes.h",
+        "step < 16)",
+        "step >= 16)",
+        "values of codes",
+    ),
     "the halves of a key's byte are swapped": (
         "coded_products.h",
         "        low = _mm256_and_si256(two, _mm256_set1_epi16(15)), high =",
@@ -262,11 +299,13 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "outputs",
     ),
 }
-PAIRED = "pair"  # in a fault's file or name: it is planted in a build with the instructions for pairs of bf16
+# in a fault's file or name: it is planted in a build with the instructions for pairs of bf16
+PAIRED = "pair"
 
 
 @pytest.mark.full
-@pytest.mark.weekly  # and when the kernels change: each is compiled, which takes 14 minutes of a core together
+# and when the kernels change: each is compiled, which takes 14 minutes of a core together
+@pytest.mark.weekly
 @pytest.mark.parametrize("fault", PLANTED)
 def test_it_finds_planted_faults(fault, tmp_path):
     name, right, wrong, found = PLANTED[fault]

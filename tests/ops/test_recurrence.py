@@ -1,4 +1,6 @@
-"""The kernel for recurrences along the paths of a tree, in every build that this machine can run."""
+"""The kernel for recurrences along the paths of a tree, in every build that this machine can
+run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from longdraft.ops import native, recurrence
 from longdraft.ops.scan import COMMITTED, ON, Order, Terms, chain, depth_first
 
 BUILDS = [kind for kind in native.NEEDS if native.opened(kind)[0] is not None]
-CASES = ["delta", "delta by key", "plain delta", "additive", "additive by key", "mamba", "narrow mamba"]
+CASES = [
+    "delta",
+    "delta by key",
+    "plain delta",
+    "additive",
+    "additive by key",
+    "mamba",
+    "narrow mamba",
+]
 T = 150  # tokens: more than two tiles of the kernel
 
 
@@ -27,22 +37,30 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def scan_of(case: str) -> tuple[DeltaRule | Additive | StateSpace, Inputs, Tensor]:
-    """A recurrence, its inputs of T tokens and queries; no size is a multiple of a vector, but those of "delta"."""
+    """A recurrence, its inputs of T tokens and queries; no size is a multiple of a vector, but
+    those of "delta".
+    """
     torch.manual_seed(3)
     G, H, N, P = (2, 4, 64, 96) if case == "delta" else (2, 4, 20, 37)
 
     def decays(*shape: int) -> Tensor:
         return -0.3 * torch.rand(T, *shape)
 
-    k, q, v = torch.randn(T, G, N), torch.randn(T, G, N), torch.randn(T, H, P)
+    k = torch.randn(T, G, N)
+    q = torch.randn(T, G, N)
+    v = torch.randn(T, H, P)
     if "delta" in case:
         g = decays(H, N) if "by key" in case else decays(H)
         k = k if case != "plain delta" else k / k.norm(dim=-1, keepdim=True)
         return DeltaRule(case != "plain delta"), (k, v, g, torch.rand(T, H)), q
     if "additive" in case:
         return Additive(), (decays(H, N) if "by key" in case else decays(H), k, v), q
-    D, S = 130, 16 if "narrow" in case else 5
-    x, dt, B, C = torch.randn(T, D, 1), torch.rand(T, D), torch.randn(T, 1, S), torch.randn(T, 1, S)
+    D = 130
+    S = 16 if "narrow" in case else 5
+    x = torch.randn(T, D, 1)
+    dt = torch.rand(T, D)
+    B = torch.randn(T, 1, S)
+    C = torch.randn(T, 1, S)
     return StateSpace(-torch.rand(D, S)), (x, dt, B), C
 
 
@@ -50,9 +68,13 @@ def of(inputs: Inputs, tokens: slice | list[int]) -> Inputs:
     return tuple(x[tokens] for x in inputs)
 
 
-def in_parts(scan: DeltaRule | Additive | StateSpace, inputs: Inputs, q: Tensor, sizes: list[int]) -> list[Tensor]:
+def in_parts(
+    scan: DeltaRule | Additive | StateSpace, inputs: Inputs, q: Tensor, sizes: list[int]
+) -> list[Tensor]:
     """Outputs and the last state of a chain in calls of these sizes."""
-    state, outputs, begin = None, list[Tensor](), 0
+    state = None
+    outputs = list[Tensor]()
+    begin = 0
     for size in sizes:
         part = slice(begin, begin + size)
         out, state = scan.run(state, of(inputs, part), (q[part],))
@@ -80,8 +102,13 @@ def test_bits_do_not_depend_on_calls_threads_or_outputs(build: str, case: str) -
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             for sizes in ([1] * T, [8] * 18 + [6], [64, 64, 22], [3, 147]):
-                assert all(map(torch.equal, in_parts(scan, inputs, q, sizes), expected)), (count, sizes[0])
-            state = scan.replay(scan.replay(None, of(inputs, slice(71))), of(inputs, slice(71, None)))
+                assert all(map(torch.equal, in_parts(scan, inputs, q, sizes), expected)), (
+                    count,
+                    sizes[0],
+                )
+            state = scan.replay(
+                scan.replay(None, of(inputs, slice(71))), of(inputs, slice(71, None))
+            )
             assert torch.equal(state, expected[1])
     finally:
         torch.set_num_threads(threads)
@@ -114,7 +141,9 @@ def test_shapes_that_contradict_each_other_are_refused(build: str) -> None:
 
 
 @pytest.mark.parametrize("step", [(T, ON, -1), (3, -3, -1), (3, 1, -1), (3, ON, 1), (3, ON, -2)])
-def test_orders_beyond_the_tokens_or_slots_are_refused(build: str, step: tuple[int, int, int]) -> None:
+def test_orders_beyond_the_tokens_or_slots_are_refused(
+    build: str, step: tuple[int, int, int]
+) -> None:
     _, (k, v, g, beta), _ = scan_of("delta")
     order = Order(torch.tensor([(0, COMMITTED, 0), step], dtype=torch.int32), 1, 1)
     with pytest.raises(RuntimeError, match="shapes of a recurrence"):
@@ -122,10 +151,13 @@ def test_orders_beyond_the_tokens_or_slots_are_refused(build: str, step: tuple[i
 
 
 def a_tree(seed: int, size: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Segments of a random tree of `size` tokens in depth-first order, whose numbers are shuffled, and each one's path
-    to its last token."""
+    """Segments of a random tree of `size` tokens in depth-first order, whose numbers are shuffled,
+    and each one's path to its last token.
+    """
     draw = random.Random(seed)
-    left, segments, paths = draw.sample(range(T), size), list[tuple[int, list[int]]](), list[list[int]]()
+    left = draw.sample(range(T), size)
+    segments = list[tuple[int, list[int]]]()
+    paths = list[list[int]]()
 
     def grow(after: int, path: list[int], depth: int) -> None:
         own = [left.pop() for _ in range(min(len(left), draw.randint(1, 6)))]
@@ -144,7 +176,9 @@ def a_tree(seed: int, size: int) -> tuple[list[tuple[int, list[int]]], list[list
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [9, 149])
 def test_a_tree_in_a_call_has_the_bits_of_its_paths(build: str, case: str, size: int) -> None:
-    """In one tile of the kernel and in two; from a state; a token that was left out has an output of zero."""
+    """In one tile of the kernel and in two; from a state; a token that was left out has an output
+    of zero.
+    """
     assert tree_differs(case, size) == 0
 
 
@@ -152,7 +186,9 @@ def tree_differs(case: str, size: int) -> int:
     """How many paths of trees have other outputs or kept states than alone."""
     scan, inputs, q = scan_of(case)
     start = scan.replay(None, inputs)
-    first, different = 5, 0  # tokens before have no outputs
+    # tokens before have no outputs
+    first = 5
+    different = 0
     for seed in range(3):
         segments, paths = a_tree(seed, size)
         keep = (paths[0][0], paths[len(paths) // 2][-1])
@@ -171,7 +207,9 @@ def tree_differs(case: str, size: int) -> int:
     return different
 
 
-def test_planted_a_branch_of_another_state_is_noticed(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_a_branch_of_another_state_is_noticed(
+    build: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     along = recurrence.along
 
     def wrong(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,9 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("reach", [0, 1, 8, 50])
 @pytest.mark.parametrize("n", [1, 7, 40, 3000])
 def test_the_best_are_chosen_in_order_of_place(way, n, reach):
-    scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[:, :n]  # a slice: rows are not adjacent
+    scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[
+        :, :n
+    ]  # a slice: rows are not adjacent
     for count in {0, 1, n // 3, n}:
         indices = choose(scores.unbind(), count, reach, 0.25)
         after = spread(scores, reach, 0.25)
@@ -61,12 +63,19 @@ def test_rows_are_copied_from_a_slice_of_a_longer_buffer(way, dtype, apart):
 
 def coded(slots: int, heads: int = 3, width: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys that say which head and slot they are of, and values that say it otherwise."""
-    k = torch.arange(heads * slots, dtype=torch.float32).view(heads, slots, 1).expand(-1, -1, width).contiguous()
+    k = (
+        torch.arange(heads * slots, dtype=torch.float32)
+        .view(heads, slots, 1)
+        .expand(-1, -1, width)
+        .contiguous()
+    )
     return k, -k
 
 
 def held(copy: tuple[torch.Tensor, torch.Tensor], k: torch.Tensor) -> list[int]:
-    """The slots of a compact copy, in order; every head has them at the same places, and each value its key."""
+    """The slots of a compact copy, in order; every head has them at the same places, and each value
+    its key.
+    """
     mine, values = copy
     assert torch.equal(values, -mine) and bool((mine == mine[..., :1]).all())
     slots = mine[..., 0] - torch.arange(len(k))[:, None] * k.shape[1]
@@ -75,9 +84,13 @@ def held(copy: tuple[torch.Tensor, torch.Tensor], k: torch.Tensor) -> list[int]:
 
 
 def test_a_copy_follows_its_choices():
-    """Growing, shrinking, moving by a little and altogether, past its room; what stays is not copied again."""
+    """Growing, shrinking, moving by a little and altogether, past its room; what stays is not
+    copied again.
+    """
     k, v = coded(900)
-    generator, copy, before = torch.Generator().manual_seed(0), Compact(), None
+    generator = torch.Generator().manual_seed(0)
+    copy = Compact()
+    before = None
     for size in (40, 40, 57, 30, 110, 110, 1, 300, 299, 300):
         slots = torch.randperm(900, generator=generator)[:size].sort().values
         if before is not None and size > 50:
@@ -86,7 +99,9 @@ def test_a_copy_follows_its_choices():
         assert held(found, k) == slots.tolist() and found[0].shape == (3, len(slots), 16)
         before = slots
     if native.library() is not None:
-        k[:], v[:] = 7.0, -7.0  # had anything been copied again, it would be this
+        # had anything been copied again, it would be this
+        k[:] = 7.0
+        v[:] = -7.0
         assert held(refill([(copy, k, v, before)])[0], coded(900)[0]) == before.tolist()
 
 
@@ -94,11 +109,14 @@ def test_choices_of_each_head_are_copied_as_they_are():
     k, v = coded(50)
     slots = torch.tensor([[1, 5], [2, 3], [40, 49]])
     mine, values = refill([(Compact(), k, v, slots)])[0]
-    assert torch.equal(mine, k.gather(1, slots[..., None].expand(-1, -1, 16))) and torch.equal(values, -mine)
+    assert torch.equal(mine, k.gather(1, slots[..., None].expand(-1, -1, 16))) and torch.equal(
+        values, -mine
+    )
 
 
 def test_a_guided_view_forgets_the_text_before():
-    policy, target = Guided(0.07, 16), tiny.target("llama")
+    policy = Guided(0.07, 16)
+    target = tiny.target("llama")
     for prompt in tiny.prompts(300, 260):
         cache = target.new_cache(1, 400)
         with torch.inference_mode():

@@ -1,4 +1,6 @@
-"""The check of the native kernels that `longdraft doctor` runs: every build passes, and a wrong one is named."""
+"""The check of the native kernels that `longdraft doctor` runs: every build passes, and a wrong one
+is named.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ import torch
 from longdraft.ops import native
 from longdraft.ops.native import self_check
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
-ONE, NOTHING = torch.ones(2, dtype=torch.long), (native.Selected * 4)()
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="the package was built without a C++ compiler"
+)
+ONE = torch.ones(2, dtype=torch.long)
+NOTHING = (native.Selected * 4)()
 STATES = 2 * self_check.NODES * self_check.WIDTH  # numbers that are kept after each layer
 
 
@@ -62,7 +67,8 @@ def without_offsets(model: Any, p: Any) -> None:
 
 
 def blind(model: Any, p: Any) -> None:
-    p.tail_start, p.selected = ONE.data_ptr(), NOTHING
+    p.tail_start = ONE.data_ptr()
+    p.selected = NOTHING
 
 
 def see_everything(model: Any, p: Any) -> None:
@@ -70,7 +76,9 @@ def see_everything(model: Any, p: Any) -> None:
 
 
 def refuse(model: Any, p: Any) -> None:
-    raise RuntimeError("the native kernels refused a call: the model's shapes contradict each other")
+    raise RuntimeError(
+        "the native kernels refused a call: the model's shapes contradict each other"
+    )
 
 
 def larger(p: Any) -> None:
@@ -84,16 +92,32 @@ def without_a_number(p: Any) -> None:
 
 # Of each fault, what it changes before the call or after it, and how the check's answer begins.
 FAULTS: dict[str, tuple[Any, Any, str]] = {
-    "values are computed with the weights of keys": (swapped(0, "v", "k"), None, "products of float32"),
-    "positions are rotated with a factor": (other(rope_scale=1.05), None, "rotated products of float32"),
-    "logits of attention have another scale": (other(scale=0.13), None, "attention weights of float32"),
+    "values are computed with the weights of keys": (
+        swapped(0, "v", "k"),
+        None,
+        "products of float32",
+    ),
+    "positions are rotated with a factor": (
+        other(rope_scale=1.05),
+        None,
+        "rotated products of float32",
+    ),
+    "logits of attention have another scale": (
+        other(scale=0.13),
+        None,
+        "attention weights of float32",
+    ),
     "the first slot is not seen": (blind, None, "attention weights of float32"),
     "siblings see each other": (see_everything, None, "attention weights of float32"),
     "the output of attention is a hundredth larger": (None, larger, "attended values of float32"),
     "an MLP multiplies with its own gate": (swapped(1, "gate", "up"), None, "states of float32"),
     "there is no norm before the head": (other(norm=None), None, "logits of float32"),
     "a logit is not a number": (None, without_a_number, "logits of float32 differ by nan"),
-    "4 bits have another offset": (without_offsets, None, "products of bfloat16 with weights of 4 bits"),
+    "4 bits have another offset": (
+        without_offsets,
+        None,
+        "products of bfloat16 with weights of 4 bits",
+    ),
     "a call is refused": (refuse, None, "float32: the native kernels refused a call"),
 }
 

@@ -14,12 +14,15 @@ from longdraft.cli import main
 from longdraft.ops import native, threads
 
 pytestmark = pytest.mark.skipif(
-    native.library() is None or not hasattr(os, "sched_getaffinity"), reason="no native build, or not on Linux"
+    native.library() is None or not hasattr(os, "sched_getaffinity"),
+    reason="no native build, or not on Linux",
 )
 
 
 def masks() -> dict[int, set[int]]:
-    """Where each thread of this process may run. Threads that other tests have left may end at any time."""
+    """Where each thread of this process may run. Threads that other tests have left may end at any
+    time.
+    """
     torch.ones(1 << 20).sum()  # the pool is there
     found = {}
     for task in Path("/proc/self/task").iterdir():
@@ -33,7 +36,8 @@ def pool(monkeypatch):
     """As many threads as processors, and nothing said about them."""
     for name in threads.AFFINITY:
         monkeypatch.delenv(name, raising=False)
-    before, allowed = torch.get_num_threads(), os.sched_getaffinity(0)
+    before = torch.get_num_threads()
+    allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("one processor alone")
     torch.set_num_threads(len(allowed))
@@ -47,9 +51,15 @@ def test_each_has_its_own_and_all_are_restored(pool):
     with threads.pinned() as done:
         assert done and threads.are_pinned()
         alone = [m for m in masks().values() if len(m) == 1]
-        assert set().union(*alone) == pool and os.sched_getaffinity(threading.get_native_id()) in alone
+        assert (
+            set().union(*alone) == pool and os.sched_getaffinity(threading.get_native_id()) in alone
+        )
     after = masks()
-    assert not threads.are_pinned() and after and all(before.get(t, pool) == m for t, m in after.items())
+    assert (
+        not threads.are_pinned()
+        and after
+        and all(before.get(t, pool) == m for t, m in after.items())
+    )
 
 
 def test_left_alone_where_someone_else_decides(pool, monkeypatch):

@@ -1,4 +1,6 @@
-"""Passes over more nodes than the native step takes at once: the same bits, scores and states as in one go."""
+"""Passes over more nodes than the native step takes at once: the same bits, scores and states as in
+one go.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ def random_tree(rows: int, nodes: int, seed: int) -> Tree:
 @pytest.mark.parametrize("rows", [None, "first", "last", "ends", "all", "mean"])
 @torch.inference_mode()
 def test_in_parts_leaves_behind_what_one_pass_does(rows):
-    lm, prompts = tiny.target("llama"), tiny.prompts(50, 33)
+    lm = tiny.target("llama")
+    prompts = tiny.prompts(50, 33)
     tree = random_tree(2, 40, 3)
 
     def run(step) -> tuple[torch.Tensor, Captures]:
-        cache, captured = lm.new_cache(2, 256), Captures(CaptureSpec(rows=rows, of="logits", hidden=(1, 3)))
+        cache = lm.new_cache(2, 256)
+        captured = Captures(CaptureSpec(rows=rows, of="logits", hidden=(1, 3)))
         for b, p in enumerate(prompts):
             lm.prefill(p, cache.row(b))
         return step(tree, cache, 0, None, captured), captured
@@ -55,16 +59,20 @@ def test_in_parts_leaves_behind_what_one_pass_does(rows):
     for layer, scores in captured.scores.items():
         mine = parts.scores[layer]
         if rows == "all":
-            mine, scores = mine[real], scores[real]
+            mine = mine[real]
+            scores = scores[real]
         if rows == "mean":  # padding counts as the last node in one pass and not at all in parts
-            mine, scores = mine[:1], scores[:1]
+            mine = mine[:1]
+            scores = scores[:1]
         torch.testing.assert_close(mine, scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [126, 127, 128, 140])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_lookup_across_the_bound_is_plain_decoding_in_bfloat16(count, sampler):
-    """Texts that repeat themselves, so that long copies are accepted; 128 drafts make a pass of 129 nodes."""
+    """Texts that repeat themselves, so that long copies are accepted; 128 drafts make a pass of 129
+    nodes.
+    """
     lm = LM(tiny.stock("llama", dtype=HALF))
     prompts = [(p * 4)[:150] for p in tiny.prompts(40, 37, 45)]
     plain = generate(lm, prompts, max_new_tokens=60, sampler=sampler, seed=5)
@@ -78,7 +86,8 @@ def test_a_wide_pass_is_bit_for_bit_a_narrow_one():
     text = torch.tensor(tiny.prompts(200))
     with torch.inference_mode():
         whole = lm(Tree.chain(text), lm.new_cache(1, 256))
-        cache, steps = lm.new_cache(1, 256), []
+        cache = lm.new_cache(1, 256)
+        steps = []
         for token in text[0]:
             steps.append(lm(Tree.root(token[None]), cache))
             cache.length += 1
@@ -100,7 +109,8 @@ def test_a_guided_tree_wider_than_the_bound(temperature):
     """Scores of all parts guide the next draft."""
     lm = LM(tiny.stock("llama", dtype=HALF))
     lm.backend.max_nodes = 16
-    prompts, sampler = tiny.prompts(70, 31, 90), Sampler(temperature=temperature)
+    prompts = tiny.prompts(70, 31, 90)
+    sampler = Sampler(temperature=temperature)
     plain = generate(lm, prompts, max_new_tokens=40, sampler=sampler)
     drafter = Sequential(SelfDrafter(lm, Guided(0.07, 16), [1, 1, 1]), Reuse(4, 12))
     assert generate(lm, prompts, drafter, max_new_tokens=40, sampler=sampler) == plain

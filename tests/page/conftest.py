@@ -1,4 +1,6 @@
-"""A headless Chromium, and pages that must end without an error or a request to anywhere but their own server."""
+"""A headless Chromium, and pages that must end without an error or a request to anywhere but their
+own server.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import pytest
 from fake import Fake, serving
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-BROKEN = "net::ERR_"  # what the browser itself prints when a server stops in the middle of an answer
+BROKEN = (
+    "net::ERR_"  # what the browser itself prints when a server stops in the middle of an answer
+)
 
 
 @contextmanager
@@ -22,27 +26,39 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        made = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else []
+        )
         yield made
         made.close()
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    pytest.importorskip("playwright", reason="the page's tests need Playwright: make test-page installs it")
+    pytest.importorskip(
+        "playwright", reason="the page's tests need Playwright: make test-page installs it"
+    )
     if not Path(CHROMIUM).exists():
-        pytest.skip("the page's tests need Chromium: apt install chromium, or set CHROMIUM to its path")
+        pytest.skip(
+            "the page's tests need Chromium: apt install chromium, or set CHROMIUM to its path"
+        )
     with chromium() as made:
         yield made
 
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """visit(url, status=(), **options): a new page at url; status: of answers that the server may refuse with."""
-    contexts, wrong, urls = [], [], []
+    """visit(url, status=(), **options): a new page at url; status: of answers that the server may
+    refuse with.
+    """
+    contexts = []
+    wrong = []
+    urls = []
 
     def printed(message: Any, allowed: tuple[str, ...]) -> None:
-        if message.type in ("error", "warning") and not any(x in message.text for x in (BROKEN, *allowed)):
+        if message.type in ("error", "warning") and not any(
+            x in message.text for x in (BROKEN, *allowed)
+        ):
             wrong.append(message.text)
 
     def open_page(url: str, status: tuple[int, ...] = (), **options: Any) -> Any:

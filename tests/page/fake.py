@@ -21,11 +21,16 @@ METHODS = {
     "context": 8192,
     "chat": True,
     "methods": [
-        {"name": "plain", "about": "Decodes one token per step: the baseline of every figure.", "options": {}},
+        {
+            "name": "plain",
+            "about": "Decodes one token per step: the baseline of every figure.",
+            "options": {},
+        },
         {
             "name": "vegas",
             "label": "the target under a guided view",
-            "about": "The target drafts gamma tokens while reading the keys that its last verification scored highest.",
+            "about": "The target drafts gamma tokens while reading the keys that its last "
+            "verification scored highest.",
             "options": {
                 "gamma": {"default": "7", "about": "a whole number from 1 to 512"},
                 "keep_ratio": {"default": "0.07", "about": "a number above 0, 1 at most"},
@@ -33,7 +38,8 @@ METHODS = {
         },
         {
             "name": "vegas-reuse",
-            "about": "Vegas, with the `topk` commonest n-grams that began with its first token added below that token.",
+            "about": "Vegas, with the `topk` commonest n-grams that began with its first token "
+            "added below that token.",
             "options": {"gamma": {"default": "4", "about": "a whole number from 1 to 512"}},
         },
         {
@@ -49,7 +55,9 @@ METHODS = {
 
 
 def recorded(name: str = "log") -> dict[str, Any]:
-    """A run of SmolLM2 on the page's example (log), or of the bundled model after a novel's beginning (novel)."""
+    """A run of SmolLM2 on the page's example (log), or of the bundled model after a novel's
+    beginning (novel).
+    """
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -57,8 +65,9 @@ def recorded(name: str = "log") -> dict[str, Any]:
 class Fake:
     """What the server answers, and what it was asked. delay_s: between two rounds.
 
-    stop_after: rounds after which the connection breaks; error_after: after which an error ends the stream.
-    pause_after: rounds after which it waits for `go`. events: these instead of a trace's. about: changes to METHODS.
+    stop_after: rounds after which the connection breaks; error_after: after which an error ends the
+    stream. pause_after: rounds after which it waits for `go`. events: these instead of a trace's.
+    about: changes to METHODS.
     """
 
     trace: dict[str, Any] = field(default_factory=recorded)
@@ -78,16 +87,23 @@ class Fake:
 
 def rounds_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
     """The round events of a trace, in the order in which lanes that take turns end them."""
-    lanes = [[{"event": "round", "lane": i, "round": r} for r in x["rounds"]] for i, x in enumerate(trace["lanes"])]
+    lanes = [
+        [{"event": "round", "lane": i, "round": r} for r in x["rounds"]]
+        for i, x in enumerate(trace["lanes"])
+    ]
     longest = max(map(len, lanes))
     return [lane[i] for i in range(longest) for lane in lanes if i < len(lane)]
 
 
 def events_of(fake: Fake) -> Iterator[Any]:
-    trace, n = fake.trace, fake.trace["prompt_tokens"]
+    trace = fake.trace
+    n = fake.trace["prompt_tokens"]
     for done in range(0, n + 1, 256):
         yield {"event": "reading", "done": done, "total": n}
-    lanes = [{k: v for k, v in lane.items() if k != "rounds"} | {"ended": None} for lane in trace["lanes"]]
+    lanes = [
+        {k: v for k, v in lane.items() if k != "rounds"} | {"ended": None}
+        for lane in trace["lanes"]
+    ]
     yield {"event": "begin", "trace": trace | {"lanes": lanes, "equal": None}}
     for i, event in enumerate(rounds_of(trace)):
         if i == fake.pause_after:
@@ -96,13 +112,23 @@ def events_of(fake: Fake) -> Iterator[Any]:
             time.sleep(0.3)  # a browser drops what it has not read yet when a connection breaks
             raise ConnectionAbortedError
         if i == fake.error_after:
-            yield {"error": {"message": "decoding failed", "type": "server_error", "param": None, "code": None}}
+            yield {
+                "error": {
+                    "message": "decoding failed",
+                    "type": "server_error",
+                    "param": None,
+                    "code": None,
+                }
+            }
             return
         yield event
         time.sleep(fake.delay_s)
     yield {
         "event": "end",
-        "trace": {"equal": trace["equal"], "lanes": [{"ended": lane["ended"]} for lane in trace["lanes"]]},
+        "trace": {
+            "equal": trace["equal"],
+            "lanes": [{"ended": lane["ended"]} for lane in trace["lanes"]],
+        },
     }
 
 
@@ -122,7 +148,9 @@ class Handler(BaseHTTPRequestHandler):
         self.fake.asked.append((self.path, None))
         if self.path == "/":
             html, policy = page(self.fake.embedded)
-            return self.answer(html.encode(), "text/html; charset=utf-8", 200, {"Content-Security-Policy": policy})
+            return self.answer(
+                html.encode(), "text/html; charset=utf-8", 200, {"Content-Security-Policy": policy}
+            )
         if self.path == "/v1/longdraft/methods":
             return self.refuse_key() if self.locked() else self.object(METHODS | self.fake.about)
         self.object({"error": {"message": "Not Found"}}, 404)
@@ -153,17 +181,25 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def locked(self) -> bool:
-        return bool(self.fake.key) and self.headers.get("Authorization") != f"Bearer {self.fake.key}"
+        return (
+            bool(self.fake.key) and self.headers.get("Authorization") != f"Bearer {self.fake.key}"
+        )
 
     def refuse_key(self) -> None:
-        self.object({"error": {"message": "give a valid API key", "type": "authentication_error"}}, 401)
+        self.object(
+            {"error": {"message": "give a valid API key", "type": "authentication_error"}}, 401
+        )
 
     def object(self, content: Any, status: int = 200) -> None:
         self.answer(json.dumps(content).encode(), "application/json", status, {})
 
     def answer(self, data: bytes, kind: str, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **headers}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(data)),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

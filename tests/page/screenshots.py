@@ -13,9 +13,12 @@ from fake import recorded, serving
 from seen import settle, until
 
 RUN = recorded("novel")
-NOVEL = (Path(__file__).parents[2] / "src/longdraft/assets/text/great-expectations.txt").read_text(encoding="utf-8")
+NOVEL = (Path(__file__).parents[2] / "src/longdraft/assets/text/great-expectations.txt").read_text(
+    encoding="utf-8"
+)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-WIDE, NARROW = {"width": 1280, "height": 880}, {"width": 360, "height": 780}
+WIDE = {"width": 1280, "height": 880}
+NARROW = {"width": 360, "height": 780}
 
 
 def started(page: Any, rounds: int) -> None:
@@ -24,7 +27,9 @@ def started(page: Any, rounds: int) -> None:
 
 
 def streaming(page: Any) -> None:
-    page.fill("#document", NOVEL[: NOVEL.index(RUN["prompt"].removeprefix("… ")) + len(RUN["prompt"]) - 2])
+    page.fill(
+        "#document", NOVEL[: NOVEL.index(RUN["prompt"].removeprefix("… ")) + len(RUN["prompt"]) - 2]
+    )
     page.fill("#prompt", "")
     page.fill("#temperature", str(RUN["sampler"]["temperature"]))
     page.fill("#max_tokens", str(RUN["slots"] - RUN["prompt_tokens"]))
@@ -62,7 +67,9 @@ def main() -> None:
     with chromium() as browser:
         for name, (size, scheme, options, act) in PICTURES.items():
             with serving(**options) as fake:
-                context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="no-preference")
+                context = browser.new_context(
+                    viewport=size, color_scheme=scheme, reduced_motion="no-preference"
+                )
                 page = context.new_page()
                 page.goto(fake.url)
                 page.wait_for_selector("#method:enabled")

@@ -30,14 +30,18 @@ def expected_chips(trace: dict, lane: int, until: float = float("inf")) -> list[
     for r in trace["lanes"][lane]["rounds"]:
         if r["at_s"] <= until:
             by = [STYLES[r["nodes"][n]["by"]] for n in r["path"]]
-            found += [[visible(t), by[i] if i < r["accepted"] else "own"] for i, t in enumerate(r["texts"])]
+            found += [
+                [visible(t), by[i] if i < r["accepted"] else "own"]
+                for i, t in enumerate(r["texts"])
+            ]
     return found
 
 
 def expected_figures(trace: dict, lane: int) -> dict[str, str]:
     """Of a whole run with two lanes."""
     rounds = trace["lanes"][lane]["rounds"]
-    tokens, s = sum(len(r["tokens"]) for r in rounds), rounds[-1]["at_s"]
+    tokens = sum(len(r["tokens"]) for r in rounds)
+    s = rounds[-1]["at_s"]
     found = {"tokens": str(tokens), "seconds": f"{s:.2f}", "tokens/s": f"{tokens / s:.1f}"}
     if lane:
         drafts = [r for r in rounds if r["nodes"]]
@@ -55,7 +59,9 @@ def run(page: Any) -> None:
 
 
 def until(page: Any, expression: str, seconds: float = 15) -> None:
-    """Wait for an expression to be true. Playwright's own wait evaluates strings in the page: its policy stops that."""
+    """Wait for an expression to be true. Playwright's own wait evaluates strings in the page: its
+    policy stops that.
+    """
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"
@@ -65,9 +71,12 @@ def until(page: Any, expression: str, seconds: float = 15) -> None:
 def settle(page: Any) -> None:
     """Wait until the page has drawn all that it has."""
     page.evaluate(
-        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 250))))"
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => "
+        "setTimeout(done, 250))))"
     )
 
 
 def scrolls_sideways(page: Any) -> bool:
-    return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    return page.evaluate(
+        "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    )

@@ -1,4 +1,6 @@
-"""The page's scripts as the modules that they are, each loaded by itself: here the browser checks their imports."""
+"""The page's scripts as the modules that they are, each loaded by itself: here the browser checks
+their imports.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,20 @@ FOLDER = Path(package.__file__).parent
 FAULTS = {
     "an import forgotten": (r'^import \{ \$ \} from "\./dom\.js";\n', "", "$ is not defined"),
     "an import of nothing": (r"import \{ \$ \}", "import { $, nothing }", "'nothing'"),
-    "an import assigned to": (r"^  useKey\(key\);", "  useKey = key;", "Assignment to constant variable"),
+    "an import assigned to": (
+        r"^  useKey\(key\);",
+        "  useKey = key;",
+        "Assignment to constant variable",
+    ),
 }
 
 
-def open_unjoined(browser: Any, fake: Fake, fault: tuple[str, str] | None = None) -> tuple[Any, list[str]]:
-    """A page that loads main.js and what it imports -> itself and its errors. fault: (pattern, text) in connect.js."""
+def open_unjoined(
+    browser: Any, fake: Fake, fault: tuple[str, str] | None = None
+) -> tuple[Any, list[str]]:
+    """A page that loads main.js and what it imports -> itself and its errors. fault: (pattern,
+    text) in connect.js.
+    """
     html = re.sub(
         r'<script type="module">.*?</script>',
         '<script type="module" src="main.js"></script>',
@@ -43,7 +53,8 @@ def open_unjoined(browser: Any, fake: Fake, fault: tuple[str, str] | None = None
             assert count == 1
         route.fulfill(body=code, content_type="text/javascript; charset=utf-8")
 
-    page, errors = browser.new_page(), []
+    page = browser.new_page()
+    errors = []
     page.set_default_timeout(10_000)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.route("**/*", serve)

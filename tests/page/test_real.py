@@ -1,4 +1,6 @@
-"""The page with the real server and its bundled model: every method it offers runs, equal, and can be saved."""
+"""The page with the real server and its bundled model: every method it offers runs, equal, and can
+be saved.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def url() -> Iterator[str]:
     line = [LONGDRAFT, "serve", "-m", "bundled", "--method", "suffix", "--port", "0"]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        found = next((m[1] for x in process.stderr if (m := re.search(r"serving \S+ at (\S+)/v1", x))), None)
+        found = next(
+            (m[1] for x in process.stderr if (m := re.search(r"serving \S+ at (\S+)/v1", x))), None
+        )
         assert found is not None, "the server did not start"
         yield f"{found}/"
         process.terminate()
@@ -32,14 +36,21 @@ def test_every_method_runs_beside_plain_decoding(visit, url):
     until(page, "document.querySelector('#method').options.length > 5")
     assert page.input_value("#method") == "suffix"
     methods = page.eval_on_selector("#method", "e => [...e.options].map(o => o.value)")
-    assert {"vegas", "vegas-tree", "longspec"} <= set(methods)  # auto is absent where it would copy the model
-    page.fill("#document", "def walk(path):\n    for name in os.listdir(path):\n        yield name\n" * 30)
+    assert {"vegas", "vegas-tree", "longspec"} <= set(
+        methods
+    )  # auto is absent where it would copy the model
+    page.fill(
+        "#document", "def walk(path):\n    for name in os.listdir(path):\n        yield name\n" * 30
+    )
     page.fill("#max_tokens", "24")
     for method in methods:
         page.select_option("#method", method)
         page.click("#run")
         until(page, "!document.querySelector('#run').disabled", 60)
-        assert page.inner_text("#verdict").startswith("equal: yes"), (method, page.inner_text("body")[-2000:])
+        assert page.inner_text("#verdict").startswith("equal: yes"), (
+            method,
+            page.inner_text("body")[-2000:],
+        )
 
 
 def test_a_real_run_is_saved_as_it_was_shown(visit, url):
@@ -52,6 +63,8 @@ def test_a_real_run_is_saved_as_it_was_shown(visit, url):
     with page.expect_download() as saving:
         page.click("#save")
     trace = json.loads(Path(saving.value.path()).read_text(encoding="utf-8"))
-    assert [lane["method"] for lane in trace["lanes"]] == ["plain", "vegas-reuse"] and trace["equal"] is True
+    assert [lane["method"] for lane in trace["lanes"]] == ["plain", "vegas-reuse"] and trace[
+        "equal"
+    ] is True
     for lane in (0, 1):
         assert chips(page, lane) == expected_chips(trace, lane)

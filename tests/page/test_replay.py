@@ -1,4 +1,6 @@
-"""Saved runs: replayed, saved and loaded again, refused if malformed, harmless if hostile, and embedded in a file."""
+"""Saved runs: replayed, saved and loaded again, refused if malformed, harmless if hostile, and
+embedded in a file.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_saved_run_loads_again_with_the_same_chips(visit, server, tmp_path):
     assert [chips(page, 0), chips(page, 1), figures(page, 1)] == before
     assert page.inner_text("#status") == "A saved run of smollm2 of 2026-11-23: 160 tokens."
     page.click("#saved summary")
-    assert "fog signal" in page.inner_text("#text") and "temperature=0" in page.inner_text("#settings")
+    assert "fog signal" in page.inner_text("#text") and "temperature=0" in page.inner_text(
+        "#settings"
+    )
 
 
 def test_the_scrubber_shows_what_there_was_at_a_time(visit, server):
@@ -64,7 +68,9 @@ def test_play_and_pause(visit, server):
     page.click("#play")
     until(page, "document.getElementById('play').textContent === 'Play'")
     settle(page)
-    assert chips(page, 1) == expected_chips(trace, 1) and figures(page, 1) == expected_figures(trace, 1)
+    assert chips(page, 1) == expected_chips(trace, 1) and figures(page, 1) == expected_figures(
+        trace, 1
+    )
 
 
 def test_with_reduced_motion_the_tree_waits_for_the_end(visit, server):
@@ -105,11 +111,17 @@ MALFORMED = {
     "a list": (lambda t: [t], "it is not a trace"),
     "no lanes": (change(lanes=[]), "lanes must be one or two"),
     "three lanes": (lambda t: t | {"lanes": t["lanes"] * 2}, "lanes must be one or two"),
-    "two methods": (lambda t: t | {"lanes": t["lanes"][1:] * 2}, 'the first of two lanes must be "plain"'),
+    "two methods": (
+        lambda t: t | {"lanes": t["lanes"][1:] * 2},
+        'the first of two lanes must be "plain"',
+    ),
     "slots": (change(slots=5), "slots must be"),
     "slots of text": (change(slots="980"), "slots must be"),
     "equal": (change(equal="yes"), "equal must be"),
-    "a wrong equal": (in_round(tokens=[1, 2], texts=["", ""], accepted=0, path=[]), "its lanes have different tokens"),
+    "a wrong equal": (
+        in_round(tokens=[1, 2], texts=["", ""], accepted=0, path=[]),
+        "its lanes have different tokens",
+    ),
     "time goes back": (in_round(at_s=0), "at_s must be"),
     "time without end": (in_round(at_s=1e300), "at_s must be"),
     "texts": (in_round(texts=["a"]), "texts must be"),
@@ -117,13 +129,19 @@ MALFORMED = {
     "accepted": (in_round(accepted=99), "accepted must be"),
     "path": (in_round(path=[0, 0, 0, 0]), "path must lead down"),
     "path outside": (in_round(path=[0, 1, 2, 9999]), "path must be indices"),
-    "too many nodes": (in_round(nodes=[{"parent": -1, "token": 1, "text": "", "by": ""}] * 5000), "nodes must be"),
+    "too many nodes": (
+        in_round(nodes=[{"parent": -1, "token": 1, "text": "", "by": ""}] * 5000),
+        "nodes must be",
+    ),
     "a later parent": (in_node(parent=2), "parent must be an earlier node"),
     "a parent of text": (in_node(parent="0"), "parent must be an earlier node"),
     "a node's text": (in_node(text=None), "token, text and by"),
     "shown": (in_round(shown=[101]), "shown must be"),
     "too many bins": (in_round(shown=[1] * 1000), "shown must be"),
-    "too many rounds": (lambda t: t | {"lanes": [t["lanes"][0] | {"rounds": rounds(100_001)}]}, "too many to show"),
+    "too many rounds": (
+        lambda t: t | {"lanes": [t["lanes"][0] | {"rounds": rounds(100_001)}]},
+        "too many to show",
+    ),
 }
 
 
@@ -133,7 +151,9 @@ def rounds(n: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_trace_is_refused_in_one_line_and_nothing_is_lost(visit, server, tmp_path, name):
+def test_a_malformed_trace_is_refused_in_one_line_and_nothing_is_lost(
+    visit, server, tmp_path, name
+):
     damage, says = MALFORMED[name]
     page = visit(server().url)
     run(page)
@@ -156,7 +176,9 @@ def test_a_loaded_trace_is_saved_as_it_was(visit, server, tmp_path):
     assert saved.value.path().read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize("text", ["", "{", "null", "[[[[", "[" * 200_000, '{"format": "longdraft-trace"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "[[[[", "[" * 200_000, '{"format": "longdraft-trace"}']
+)
 def test_what_is_not_json_is_refused(visit, server, tmp_path, text):
     page = visit(server().url)
     (tmp_path / "bad.json").write_text(text, encoding="utf-8")
@@ -169,7 +191,13 @@ def test_what_is_not_json_is_refused(visit, server, tmp_path, text):
 def hostile() -> dict:
     """A trace whose every text is markup; the deepest and the widest tree that a trace may have."""
     trace = recorded()
-    trace |= {"model": HOSTILE, "prompt": HOSTILE, "equal": None, "sampler": {HOSTILE[:60]: HOSTILE}, "time": "<i>"}
+    trace |= {
+        "model": HOSTILE,
+        "prompt": HOSTILE,
+        "equal": None,
+        "sampler": {HOSTILE[:60]: HOSTILE},
+        "time": "<i>",
+    }
     second = trace["lanes"][1]
     second |= {"method": HOSTILE[:60], "options": {"__proto__": HOSTILE}}
     for r in second["rounds"]:
@@ -252,18 +280,22 @@ def test_a_file_without_a_trace_can_load_one(visit, tmp_path):
 
 
 def test_the_policy_stops_scripts_and_requests_to_others(browser, server):
-    """The same policy with a script and a request that it must stop: a policy that stops nothing would pass above."""
+    """The same policy with a script and a request that it must stop: a policy that stops nothing
+    would pass above.
+    """
     context = browser.new_context()
     page = context.new_page()
     stopped: list[str] = []
     page.on("console", lambda m: stopped.append(m.text))
     page.goto(server().url)
     page.evaluate(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hit = 1'}))"
+        "document.body.append(Object.assign(document.createElement('script'), "
+        "{textContent: 'window.hit = 1'}))"
     )
     page.evaluate("fetch('http://127.0.0.2:9/').catch(() => 0)")
     page.evaluate(
-        "document.body.append(Object.assign(document.createElement('img'), {src: 'http://127.0.0.2:9/a.png'}))"
+        "document.body.append(Object.assign(document.createElement('img'), {src: "
+        "'http://127.0.0.2:9/a.png'}))"
     )
     page.wait_for_timeout(200)
     assert page.evaluate("window.hit") is None

@@ -1,4 +1,6 @@
-"""A run: chips and figures as they stream, trees under the pointer and by keyboard, the strip, and broken streams."""
+"""A run: chips and figures as they stream, trees under the pointer and by keyboard, the strip, and
+broken streams.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ def test_a_run_shows_every_token_and_the_figures_of_the_trace(visit, server):
         assert figures(page, lane) == expected_figures(trace, lane)
     assert page.inner_text("#verdict") == "equal: yes. Both lanes wrote the same 160 tokens."
     assert page.inner_text("#status") == "Done: 160 tokens."
-    assert page.locator("#legend .t").all_inner_texts() == ["model", "n-grams", "rejected", "target"]
+    assert page.locator("#legend .t").all_inner_texts() == [
+        "model",
+        "n-grams",
+        "rejected",
+        "target",
+    ]
     lines = page.evaluate(
-        "[...document.querySelectorAll('#legend .t')].map(x => getComputedStyle(x).borderBottomStyle)"
+        "[...document.querySelectorAll('#legend .t')].map(x => "
+        "getComputedStyle(x).borderBottomStyle)"
     )
     assert len(set(lines[:2])) == 2  # who drafted can be told without colors
 
@@ -37,7 +45,9 @@ def test_tokens_appear_while_the_run_goes_on(visit, server):
     fake.go.set()
     page.wait_for_selector("#verdict.yes")
     settle(page)
-    assert page.evaluate("document.querySelector('.lane .round').kept") is True  # appended to, not made anew
+    assert (
+        page.evaluate("document.querySelector('.lane .round').kept") is True
+    )  # appended to, not made anew
     assert chips(page, 1) == expected_chips(fake.trace, 1)
 
 
@@ -48,7 +58,10 @@ def test_lanes_that_differ_are_announced_loudly(visit, server):
     page = visit(server(trace=trace).url)
     run(page)
     assert page.inner_text("#verdict") == "equal: NO. The lanes differ from token 51 on."
-    assert page.evaluate("parseFloat(getComputedStyle(document.getElementById('verdict')).fontSize)") >= 18
+    assert (
+        page.evaluate("parseFloat(getComputedStyle(document.getElementById('verdict')).fontSize)")
+        >= 18
+    )
 
 
 def test_the_tree_of_the_round_under_the_pointer(visit, server):
@@ -59,12 +72,17 @@ def test_the_tree_of_the_round_under_the_pointer(visit, server):
     for i in (1, 12):
         own = trace["lanes"][1]["rounds"][i]
         rounds.nth(i).locator(".t").first.hover()
-        until(page, f"document.getElementById('round-title').textContent.startsWith('Round {i + 1} of')")
+        until(
+            page,
+            f"document.getElementById('round-title').textContent.startsWith('Round {i + 1} of')",
+        )
         settle(page)
         extra = len(own["tokens"]) - own["accepted"]
         assert page.locator("#tree .node").count() == 1 + len(own["nodes"]) + extra
         assert page.locator("#tree .node.kept").count() == own["accepted"]
-        kept = page.evaluate("[...document.querySelectorAll('#tree .node.kept rect')].map(x => x.getAttribute('y'))")
+        kept = page.evaluate(
+            "[...document.querySelectorAll('#tree .node.kept rect')].map(x => x.getAttribute('y'))"
+        )
         assert len(set(kept)) <= 1  # the accepted path is one straight line
     page.mouse.move(5, 5)
     until(page, "document.getElementById('round-title').textContent.startsWith('Round 40 of')")
@@ -101,7 +119,9 @@ def test_rounds_and_their_trees_by_keyboard(visit, server):
     assert title() == "Round 3 of vegas-reuse"
     page.keyboard.press("ArrowLeft")
     assert title() == "Round 2 of vegas-reuse"
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Round 2: ")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
+        "Round 2: "
+    )
     page.keyboard.press("End")
     assert title() == "Round 40 of vegas-reuse"
     page.keyboard.press("Home")
@@ -121,7 +141,9 @@ def test_rejected_drafts_can_be_hidden(visit, server):
     page = visit(server().url)
     run(page)
     assert page.locator(".lane .t.no").first.is_visible()
-    assert "line-through" in page.evaluate("getComputedStyle(document.querySelector('.lane .t.no')).textDecorationLine")
+    assert "line-through" in page.evaluate(
+        "getComputedStyle(document.querySelector('.lane .t.no')).textDecorationLine"
+    )
     page.uncheck("#rejected")
     assert page.locator(".lane .t.no:visible").count() == 0
     assert chips(page, 1) == expected_chips(recorded(), 1)
@@ -143,7 +165,10 @@ def test_the_strip_says_what_a_draft_read_and_which_tokens(visit, server):
     assert page.get_attribute("#bins", "aria-valuetext") == page.inner_text("#place")
     page.locator("#bins").hover(position={"x": 1, "y": 10})
     assert page.inner_text("#place") == f"tokens 0 to 62 (prompt); read to {last['shown'][0]}%"
-    lit = "[...$('bins').getContext('2d').getImageData(0, 0, $('bins').width, $('bins').height - 8).data]"
+    lit = (
+        "[...$('bins').getContext('2d').getImageData(0, 0, $('bins').width, $('bins').height - "
+        "8).data]"
+    )
     lit = lit.replace("$", "document.getElementById.bind(document)")
     blue = page.evaluate(f"{lit}.filter((v, i, all) => i % 4 === 2 && v - all[i - 2] > 120).length")
     assert blue > 200
@@ -158,7 +183,9 @@ def test_stop_keeps_what_came(visit, server):
     page.wait_for_selector("#again:visible")
     settle(page)
     n = len(chips(page, 1))
-    assert page.inner_text("#status") == f"Stopped. What came is kept: {n} tokens, which you can save."
+    assert (
+        page.inner_text("#status") == f"Stopped. What came is kept: {n} tokens, which you can save."
+    )
     assert page.is_enabled("#save") and page.is_enabled("#play") and page.is_enabled("#run")
     assert chips(page, 1) == expected_chips(fake.trace, 1)[:n]
 
@@ -184,7 +211,8 @@ def test_a_server_that_stops_in_mid_stream(visit, server, how, says):
         page.click("#save")
     kept = json.loads(saved.value.path().read_text(encoding="utf-8"))
     assert [len(x["rounds"]) for x in kept["lanes"]] == [15, 15] and kept["equal"] is None
-    fake.stop_after = fake.error_after = None
+    fake.stop_after = None
+    fake.error_after = None
     page.click("#again")
     page.wait_for_selector("#verdict.yes")
     settle(page)
@@ -209,7 +237,8 @@ def test_two_thousand_tokens_with_large_trees_stay_smooth(visit, server):
     trace = large(500, 64)
     page = visit(server(trace=trace).url)
     page.evaluate(
-        "window.slow = []; new PerformanceObserver(list => slow.push(...list.getEntries().map(e => e.duration)))"
+        "window.slow = []; new PerformanceObserver(list => "
+        "slow.push(...list.getEntries().map(e => e.duration)))"
         ".observe({entryTypes: ['longtask']})"
     )
     page.click("#run")
@@ -226,16 +255,33 @@ def test_two_thousand_tokens_with_large_trees_stay_smooth(visit, server):
 
 
 def large(rounds: int, size: int) -> dict:
-    """A run with 4 tokens in each round of its second lane, of which 3 were drafted in a tree of `size` nodes."""
+    """A run with 4 tokens in each round of its second lane, of which 3 were drafted in a tree of
+    `size` nodes.
+    """
     trace = recorded() | {"slots": 4096 + 2000, "prompt_tokens": 4096}
-    node = lambda i: {"parent": i - 1 if i < 3 else i // 4 - 1, "token": i, "text": f" n{i}", "by": "heads"}  # noqa: E731
+    node = lambda i: {  # noqa: E731
+        "parent": i - 1 if i < 3 else i // 4 - 1,
+        "token": i,
+        "text": f" n{i}",
+        "by": "heads",
+    }
     tree = [node(i) for i in range(size)]
-    base = {"tokens": [0, 1, 2, 3], "texts": [" a", " b", " c", " d"], "accepted": 3, "path": [0, 1, 2], "nodes": tree}
+    base = {
+        "tokens": [0, 1, 2, 3],
+        "texts": [" a", " b", " c", " d"],
+        "accepted": 3,
+        "path": [0, 1, 2],
+        "nodes": tree,
+    }
     shown = [i * 7 % 101 for i in range(256)]
     second = [base | {"at_s": i / 100, "draft_s": 0.004, "shown": shown} for i in range(rounds)]
     plain = {"draft_s": 0, "accepted": 0, "path": [], "nodes": [], "shown": None}
-    ids, texts = base["tokens"], base["texts"]
-    first = [plain | {"at_s": i / 200, "tokens": [ids[i % 4]], "texts": [texts[i % 4]]} for i in range(rounds * 4)]
+    ids = base["tokens"]
+    texts = base["texts"]
+    first = [
+        plain | {"at_s": i / 200, "tokens": [ids[i % 4]], "texts": [texts[i % 4]]}
+        for i in range(rounds * 4)
+    ]
     for lane, made in zip(trace["lanes"], (first, second), strict=True):
         lane["rounds"] = made
     return trace

@@ -1,4 +1,6 @@
-"""The documentation's site (`make docs`): no page is wider than a phone or a desktop; colors follow the system."""
+"""The documentation's site (`make docs`): no page is wider than a phone or a desktop; colors follow
+the system.
+"""
 
 from __future__ import annotations
 
@@ -43,5 +45,7 @@ def test_no_page_of_the_site_scrolls_sideways(page):
 
 def test_a_page_that_scrolls_sideways_is_caught(page, tmp_path):
     for name, text in (("good", "<pre style='overflow:auto'>" + "x" * 3000), ("wide", WIDE)):
-        (tmp_path / f"{name}.html").write_text(f"<!doctype html><meta name=viewport content=width=device-width>{text}")
+        (tmp_path / f"{name}.html").write_text(
+            f"<!doctype html><meta name=viewport content=width=device-width>{text}"
+        )
     assert list(wider(page, sorted(tmp_path.glob("*.html")))) == ["wide.html"]

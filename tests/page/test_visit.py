@@ -7,7 +7,10 @@ from seen import run, scrolls_sideways, settle, until
 
 UNNAMED = """() => [...document.querySelectorAll('input, select, textarea, button, canvas, [tabindex="0"]')].filter(x =>
   !x.hidden && !(x.labels?.length || x.getAttribute('aria-label') || x.textContent.trim())).map(x => x.outerHTML)"""
-CLICKABLE = "[...document.querySelectorAll('[onclick], a:not([href]), div[role=button], span[role=button]')].length"
+CLICKABLE = (
+    "[...document.querySelectorAll('[onclick], a:not([href]), div[role=button], "
+    "span[role=button]')].length"
+)
 # Contrast (WCAG 2) of every element's own text with the nearest background that is not transparent.
 CONTRAST = """() => {
   const parse = c => c.match(/[\\d.]+/g).map(Number);
@@ -35,7 +38,9 @@ def test_the_first_visit_explains_itself_and_is_ready_to_run(visit, server):
     assert page.inner_text(".intro").count(".") == 2
     assert page.inner_text("#server") == "smollm2, 8,192 tokens of context"
     assert page.input_value("#method") == "vegas-reuse" and "n-grams" in page.inner_text("#about")
-    groups = page.eval_on_selector_all("#method optgroup", "all => all.map(g => [g.label, g.children.length])")
+    groups = page.eval_on_selector_all(
+        "#method optgroup", "all => all.map(g => [g.label, g.children.length])"
+    )
     assert groups == [["other methods", 2], ["the target under a guided view", 2]]
     assert "fog signal" in page.input_value("#document") and page.input_value("#prompt")
     assert page.is_enabled("#run") and page.is_disabled("#stop") and page.is_disabled("#save")
@@ -57,13 +62,25 @@ def test_the_form_is_sent_as_it_is_filled_in(visit, server):
     page.select_option("#method", "vegas")
     page.click("#more summary")
     page.fill("#option-gamma", "5")
-    for name, value in {"document": "", "prompt": "Hi", "temperature": "0.5", "top_p": "0.9", "top_k": "40"}.items():
+    for name, value in {
+        "document": "",
+        "prompt": "Hi",
+        "temperature": "0.5",
+        "top_p": "0.9",
+        "top_k": "40",
+    }.items():
         page.fill(f"#{name}", value)
     page.fill("#seed", "7")
     page.fill("#max_tokens", "32")
     run(page)
     numbers = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 7, "max_tokens": 32}
-    expected = {"document": "", "prompt": "Hi", "method": "vegas", "options": {"gamma": "5"}, **numbers}
+    expected = {
+        "document": "",
+        "prompt": "Hi",
+        "method": "vegas",
+        "options": {"gamma": "5"},
+        **numbers,
+    }
     assert fake.asked[-1] == ("/v1/longdraft/trace", expected)
 
 
@@ -112,7 +129,9 @@ def test_nothing_to_read_is_an_error(visit, server):
     assert page.inner_text("#problem") == "Give a prompt, a document or both."
 
 
-@pytest.mark.parametrize(("param", "focused"), [("options.gamma", "option-gamma"), ("top_p", "top_p")])
+@pytest.mark.parametrize(
+    ("param", "focused"), [("options.gamma", "option-gamma"), ("top_p", "top_p")]
+)
 def test_what_the_server_refuses_is_shown_beside_the_form(visit, server, param, focused):
     fake = server(refusal=(400, {"error": {"message": f"{param}: too much", "param": param}}))
     page = visit(fake.url, status=(400,))
@@ -198,7 +217,10 @@ def test_a_server_that_answers_later_can_be_used_without_loading_the_page_again(
     page.route("**/v1/longdraft/methods", lambda route: route.abort())
     page.reload()
     page.wait_for_selector("#problem:not([hidden])")
-    assert page.inner_text("#problem") == "The server does not answer. A saved run can still be loaded."
+    assert (
+        page.inner_text("#problem")
+        == "The server does not answer. A saved run can still be loaded."
+    )
     page.unroute("**/v1/longdraft/methods")
     run(page)
     assert page.is_hidden("#problem")

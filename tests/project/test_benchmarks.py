@@ -1,4 +1,6 @@
-"""benchmarks/README.md lists every script and record; scripts explain themselves and declare a shared option once."""
+"""benchmarks/README.md lists every script and record; scripts explain themselves and declare a
+shared option once.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,22 @@ from test_commands import commands_of, lines_of, text_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-PYTHON = sorted(p.name for p in FOLDER.glob("*.py") if '__name__ == "__main__"' in p.read_text(encoding="utf-8"))
-SHELL = sorted(p.name for p in FOLDER.glob("*.sh") if p.read_text(encoding="utf-8").startswith("#!"))
+PYTHON = sorted(
+    p.name for p in FOLDER.glob("*.py") if '__name__ == "__main__"' in p.read_text(encoding="utf-8")
+)
+SHELL = sorted(
+    p.name for p in FOLDER.glob("*.sh") if p.read_text(encoding="utf-8").startswith("#!")
+)
 
 
 def listed(index: str, heading: str) -> list[str]:
     """The names in the first column of the table that begins with this heading, in order."""
     table = index.split(f"\n| {heading} |")[1].split("\n\n")[0]
-    return [name for cell in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`([^`]+)`", cell)]
+    return [
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", table, re.M)
+        for name in re.findall(r"`([^`]+)`", cell)
+    ]
 
 
 def index_faults(index: str) -> set[str]:
@@ -52,7 +62,9 @@ def test_the_index_lists_every_script_and_record_and_nothing_else():
 
 
 def declared(files: list[Path]) -> Counter[str]:
-    """How many times each option is declared: in calls of add_argument, and as a key of arguments.py's table."""
+    """How many times each option is declared: in calls of add_argument, and as a key of
+    arguments.py's table.
+    """
     options: list[str] = []
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -69,7 +81,15 @@ def declared(files: list[Path]) -> Counter[str]:
 def test_an_option_is_declared_once(tmp_path):
     files = sorted(FOLDER.glob("*.py"))
     counts = declared(files)
-    assert {"--model", "--seed", "--threads", "--repeat", "--out", "--soak", "--tiny"} <= counts.keys()
+    assert {
+        "--model",
+        "--seed",
+        "--threads",
+        "--repeat",
+        "--out",
+        "--soak",
+        "--tiny",
+    } <= counts.keys()
     assert not [name for name, count in counts.items() if count > 1]
     (tmp_path / "again.py").write_text('parser.add_argument("-s", "--seed", type=int, default=1)\n')
     assert declared([*files, tmp_path / "again.py"])["--seed"] == 2
@@ -87,7 +107,9 @@ def ran(file: Path, *words: str) -> int | str | None:
 def no_models(monkeypatch):
     """Nothing can be loaded, and the process's arguments are given back."""
     monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr("longdraft.models.loading.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "longdraft.models.loading.load", lambda *_, **__: pytest.fail("a model was loaded")
+    )
 
 
 @pytest.mark.parametrize("name", PYTHON)
@@ -101,24 +123,34 @@ def test_python_scripts_explain_themselves(no_models, capsys, name):
 def refused(file: Path, capsys) -> bool:
     """Whether a wrong option is one line that names the script, and status 2."""
     status, (out, err) = ran(file, "--no-such-option"), capsys.readouterr()
-    return status == 2 and not out and len(err.splitlines()) == 1 and err.startswith(f"{file.name}: ")
+    return (
+        status == 2 and not out and len(err.splitlines()) == 1 and err.startswith(f"{file.name}: ")
+    )
 
 
 def test_another_parser_would_be_noticed(no_models, capsys, tmp_path):
     """argparse's own prints its usage first."""
     file = tmp_path / "other.py"
-    file.write_text('import argparse\nif __name__ == "__main__":\n    argparse.ArgumentParser().parse_args()\n')
+    file.write_text(
+        'import argparse\nif __name__ == "__main__":\n    argparse.ArgumentParser().parse_args()\n'
+    )
     assert not refused(file, capsys)
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_the_command_that_a_docstring_shows_is_parsed_by_its_script(no_models, capsys, monkeypatch, name):
+def test_the_command_that_a_docstring_shows_is_parsed_by_its_script(
+    no_models, capsys, monkeypatch, name
+):
     monkeypatch.chdir(ROOT)
     first, empty, command = text_of(f"benchmarks/{name}").splitlines()[:3]
     assert first.endswith(".") and not empty and f" benchmarks/{name}" in command
     shown = [words for line, _ in lines_of(f"benchmarks/{name}") for words in commands_of(line)]
     options = runpy.run_path(str(FOLDER / name))["options"]
-    own = [words[words.index(f"benchmarks/{name}") + 1 :] for words in shown if f"benchmarks/{name}" in words]
+    own = [
+        words[words.index(f"benchmarks/{name}") + 1 :]
+        for words in shown
+        if f"benchmarks/{name}" in words
+    ]
     assert own
     for words in own:
         options().parse(words)
@@ -129,7 +161,9 @@ def test_the_command_that_a_docstring_shows_is_parsed_by_its_script(no_models, c
 @pytest.mark.parametrize("name", SHELL)
 def test_shell_scripts_explain_themselves(tmp_path, name):
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["sh", str(FOLDER / name), *words], cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(
+            ["sh", str(FOLDER / name), *words], cwd=tmp_path, capture_output=True, text=True
+        )
 
     shown = run("--help")
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -1,4 +1,6 @@
-"""Command lines that the documents show: `longdraft` parses them, scripts and targets of make that they name exist."""
+"""Command lines that the documents show: `longdraft` parses them, scripts and targets of make that
+they name exist.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,31 @@ from longdraft.cli import app, explain
 
 ROOT = Path(__file__).parents[2]
 PAST = ("docs/log/", "docs/results")  # these show the commands of older revisions
-PAGES = ["README.md", "CONTRIBUTING.md", "longdraft-vllm/README.md", "tests/README.md", "benchmarks/README.md"]
-PAGES += [str(p.relative_to(ROOT)) for folder in ("docs", "src") for p in sorted((ROOT / folder).rglob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "longdraft-vllm/README.md",
+    "tests/README.md",
+    "benchmarks/README.md",
+]
+PAGES += [
+    str(p.relative_to(ROOT))
+    for folder in ("docs", "src")
+    for p in sorted((ROOT / folder).rglob("*.md"))
+]
 PAGES = [page for page in PAGES if not page.startswith(PAST)]
-SCRIPTS = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").glob("*.*")) if p.suffix in (".py", ".sh")]
-STANDS_FOR = {"N": "3", "K": "3", "KIND": "glide", "NAME": "vegas", "M": "vegas"}  # what a page leaves to its reader
+SCRIPTS = [
+    str(p.relative_to(ROOT))
+    for p in sorted((ROOT / "benchmarks").glob("*.*"))
+    if p.suffix in (".py", ".sh")
+]
+STANDS_FOR = {
+    "N": "3",
+    "K": "3",
+    "KIND": "glide",
+    "NAME": "vegas",
+    "M": "vegas",
+}  # what a page leaves to its reader
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 
@@ -32,7 +54,9 @@ def text_of(path: str) -> str:
         return ast.get_docstring(ast.parse(text)) or ""
     if path.endswith(".sh"):
         return "\n".join(
-            line.removeprefix("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("# ")
+            line.removeprefix("# ")
+            for line in text.split("\n\n")[0].splitlines()
+            if line.startswith("# ")
         )
     return text
 
@@ -41,13 +65,19 @@ def lines_of(path: str) -> Iterator[tuple[str, bool]]:
     """The commands in a text, and whether each is complete: those in running text need not be."""
     text = text_of(path)
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-    blocks = [code for language, code in fence.findall(text) if language in ("", "sh", "bash", "console")]
+    blocks = [
+        code for language, code in fence.findall(text) if language in ("", "sh", "bash", "console")
+    ]
     if path.endswith(".py"):
         blocks = re.findall(r"^    (.*)$", text, re.M)
     for block in blocks:
         known: dict[str, str] = {}
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
-            line = re.sub(r"\$(\w+)", lambda m, known=known: known.get(m[1], m[0]), line.strip().removeprefix("$ "))
+            line = re.sub(
+                r"\$(\w+)",
+                lambda m, known=known: known.get(m[1], m[0]),
+                line.strip().removeprefix("$ "),
+            )
             if assigned := re.fullmatch(r'(\w+)="(.*)"', line):
                 known[assigned[1]] = assigned[2]
             else:
@@ -57,7 +87,9 @@ def lines_of(path: str) -> Iterator[tuple[str, bool]]:
 
 
 def commands_of(line: str) -> Iterator[list[str]]:
-    """Each command of a line as words, without comments, prompts, variables before it, and what `...` leaves out."""
+    """Each command of a line as words, without comments, prompts, variables before it, and what
+    `...` leaves out.
+    """
     line = re.sub(r"\s\.\.\.( |$).*", "", re.sub(r"(^|\s)#.*", "", line))
     for part in re.split(r"&&|;| \| ", line):
         try:
@@ -72,13 +104,19 @@ def commands_of(line: str) -> Iterator[list[str]]:
 
 
 def fault(words: list[str], complete: bool, folder: Path) -> str | None:
-    """What is wrong with a command; None: nothing, or it is none of ours. folder: where scripts may lie, too."""
+    """What is wrong with a command; None: nothing, or it is none of ours. folder: where scripts may
+    lie, too.
+    """
     name, *rest = words or [""]
     if name in ("python", "python3", "torchrun", "sh", "bash") or name.endswith("/python"):
         if "-m" in rest:
             module, *after = rest[rest.index("-m") + 1 :]
             if module != "longdraft":
-                return f"there is no {module}" if module.startswith("longdraft.") and not is_module(module) else None
+                return (
+                    f"there is no {module}"
+                    if module.startswith("longdraft.") and not is_module(module)
+                    else None
+                )
             return parse_fault(after, complete)
         file = next((w for w in rest if w.endswith((".py", ".sh"))), "")
         missing = "/" in file and not any((place / file).is_file() for place in (ROOT, folder))
@@ -98,7 +136,8 @@ def is_module(name: str) -> bool:
 
 def parse_fault(words: list[str], complete: bool) -> str | None:
     """What the command line says of these words; nothing runs."""
-    command, args = typer.main.get_command(app), [STANDS_FOR.get(w, w) for w in words]
+    command = typer.main.get_command(app)
+    args = [STANDS_FOR.get(w, w) for w in words]
     if not args:
         return None
     try:
@@ -135,11 +174,25 @@ def test_commands_that_are_shown_parse(path):
 def test_commands_are_found():
     """Or nothing would be tested."""
     counts = {
-        p: sum(words[:1] == ["longdraft"] for line, _ in lines_of(p) for words in commands_of(line)) for p in PAGES
+        p: sum(words[:1] == ["longdraft"] for line, _ in lines_of(p) for words in commands_of(line))
+        for p in PAGES
     }
-    assert counts["docs/getting-started.md"] >= 15 and counts["docs/drafters.md"] >= 10 and sum(counts.values()) >= 60
-    shown = [words for p in PAGES + SCRIPTS for line, _ in lines_of(p) for words in commands_of(line) if words]
-    assert sum(words[0] == "make" for words in shown) >= 10 and sum(words[0] == "torchrun" for words in shown) >= 6
+    assert (
+        counts["docs/getting-started.md"] >= 15
+        and counts["docs/drafters.md"] >= 10
+        and sum(counts.values()) >= 60
+    )
+    shown = [
+        words
+        for p in PAGES + SCRIPTS
+        for line, _ in lines_of(p)
+        for words in commands_of(line)
+        if words
+    ]
+    assert (
+        sum(words[0] == "make" for words in shown) >= 10
+        and sum(words[0] == "torchrun" for words in shown) >= 6
+    )
     assert sum(words[0].startswith("python") for words in shown) >= 15
 
 
@@ -152,9 +205,15 @@ def test_commands_are_found():
         ("longdraft train glid --out my/glide", "glid"),
         ("longdraft train glide|hats --out my/glide", "hats"),
         ("longdraft import DIR --out DRAFTER --modle TARGET  # a comment", "modle"),
-        ("LONGDRAFT_NATIVE=avx2 longdraft bench --task steps && longdraft report", "Missing argument"),
+        (
+            "LONGDRAFT_NATIVE=avx2 longdraft bench --task steps && longdraft report",
+            "Missing argument",
+        ),
         ("torchrun --nproc-per-node 8 -m longdraft train glide -m TARGET", "--out"),
-        ("torchrun --nproc-per-node 8 -m longdraft.train glide -m TARGET --out g", "there is no longdraft.train"),
+        (
+            "torchrun --nproc-per-node 8 -m longdraft.train glide -m TARGET --out g",
+            "there is no longdraft.train",
+        ),
         ("$run --method", "--method"),
         ("python benchmarks/nothing.py --out F", "benchmarks/nothing.py"),
         ("sh benchmarks/nothing.sh", "benchmarks/nothing.sh"),
@@ -165,7 +224,8 @@ def test_a_wrong_command_is_seen(tmp_path, monkeypatch, line, says):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(
-        f'Text.\n\n```\nrun="longdraft generate"\n{line}\n```\n\nMore `make test` text.\n', encoding="utf-8"
+        f'Text.\n\n```\nrun="longdraft generate"\n{line}\n```\n\nMore `make test` text.\n',
+        encoding="utf-8",
     )
     (found,) = faults("page.md")
     assert says in found
@@ -174,6 +234,8 @@ def test_a_wrong_command_is_seen(tmp_path, monkeypatch, line, says):
 def test_a_command_in_a_sentence_may_leave_out_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page = tmp_path / "page.md"
-    page.write_text("See `longdraft import` and `longdraft report --out FOLDER`, don't use `longdraft bensh`.\n")
+    page.write_text(
+        "See `longdraft import` and `longdraft report --out FOLDER`, don't use `longdraft bensh`.\n"
+    )
     (found,) = faults("page.md")
     assert "bensh" in found

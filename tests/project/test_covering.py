@@ -1,4 +1,6 @@
-"""On each commit every pair of parameters of a product is tested, in far fewer tests than the product has."""
+"""On each commit every pair of parameters of a product is tested, in far fewer tests than the
+product has.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,16 @@ def test_every_pair_occurs(sizes):
     assert not missing(candidates, chosen)
     two = sorted(sizes)[-2:]
     assert len(chosen) <= 1.7 * two[0] * two[-1] * (len(sizes) > 1)
-    assert not chosen or missing(candidates, chosen[1:])  # planted: without one of them, the check fails
+    assert not chosen or missing(
+        candidates, chosen[1:]
+    )  # planted: without one of them, the check fails
 
 
 def test_only_what_occurs_must_be_covered():
     """A product with holes, part of which other tests cover."""
     whole = list(product(range(6), range(5), range(3)))
-    candidates, covered = [x for x in whole if sum(x) % 4], whole[:20]
+    candidates = [x for x in whole if sum(x) % 4]
+    covered = whole[:20]
     chosen = covering(candidates, covered)
     assert not missing(candidates, chosen, covered)
     assert covering(candidates, candidates) == []
@@ -46,7 +51,9 @@ class Item:
     """A test of a product, as far as `thin` knows it."""
 
     def __init__(self, params: dict[str, int], *marks: str):
-        self.nodeid, self.callspec, self.marks = f"test_x.py::test_x{[*params.values()]}", Params(params), {*marks}
+        self.nodeid = f"test_x.py::test_x{[*params.values()]}"
+        self.callspec = Params(params)
+        self.marks = {*marks}
 
     def get_closest_marker(self, name: str) -> bool:
         return name in self.marks
@@ -66,7 +73,9 @@ def test_what_repeats_pairs_moves_to_the_next_tier():
         for a, b, c in product(range(6), range(4), range(2))
     ]
     thin(items)
-    tiers = Counter("weekly" if "weekly" in x.marks else "full" if "full" in x.marks else "daily" for x in items)
+    tiers = Counter(
+        "weekly" if "weekly" in x.marks else "full" if "full" in x.marks else "daily" for x in items
+    )
     assert tiers["daily"] == 8 and 16 <= tiers["full"] <= 18 and tiers.total() == 48
     values = [tuple(x.callspec.params.values()) for x in items]
     assert not missing(values, [i for i, x in enumerate(items) if "weekly" not in x.marks])

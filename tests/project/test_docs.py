@@ -1,4 +1,6 @@
-"""Documents that can fail: what they name exists, their code runs, and their figures are those of the records."""
+"""Documents that can fail: what they name exists, their code runs, and their figures are those of
+the records.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,23 @@ import summary  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("README.md")]
-FILES += [ROOT / "tests" / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "longdraft-drafters" / "README.md"]
+FILES += [
+    ROOT / "tests" / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "longdraft-drafters" / "README.md",
+]
 PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in FILES}
-CURRENT = [page for page in PAGES if not page.startswith(("docs/log/2", "CHANGELOG.md"))]  # these two describe the past
+CURRENT = [
+    page for page in PAGES if not page.startswith(("docs/log/2", "CHANGELOG.md"))
+]  # these two describe the past
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGES["docs/methods.md"], re.M | re.S))
 
 
 def row(name: str, method: Method) -> str:
     """The method's row in the table of docs/methods.md, as its record and its kind's record say."""
-    weights = {None: "none", ANY: "any available"} | {kind.name: kind.title for kind in KINDS.values()}
+    weights = {None: "none", ANY: "any available"} | {
+        kind.name: kind.title for kind in KINDS.values()
+    }
     return f"| `{name}` | {method.drafts} | {weights[method.needs]} | {method.paper} |"
 
 
@@ -48,7 +58,9 @@ def test_the_table_of_methods_is_that_of_the_records():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_explained(name):
-    assert name in {n for heading in SECTIONS for n in heading.split(", ")}, f"docs/methods.md has no section {name}"
+    assert name in {n for heading in SECTIONS for n in heading.split(", ")}, (
+        f"docs/methods.md has no section {name}"
+    )
 
 
 def test_every_option_is_documented_with_its_default(capsys):
@@ -100,7 +112,11 @@ def test_names_of_the_package_that_the_pages_use_exist():
     """`longdraft.a.b` in a page, or `::: longdraft.a.b` in the API reference, can be imported."""
     from pydoc import locate
 
-    named = {m for page in CURRENT for m in re.findall(r"(?:`|^::: )(longdraft(?:\.\w+)+)", PAGES[page], re.M)}
+    named = {
+        m
+        for page in CURRENT
+        for m in re.findall(r"(?:`|^::: )(longdraft(?:\.\w+)+)", PAGES[page], re.M)
+    }
     assert len(named) > 20
     assert [n for n in named if locate(n) is None] == []
 
@@ -154,7 +170,11 @@ BUNDLED, SMOLLM2 = figures.FILES
     [
         ("| text sampled at T=1 |", BUNDLED, [(t, 1.0, n, figures.BEST) for t, n in BOTH]),
         ("| AVX2, T=1 |", BUNDLED, [(t, 1.0, n, "avx2") for t, n in BOTH]),
-        ("| code, greedy |", BUNDLED, [("code", 0.0, n, k) for k in (figures.BEST, "avx2") for n in (16384, 32768)]),
+        (
+            "| code, greedy |",
+            BUNDLED,
+            [("code", 0.0, n, k) for k in (figures.BEST, "avx2") for n in (16384, 32768)],
+        ),
         ("| T=1 |", SMOLLM2, [(t, 1.0, n, figures.BEST) for t, n in REAL]),
         ("| greedy |", SMOLLM2, [(t, 0.0, n, figures.BEST) for t, n in REAL]),
         ("| T=1, AVX2 |", SMOLLM2, [(t, 1.0, n, "avx2") for t, n in REAL]),
@@ -167,11 +187,15 @@ def test_speedups_in_the_tables_are_from_the_records(header, file, cells):
     rows = re.findall(r"^\| ([a-z][a-z, -]+) \| (.*) \|$", table, re.M)
     assert len(rows) >= 4
     for method, shown in rows:
-        assert shown.split(" | ") == [_row(known[cell][COPIES.get(method, method)]) for cell in cells], method
+        assert shown.split(" | ") == [
+            _row(known[cell][COPIES.get(method, method)]) for cell in cells
+        ], method
 
 
 def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("longdraft.bench.report_files.available", lambda: False)  # plots take long: test_report.py
+    monkeypatch.setattr(
+        "longdraft.bench.report_files.available", lambda: False
+    )  # plots take long: test_report.py
     files = [str(ROOT / "benchmarks" / "records" / name) for name in figures.FILES]
     assert main(["report", *files, "--out", str(tmp_path)]) == 0
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -202,12 +226,16 @@ def test_no_figure_of_the_readme_is_written_by_hand():
         (peers, "PAGE", "peers"),
     ],
 )
-def test_the_check_of_a_page_sees_another_number(tmp_path, monkeypatch, capsys, generator, page, block):
+def test_the_check_of_a_page_sees_another_number(
+    tmp_path, monkeypatch, capsys, generator, page, block
+):
     text = getattr(generator, page).read_text(encoding="utf-8")
     head, begin, rest = text.partition(f"<!-- {block}: begin")
     figure = re.search(r"\d\.\d+x| \d+\.\d \(", rest)
     assert figure
-    changed = head + begin + rest.replace(figure[0], figure[0].replace(figure[0].strip()[0], "9", 1), 1)
+    changed = (
+        head + begin + rest.replace(figure[0], figure[0].replace(figure[0].strip()[0], "9", 1), 1)
+    )
     monkeypatch.setattr(generator, page, tmp_path / "page.md")
     monkeypatch.setattr(measured, "ROOT", tmp_path)
     getattr(generator, page).write_text(changed, encoding="utf-8")
@@ -216,13 +244,29 @@ def test_the_check_of_a_page_sees_another_number(tmp_path, monkeypatch, capsys, 
 
 
 def test_the_figures_on_qwen_coder_are_ratios_of_medians(tmp_path, monkeypatch, capsys):
-    """One is counted here once more; goals that are missed are marked; and the check sees another number."""
-    found, page = measured.records(qwen_coder.SOURCE), qwen_coder.PAGE.read_text(encoding="utf-8")
-    same = [r for r in found if (r["model"], r["context"], r["task"]) == (qwen_coder.SMALL, 1024, "speed")]
-    rates = [[r["tokens_per_s"] for r in same if r["label"] == f"llama.cpp@fa={fa}"] for fa in ("on", "off")]
-    ratio = median(r["tokens_per_s"] for r in same if r["label"] == "plain") / max(map(median, rates))
+    """One is counted here once more; goals that are missed are marked; and the check sees another
+    number.
+    """
+    found = measured.records(qwen_coder.SOURCE)
+    page = qwen_coder.PAGE.read_text(encoding="utf-8")
+    same = [
+        r
+        for r in found
+        if (r["model"], r["context"], r["task"]) == (qwen_coder.SMALL, 1024, "speed")
+    ]
+    rates = [
+        [r["tokens_per_s"] for r in same if r["label"] == f"llama.cpp@fa={fa}"]
+        for fa in ("on", "off")
+    ]
+    ratio = median(r["tokens_per_s"] for r in same if r["label"] == "plain") / max(
+        map(median, rates)
+    )
     assert f"| 0.5B, plain over the fastest engine's plain | {ratio:.2f} (1.2) |" in page
-    assert [qwen_coder.goal_cell(r, 1.2) for r in (1.194, 1.196, None)] == ["**1.19** (1.2)", "1.20 (1.2)", ""]
+    assert [qwen_coder.goal_cell(r, 1.2) for r in (1.194, 1.196, None)] == [
+        "**1.19** (1.2)",
+        "1.20 (1.2)",
+        "",
+    ]
     monkeypatch.setattr(measured, "ROOT", tmp_path)
     monkeypatch.setattr(qwen_coder, "PAGE", tmp_path / "page.md")
     qwen_coder.PAGE.write_text(page.replace(f"{ratio:.2f} (1.2)", "9.99 (1.2)"), encoding="utf-8")
@@ -231,26 +275,45 @@ def test_the_figures_on_qwen_coder_are_ratios_of_medians(tmp_path, monkeypatch, 
 
 
 def test_a_headline_is_the_median_of_all_cells_and_the_worst():
-    """Counted here once more, from the records alone, for the README and for docs/performance.md."""
+    """Counted here once more, from the records alone, for the README and for
+    docs/performance.md.
+    """
     found = [r for r in measured.records(measured.BUNDLED) if "oracle" not in r and r["batch"] == 1]
     medians = []
     for text, temperature in (("code", 0.0), ("code", 1.0), ("book", 1.0)):
         for context in (16384, 32768):
             cell = (text, temperature, context, figures.BEST)
-            same = [r for r in found if (r["text_name"], r["temperature"], r["context"], r["kernels"]) == cell]
-            rates = {m: [r["tokens_per_s"] for r in same if r["method"] == m] for m in ("vegas", "plain")}
+            same = [
+                r
+                for r in found
+                if (r["text_name"], r["temperature"], r["context"], r["kernels"]) == cell
+            ]
+            rates = {
+                m: [r["tokens_per_s"] for r in same if r["method"] == m] for m in ("vegas", "plain")
+            }
             medians.append(median(rates["vegas"]) / median(rates["plain"]))
-    middle, worst = f"{median(medians):.2f}x", f"{min(medians):.2f}x"
-    assert f"| bundled model (5 M), 16K and 32K tokens | 6 (2) | {middle} ({worst}) |" in PAGES["docs/performance.md"]
+    middle = f"{median(medians):.2f}x"
+    worst = f"{min(medians):.2f}x"
+    assert (
+        f"| bundled model (5 M), 16K and 32K tokens | 6 (2) | {middle} ({worst}) |"
+        in PAGES["docs/performance.md"]
+    )
     assert f"| `vegas` {middle} | {worst} |" in README
 
 
 def test_another_engine_is_compared_in_the_same_run():
-    """The ratio after 30,000 tokens once more; speculation of other engines and other runs do not count."""
-    found = [r for r in measured.records(qwen_coder.SOURCE) if r["task"] == "speed" and r["context"] == 30_000]
+    """The ratio after 30,000 tokens once more; speculation of other engines and other runs do not
+    count.
+    """
+    found = [
+        r
+        for r in measured.records(qwen_coder.SOURCE)
+        if r["task"] == "speed" and r["context"] == 30_000
+    ]
     (run,) = {r["run"] for r in found if "peer" in r}
     rates = [
-        [r["tokens_per_s"] for r in found if (r["run"], r["label"]) == (run, x)] for x in ("plain", "llama.cpp@fa=on")
+        [r["tokens_per_s"] for r in found if (r["run"], r["label"]) == (run, x)]
+        for x in ("plain", "llama.cpp@fa=on")
     ]
     (beside,) = [b for b in summary.beside(qwen_coder.SOURCE) if b.context == 30_000]
     assert (beside.engine, beside.ratio) == ("llama.cpp", median(rates[0]) / median(rates[1]))
@@ -259,7 +322,11 @@ def test_another_engine_is_compared_in_the_same_run():
 
 def test_the_best_method_is_one_method_that_was_measured_nearly_everywhere():
     cell = next(c for c in measured.cells(measured.BUNDLED) if c.label == "vegas")
-    found = [replace(cell, label=x, context=n, speedup=s) for n in (1, 2) for x, s in (("a", 1.0), ("b", 1.1))]
+    found = [
+        replace(cell, label=x, context=n, speedup=s)
+        for n in (1, 2)
+        for x, s in (("a", 1.0), ("b", 1.1))
+    ]
     assert summary.best([*found, replace(cell, label="c", context=1, speedup=9.0)]) == "b"
     assert summary.best(found, among=("a",)) == "a"
 
@@ -273,16 +340,32 @@ def test_llama_cpp_has_the_better_kind_of_attention_and_says_how_it_was_built():
         "peer": peers.WHEEL_NAME,
         "peer_build": build | {"system_info": "SSE3 = 1"},
     }
-    rows = [(ours, 30.0), (theirs | {"label": "llama.cpp@fa=on"}, 10.0), (theirs | {"label": "llama.cpp@fa=off"}, 20.0)]
-    shared = {"context": 1024, "prefill_s": 1.0, "repeat": 0, "time": "2026-12-01", "device": "x", "git_sha": "abc"}
+    rows = [
+        (ours, 30.0),
+        (theirs | {"label": "llama.cpp@fa=on"}, 10.0),
+        (theirs | {"label": "llama.cpp@fa=off"}, 20.0),
+    ]
+    shared = {
+        "context": 1024,
+        "prefill_s": 1.0,
+        "repeat": 0,
+        "time": "2026-12-01",
+        "device": "x",
+        "git_sha": "abc",
+    }
     found = [
-        {k: v for k, v in r.items() if v is not None} | shared | {"tokens_per_s": s, "command": "bench"}
+        {k: v for k, v in r.items() if v is not None}
+        | shared
+        | {"tokens_per_s": s, "command": "bench"}
         for r, s in [*rows, (wheel, 5.0)]
     ]
     text = peers.from_source(found)
-    assert "| llama.cpp | 20.0 (1.0), fa off |" in text and "| llama.cpp (wheel) | 5.0 (1.0) |" in text
     assert (
-        "Plain decoding is at least 1.5 times as fast" in text and "| *plain over llama.cpp's plain* | 1.5x |" in text
+        "| llama.cpp | 20.0 (1.0), fa off |" in text and "| llama.cpp (wheel) | 5.0 (1.0) |" in text
+    )
+    assert (
+        "Plain decoding is at least 1.5 times as fast" in text
+        and "| *plain over llama.cpp's plain* | 1.5x |" in text
     )
     assert "| llama.cpp | source in p-1 (revision c0ffee), GNU | AVX2 |" in text
     assert "| llama.cpp (wheel) | the wheel of xllamacpp, for any processor | SSE3 |" in text
@@ -291,4 +374,6 @@ def test_llama_cpp_has_the_better_kind_of_attention_and_says_how_it_was_built():
 def test_every_test_file_is_in_the_table_of_guarantees():
     tests = ROOT / "tests"
     named = re.findall(r"`(\w+/test_\w+\.py)`", (tests / "README.md").read_text(encoding="utf-8"))
-    assert set(named) == {f"{p.parent.name}/{p.name}" for p in tests.glob("*/test_*.py") if p.parent.name != "page"}
+    assert set(named) == {
+        f"{p.parent.name}/{p.name}" for p in tests.glob("*/test_*.py") if p.parent.name != "page"
+    }

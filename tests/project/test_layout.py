@@ -1,4 +1,6 @@
-"""Tests lie in the folder of the room that they test, helpers in support/, and folders import from support alone."""
+"""Tests lie in the folder of the room that they test, helpers in support/, and folders import from
+support alone.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,24 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOMS = {p.name for p in (TESTS.parent / "src" / "longdraft").iterdir() if p.is_dir()}
-OTHER = {"project", "vllm", "page"}  # documents and packaging, the plugin, and the page in a browser
-ENTRY_POINTS = {"conftest.py", "changed.py", "harder.py", "oldest.py", "run.py"}  # what pytest and the Makefile run
+OTHER = {
+    "project",
+    "vllm",
+    "page",
+}  # documents and packaging, the plugin, and the page in a browser
+ENTRY_POINTS = {
+    "conftest.py",
+    "changed.py",
+    "harder.py",
+    "oldest.py",
+    "run.py",
+}  # what pytest and the Makefile run
 
 
 def misplaced(tests: Path) -> list[str]:
-    """Each file that lies elsewhere than the layout has it, and each import of another folder's test."""
+    """Each file that lies elsewhere than the layout has it, and each import of another folder's
+    test.
+    """
     faults = [p.name for p in tests.glob("*.py") if p.name not in ENTRY_POINTS]
     folder_of = {p.stem: p.parent.name for p in tests.glob("*/test_*.py")}
     for path in sorted(tests.glob("*/*.py")):
@@ -26,7 +40,9 @@ def misplaced(tests: Path) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            faults += [f"{room}/{path.name} imports {n}" for n in names if folder_of.get(n, room) != room]
+            faults += [
+                f"{room}/{path.name} imports {n}" for n in names if folder_of.get(n, room) != room
+            ]
     return faults
 
 

@@ -1,4 +1,6 @@
-"""The log: a page for each month, entries on the page of their month, newest first, and an index of all months."""
+"""The log: a page for each month, entries on the page of their month, newest first, and an index of
+all months.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ RULE = "**A new entry** goes to the top of its month's page, `YYYY-MM.md` in `do
 
 def faults(pages: dict[str, str]) -> list[str]:
     """pages: by name without .md, `index` among them."""
-    index, months = pages["index"], [name for name in pages if name != "index"]
+    index = pages["index"]
+    months = [name for name in pages if name != "index"]
     found = [] if RULE in index else ["the index does not say where a new entry goes"]
-    if (listed := re.findall(r"^\| \[[^]]*\]\((\d{4}-\d\d)\.md\)", index, re.M)) != sorted(months, reverse=True):
+    if (listed := re.findall(r"^\| \[[^]]*\]\((\d{4}-\d\d)\.md\)", index, re.M)) != sorted(
+        months, reverse=True
+    ):
         found.append(f"the index lists {listed}")
     for month in months:
         days = re.findall(r"^## (\d{4}-\d\d-\d\d): ", pages[month], re.M)
@@ -43,9 +48,17 @@ FIRST = PAGES[MONTH].index("\n## ") + 1
     [
         (MONTH, f"{PAGES[MONTH]}\n## 2026-10-30: early\n", "2026-11.md has an entry of 2026-10-30"),
         (MONTH, f"{PAGES[MONTH]}\n## 2026-11-30: below\n", "2026-11.md is not newest first"),
-        (MONTH, f"{PAGES[MONTH][:FIRST]}## Today\n\n{PAGES[MONTH][FIRST:]}", "2026-11.md has a heading without a date"),
+        (
+            MONTH,
+            f"{PAGES[MONTH][:FIRST]}## Today\n\n{PAGES[MONTH][FIRST:]}",
+            "2026-11.md has a heading without a date",
+        ),
         ("2026-12", "# Log: December 2026\n", f"the index lists {['2026-11']}"),
-        ("index", PAGES["index"].replace(RULE, ""), "the index does not say where a new entry goes"),
+        (
+            "index",
+            PAGES["index"].replace(RULE, ""),
+            "the index does not say where a new entry goes",
+        ),
     ],
 )
 def test_an_entry_or_a_page_out_of_place_is_seen(page, text, says):

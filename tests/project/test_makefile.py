@@ -18,12 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
     ("target", "given", "line"),
     [
         ("test-page", ["CHROMIUM="], "no chromium here"),
-        ("test-page", ["CHROMIUM=/bin/true", "PAGE=.none", "PYTHON=false"], "Playwright cannot be installed"),
+        (
+            "test-page",
+            ["CHROMIUM=/bin/true", "PAGE=.none", "PYTHON=false"],
+            "Playwright cannot be installed",
+        ),
         ("test-vllm", ["VLLM=.none", "PYTHON=false"], "cannot be installed"),
     ],
 )
 def test_a_failed_set_up_fails(target, given, line):
-    done = subprocess.run(["make", "-s", target, *given], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["make", "-s", target, *given], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode != 0 and f"{target}: " in done.stderr and line in done.stderr
     assert done.stdout == ""  # no test ran
 

@@ -1,4 +1,6 @@
-"""The oldest supported versions are those of pyproject.toml, each of them a bound that pip can be held to."""
+"""The oldest supported versions are those of pyproject.toml, each of them a bound that pip can be
+held to.
+"""
 
 from __future__ import annotations
 

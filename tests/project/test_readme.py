@@ -1,4 +1,5 @@
-"""README.md stays short: three minutes aloud, one small table of speed, at most two figures in a sentence.
+"""README.md stays short: three minutes aloud, one small table of speed, at most two figures in a
+sentence.
 
 docs/performance.md has its figures in tables, too.
 """
@@ -15,10 +16,16 @@ from longdraft.methods import CONTROLS, METHODS
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-WORDS_PER_MINUTE, MINUTES = 160, 3  # read aloud, without code and tables
-ROWS, COLUMNS = 6, 5  # of the table of speed
+# read aloud, without code and tables
+WORDS_PER_MINUTE = 160
+MINUTES = 3
+# of the table of speed
+ROWS = 6
+COLUMNS = 5
 FIGURES = 2  # in a sentence
-FIGURE = re.compile(r"(?<![\w.=-])\d[\d.,]*(?:x|%|K|M|B|ms|MB|GB)?(?!\w)")  # neither SmolLM2 nor T=1
+FIGURE = re.compile(
+    r"(?<![\w.=-])\d[\d.,]*(?:x|%|K|M|B|ms|MB|GB)?(?!\w)"
+)  # neither SmolLM2 nor T=1
 
 
 def prose(page: str) -> str:
@@ -43,7 +50,9 @@ def crowded(page: str) -> list[str]:
 def tables(page: str) -> list[list[list[str]]]:
     """The cells of each table, by row, without the line below its head."""
     blocks = re.findall(r"(?:^\|.*\|\n)+", page, re.M)
-    cells = [[re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()] for block in blocks]
+    cells = [
+        [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()] for block in blocks
+    ]
     return [[head, *rows] for head, _, *rows in cells]
 
 
@@ -54,7 +63,8 @@ def speed(page: str) -> str:
 def faults(page: str) -> list[str]:
     """What is too long or too much."""
     found = []
-    words, most = len(re.findall(r"\w[\w'’.+-]*", prose(page))), WORDS_PER_MINUTE * MINUTES
+    words = len(re.findall(r"\w[\w'’.+-]*", prose(page)))
+    most = WORDS_PER_MINUTE * MINUTES
     if words > most:
         found.append(f"{words} words take more than {MINUTES} minutes: at most {most}")
     shown = tables(speed(page))
@@ -64,7 +74,11 @@ def faults(page: str) -> list[str]:
         if len(rows) > ROWS or len(head) > COLUMNS or {len(row) for row in rows} != {len(head)}:
             found.append(f"a table of speed with {len(rows)} rows and {len(head)} columns")
     found += [f"more than {FIGURES} figures: {s}" for s in crowded(page)]
-    named = {name for row in tables(page.split("\n## Methods\n")[1])[0] for name in re.findall(r"`([^`]+)`", row[1])}
+    named = {
+        name
+        for row in tables(page.split("\n## Methods\n")[1])[0]
+        for name in re.findall(r"`([^`]+)`", row[1])
+    }
     unknown = sorted(named - {*METHODS, *CONTROLS})
     return found + [f"no such method: {name}" for name in unknown]
 
@@ -92,7 +106,11 @@ LINE = next(line for line in speed(README).splitlines() if line.startswith("| Sm
             "## Two commands\n\nIt takes 3 s, 4.5 s and 1,024 MB.\n",
             "more than 2 figures: It takes",
         ),
-        ("- Only safetensors", "- It is 1.2x, 1.3x, 0.9x.\n- Only safetensors", "more than 2 figures: - It is"),
+        (
+            "- Only safetensors",
+            "- It is 1.2x, 1.3x, 0.9x.\n- Only safetensors",
+            "more than 2 figures: - It is",
+        ),
         ("`suffix`, `lookup`", "`sufix`, `lookup`", "no such method: sufix"),
     ],
 )
@@ -114,7 +132,9 @@ def test_the_page_on_performance_has_its_figures_in_tables():
 
 
 def test_names_and_versions_are_no_figures():
-    assert FIGURE.findall("SmolLM2-135M runs under Apache-2.0 with Qwen2.5 and AVX-512, 1,024 tokens at 1.5x.") == [
+    assert FIGURE.findall(
+        "SmolLM2-135M runs under Apache-2.0 with Qwen2.5 and AVX-512, 1,024 tokens at 1.5x."
+    ) == [
         "1,024",
         "1.5x",
     ]

@@ -1,4 +1,6 @@
-"""What is run on each commit: tests that watch a clock get a second try, and slow parts follow what changed."""
+"""What is run on each commit: tests that watch a clock get a second try, and slow parts follow what
+changed.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,19 @@ MARKS = "[pytest]\nmarkers = timing: watches a clock\n"
 def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
     (tmp_path / "pytest.ini").write_text(MARKS)
     (tmp_path / "test_x.py").write_text(tests)
-    words = [sys.executable, str(ROOT / "tests" / "run.py"), "-p", "no:cacheprovider", "-p", "no:xdist", "."]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them takes longer than the tests
+    words = [
+        sys.executable,
+        str(ROOT / "tests" / "run.py"),
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        ".",
+    ]
+    environment = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }  # loading them takes longer than the tests
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stdout
     assert ("unstable: test_x.py::test_of_a_clock" in done.stdout) == named
@@ -78,8 +91,14 @@ def test_files_are_those_since_a_commit(tmp_path, monkeypatch):
 
     def git(*words: str, date: str = "2026-01-02T12:00:00Z") -> None:
         who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@example", "GIT_COMMITTER_NAME": "a"}
-        environment = who | {"GIT_COMMITTER_EMAIL": "a@example", "GIT_COMMITTER_DATE": date, "PATH": "/usr/bin:/bin"}
-        subprocess.run(["git", *words], cwd=tmp_path, check=True, env=environment, capture_output=True)
+        environment = who | {
+            "GIT_COMMITTER_EMAIL": "a@example",
+            "GIT_COMMITTER_DATE": date,
+            "PATH": "/usr/bin:/bin",
+        }
+        subprocess.run(
+            ["git", *words], cwd=tmp_path, check=True, env=environment, capture_output=True
+        )
 
     git("init")
     for name, date in (("first", "2026-01-01T12:00:00Z"), ("second", "2026-01-02T11:00:00Z")):

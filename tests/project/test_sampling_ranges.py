@@ -1,4 +1,6 @@
-"""Everything that takes a sampling parameter accepts and refuses the same values: those of the one table."""
+"""Everything that takes a sampling parameter accepts and refuses the same values: those of the one
+table.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ from longdraft.server.traces import TraceRequest
 
 TABLE = [p for p in vars(table).values() if isinstance(p, Parameter)]
 REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TraceRequest, records.Speed)
-HTTP = {"penalty": "repetition_penalty", "frequency": "frequency_penalty", "presence": "presence_penalty"}
+HTTP = {
+    "penalty": "repetition_penalty",
+    "frequency": "frequency_penalty",
+    "presence": "presence_penalty",
+}
 OPTION = {"window": "penalty_window"}
 COMMANDS = commands()
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,9 +51,31 @@ Accepts = Callable[[Any], bool]
 def values(p: Parameter) -> list[Any]:
     """The ends of a range, its neighbors outside and inside, and what is no number of its type."""
     if p.kind is int:
-        return [p.low - 1, p.low, p.low + 1, p.default, p.high - 1, p.high, p.high + 1, 1 << 80, 1.5, math.nan, "hot"]
+        return [
+            p.low - 1,
+            p.low,
+            p.low + 1,
+            p.default,
+            p.high - 1,
+            p.high,
+            p.high + 1,
+            1 << 80,
+            1.5,
+            math.nan,
+            "hot",
+        ]
     ends = [math.nextafter(end, way) for end in (p.low, p.high) for way in (-math.inf, math.inf)]
-    return [*ends, p.low, p.default, (p.low + p.high) / 2, p.high, math.inf, -math.inf, math.nan, "hot"]
+    return [
+        *ends,
+        p.low,
+        p.default,
+        (p.low + p.high) / 2,
+        p.high,
+        math.inf,
+        -math.inf,
+        math.nan,
+        "hot",
+    ]
 
 
 def accepts(call: Callable[[Any], Any], value: Any) -> bool:
@@ -64,17 +92,31 @@ def library(p: Parameter, sampler: type[Sampler] = Sampler) -> Iterator[tuple[st
         yield "Sampler", partial(accepts, lambda v: sampler(**{p.name: v}))
     if p is SEED:
         lm = tiny.target("llama-loops")
-        yield "a run", partial(accepts, lambda v: Sequences.of([[1, 2]], 4, lm.new_cache(1, 8), Sampler(), v))
-        yield "a request", partial(accepts, lambda v: make_request(lm, 64, [1, 2], 4, v, (), Sampler(), None, False))
+        yield (
+            "a run",
+            partial(accepts, lambda v: Sequences.of([[1, 2]], 4, lm.new_cache(1, 8), Sampler(), v)),
+        )
+        yield (
+            "a request",
+            partial(
+                accepts, lambda v: make_request(lm, 64, [1, 2], 4, v, (), Sampler(), None, False)
+            ),
+        )
 
 
 def of_model(model: type[BaseModel], p: Parameter) -> Iterator[tuple[str, Accepts]]:
     """The model's field for a parameter, if it has one, without the other fields."""
-    info = next((model.model_fields[n] for n in (HTTP.get(p.name), p.name) if n in model.model_fields), None)
-    if info is None or (model is CompletionRequest and p is table.MAX_TOKENS):  # it takes 0, with echo
+    info = next(
+        (model.model_fields[n] for n in (HTTP.get(p.name), p.name) if n in model.model_fields), None
+    )
+    if info is None or (
+        model is CompletionRequest and p is table.MAX_TOKENS
+    ):  # it takes 0, with echo
         return
     strict = ConfigDict(strict=True, allow_inf_nan=False)
-    alone = create_model("Alone", __config__=strict, x=(Annotated[(info.annotation, Field(), *info.metadata)], ...))
+    alone = create_model(
+        "Alone", __config__=strict, x=(Annotated[(info.annotation, Field(), *info.metadata)], ...)
+    )
     yield model.__name__, partial(accepts, lambda v: alone(x=v))
 
 
@@ -87,7 +129,9 @@ def of_command(name: str, command: Any, p: Parameter) -> Iterator[tuple[str, Acc
 
 
 def transformers(p: Parameter) -> Iterator[tuple[str, Accepts]]:
-    """A processor that has the value, whatever its constructor would have said; hf_generate's own seed."""
+    """A processor that has the value, whatever its constructor would have said; hf_generate's own
+    seed.
+    """
     for kind in (kind for kind, parameter in IN_RANGE.items() if parameter is p):
 
         def sampled(value: Any, kind: Any = kind) -> None:
@@ -99,8 +143,17 @@ def transformers(p: Parameter) -> Iterator[tuple[str, Accepts]]:
     if p is SEED:
 
         def seeded(value: Any) -> None:
-            with pytest.raises(AttributeError, match="config"):  # after the seed, the model is looked at
-                hf_generate(None, None, logits_processor=[], stopping_criteria=[], generation_config=None, seed=value)
+            with pytest.raises(
+                AttributeError, match="config"
+            ):  # after the seed, the model is looked at
+                hf_generate(
+                    None,
+                    None,
+                    logits_processor=[],
+                    stopping_criteria=[],
+                    generation_config=None,
+                    seed=value,
+                )
 
         yield "hf_generate", partial(accepts, seeded)
 
@@ -116,7 +169,12 @@ def surfaces(p: Parameter) -> Iterator[tuple[str, Accepts]]:
 
 def disagreements(p: Parameter, found: Iterator[tuple[str, Accepts]]) -> list[str]:
     """Each surface and value where a surface and the table disagree."""
-    return [f"{name}: {v}" for name, taken in found for v in values(p) if taken(v) != accepts(p.check, v)]
+    return [
+        f"{name}: {v}"
+        for name, taken in found
+        for v in values(p)
+        if taken(v) != accepts(p.check, v)
+    ]
 
 
 def on_page(ranges: list[dict[str, Any]], texts: list[list[str]]) -> list[list[bool]]:
@@ -127,8 +185,13 @@ def on_page(ranges: list[dict[str, Any]], texts: list[list[str]]) -> list[list[b
     function = re.search(r"^(?:export )?(function inRange\(.*?^})", script, re.M | re.S)
     assert function is not None
     call = "ranges.map((range, i) => texts[i].map((text) => inRange(Number(text), range)))"
-    code = f"const [ranges, texts] = {json.dumps([ranges, texts])};{function[1]};console.log(JSON.stringify({call}))"
-    return json.loads(subprocess.run([node, "-e", code], capture_output=True, text=True, check=True).stdout)
+    code = (
+        "const [ranges, texts] = "
+        f"{json.dumps([ranges, texts])};{function[1]};console.log(JSON.stringify({call}))"
+    )
+    return json.loads(
+        subprocess.run([node, "-e", code], capture_output=True, text=True, check=True).stdout
+    )
 
 
 @pytest.mark.parametrize("p", TABLE, ids=lambda p: p.name)
@@ -138,7 +201,9 @@ def test_all_accept_the_same_values(p):
 
 def test_nothing_is_left_out():
     everywhere = {"Sampler", "hf", *(model.__name__ for model in REQUESTS)}
-    commanded = {f"longdraft {name}" for name in ("generate", "chat", "bench", "audit", "demo", "train text")}
+    commanded = {
+        f"longdraft {name}" for name in ("generate", "chat", "bench", "audit", "demo", "train text")
+    }
     assert {name for name, _ in surfaces(TEMPERATURE)} == everywhere | commanded
     assert {"a run", "a request", "hf_generate", "TraceRequest", "longdraft train eagle"} <= {
         name for name, _ in surfaces(SEED)
@@ -177,9 +242,14 @@ def test_a_range_of_its_own_is_noticed(planted):
 
 
 def page_disagrees(ranges: list[dict[str, Any]]) -> bool:
-    """Whether the page takes other numbers than the table's, of those that JavaScript has exactly."""
+    """Whether the page takes other numbers than the table's, of those that JavaScript has
+    exactly.
+    """
     taken = on_page(ranges, [[str(v) for v in values(p)] for p in TRACE])
-    expected = [[accepts(p.check, v) and (p.kind is float or abs(v) <= EXACT) for v in values(p)] for p in TRACE]
+    expected = [
+        [accepts(p.check, v) and (p.kind is float or abs(v) <= EXACT) for v in values(p)]
+        for p in TRACE
+    ]
     return taken != expected
 
 
@@ -187,7 +257,12 @@ def test_the_page_accepts_the_same_values():
     ranges = [p.in_json for p in TRACE]
     assert all(json.loads(json.dumps(r)) == r for r in ranges)
     assert not page_disagrees(ranges)
-    for i, planted in ((0, {"high": 2}), (1, {"above": False}), (2, {"low": 0}), (3, {"whole": False})):
+    for i, planted in (
+        (0, {"high": 2}),
+        (1, {"above": False}),
+        (2, {"low": 0}),
+        (3, {"whole": False}),
+    ):
         assert page_disagrees([r | planted if i == j else r for j, r in enumerate(ranges)]), planted
 
 

@@ -1,4 +1,6 @@
-"""Documents, code and messages are in American spelling: a word of the list below, also inside a name, is caught."""
+"""Documents, code and messages are in American spelling: a word of the list below, also inside a
+name, is caught.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {".py", ".md", ".cpp", ".h", ".js", ".mjs", ".css", ".html", ".toml", ".yml", ".yaml", ".sh", ".cff"}
+KINDS = {
+    ".py",
+    ".md",
+    ".cpp",
+    ".h",
+    ".js",
+    ".mjs",
+    ".css",
+    ".html",
+    ".toml",
+    ".yml",
+    ".yaml",
+    ".sh",
+    ".cff",
+}
 TEXTS = re.compile(r"benchmarks/models/|src/longdraft/assets/text/")  # as others wrote them
 STEMS = (  # before ise, ised, ising, isation ...
     "amort|author|categor|character|discret|emphas|final|general|initial|local|maxim|minim|modern|modular|neutral|normal|"
@@ -27,7 +43,10 @@ BRITISH = re.compile(
     rf"(?:{WORDS})(?:s|ed|ing|able|s?hood|al|less|ly)?)(?![a-z])",
     re.IGNORECASE,
 )
-KEPT = {"optimisers.pt", "LM.quantised"}  # a file of version 0.1.0, which is still read, and a former name
+KEPT = {
+    "optimisers.pt",
+    "LM.quantised",
+}  # a file of version 0.1.0, which is still read, and a former name
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of a name in CamelCase
 
 
@@ -40,10 +59,16 @@ def british(text: str) -> list[str]:
 
 def test_every_file_is_in_american_spelling():
     try:
-        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        names = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a checkout of git")
-    files = [n for n in names.split("\0") if Path(n).suffix in KINDS and not TEXTS.match(n) and (ROOT / n).is_file()]
+    files = [
+        n
+        for n in names.split("\0")
+        if Path(n).suffix in KINDS and not TEXTS.match(n) and (ROOT / n).is_file()
+    ]
     assert len(files) > 500
     files = [n for n in files if ROOT / n != Path(__file__).resolve()]
     faults = {n: words for n in files if (words := british((ROOT / n).read_text(encoding="utf-8")))}
@@ -68,5 +93,9 @@ def test_british_spellings_are_caught(text, word):
 
 def test_words_of_both_spellings_pass():
     assert (
-        british("otherwise precise noise promise raised; four hours; labels, centers; aria-labelledby; cancelled") == []
+        british(
+            "otherwise precise noise promise raised; four hours; labels, centers; "
+            "aria-labelledby; cancelled"
+        )
+        == []
     )

@@ -1,4 +1,6 @@
-"""Grammars for calls: what they allow is read as calls that follow the functions' schemas, and nothing else is."""
+"""Grammars for calls: what they allow is read as calls that follow the functions' schemas, and
+nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.formats_of_calls import BERN, FILE, FORMATS, LB, OB, SCHEMAS, B, F, tokenizer_of, tokens_of
+from support.formats_of_calls import (
+    BERN,
+    FILE,
+    FORMATS,
+    LB,
+    OB,
+    SCHEMAS,
+    B,
+    F,
+    tokenizer_of,
+    tokens_of,
+)
 from test_calls import dialect_of, found, reply_of, told
 
 from longdraft.constraints import literal
@@ -17,18 +30,26 @@ from longdraft.errors import InputError
 from longdraft.server.calls.grammar import schema_of
 from longdraft.server.tools import Function
 
-llguidance = pytest.importorskip("llguidance", reason="grammars are checked with llguidance, which is missing")
-hf = pytest.importorskip("llguidance.hf", reason="grammars are checked with llguidance, which is missing")
+llguidance = pytest.importorskip(
+    "llguidance", reason="grammars are checked with llguidance, which is missing"
+)
+hf = pytest.importorskip(
+    "llguidance.hf", reason="grammars are checked with llguidance, which is missing"
+)
 
-FUNCTIONS = [Function(name=name, parameters=schema, strict=True) for name, schema in SCHEMAS.items()]
+FUNCTIONS = [
+    Function(name=name, parameters=schema, strict=True) for name, schema in SCHEMAS.items()
+]
 LF = F.replace('"arguments"', '"parameters"')
 TAG = "<tool_call>\n{}\n</tool_call>"
 XB = TAG.format("<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>")
 XF = TAG.format(
-    '<function=read_file>\n<parameter=path>\na "b"\n\n</parameter>\n<parameter=lines>\n[1, 2]\n</parameter>\n'
+    '<function=read_file>\n<parameter=path>\na "b"\n\n</parameter>\n<parameter=lines>\n[1, '
+    "2]\n</parameter>\n"
     "<parameter=deep>\ntrue\n</parameter>\n</function>"
 )
-NB, NF = ("[TOOL_CALLS]weather[ARGS]" + B[33:-1], "[TOOL_CALLS]read_file[ARGS]" + F[35:-1])
+NB = "[TOOL_CALLS]weather[ARGS]" + B[33:-1]
+NF = "[TOOL_CALLS]read_file[ARGS]" + F[35:-1]
 THOUGHT = "<think>\nWhy <b?\n</think>\n\n"
 TWO: dict[str, tuple[str, str, str]] = {  # a call, what stands between two, and another
     "coder": (XB, "\n", XF),
@@ -64,23 +85,34 @@ def matcher(name: str, least: int, many: bool, functions: Any = FUNCTIONS) -> An
     return made
 
 
-def allows(name: str, text: str, least: int = 1, many: bool = True, functions: Any = FUNCTIONS) -> bool:
-    tokens, made = tokens_of(name, text), matcher(name, least, many, functions)
+def allows(
+    name: str, text: str, least: int = 1, many: bool = True, functions: Any = FUNCTIONS
+) -> bool:
+    tokens = tokens_of(name, text)
+    made = matcher(name, least, many, functions)
     return made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting()
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_calls_are_allowed_and_nothing_else(name):
     first, between, second = TWO[name]
-    one, two = first + CLOSED.get(name, ""), first + between + second
+    one = first + CLOSED.get(name, "")
+    two = first + between + second
     free = TEXT[name] + one.split("</think>\n\n")[-1].removeprefix("[THINK]Why?[/THINK]")
-    assert allows(name, one) and allows(name, one, many=False) and allows(name, one, 0) and allows(name, free, 0)
+    assert (
+        allows(name, one)
+        and allows(name, one, many=False)
+        and allows(name, one, 0)
+        and allows(name, free, 0)
+    )
     assert found(told(reply_of(name), tokens_of(name, one), []))[1] == (BERN,)
     if second:
         assert found(told(reply_of(name), tokens_of(name, two), []))[1] == (BERN, FILE)
         assert allows(name, two) and allows(name, two, 0)
         assert not allows(name, two, many=False) and not allows(name, two, 0, many=False)
-    plain = {"harmony": "<|channel|>final<|message|>Yes.", "r1": "So.</think>\nYes."}.get(name, "Yes.")
+    plain = {"harmony": "<|channel|>final<|message|>Yes.", "r1": "So.</think>\nYes."}.get(
+        name, "Yes."
+    )
     assert allows(name, plain, 0) and not allows(name, plain)
     for wrong in ("rain", "Bern", "7", "more"):
         bad = {
@@ -91,7 +123,9 @@ def test_calls_are_allowed_and_nothing_else(name):
         }[wrong]
         if bad not in (one, two):
             assert not allows(name, bad) and (wrong == "more" or not allows(name, bad, 0)), bad
-    assert not allows(name, one, functions=FUNCTIONS[1:])  # another function is the one that must be called
+    assert not allows(
+        name, one, functions=FUNCTIONS[1:]
+    )  # another function is the one that must be called
 
 
 def check(name: str, args: dict[str, Any]) -> None:
@@ -102,18 +136,28 @@ def check(name: str, args: dict[str, Any]) -> None:
     for key, about in schema.get("properties", {}).items():
         assert key not in args or isinstance(args[key], types[about["type"]])
     if name == "read_file":
-        assert set(args) <= set(schema["properties"]) and all(type(line) is int for line in args["lines"])
+        assert set(args) <= set(schema["properties"]) and all(
+            type(line) is int for line in args["lines"]
+        )
     assert name != "now" or args == {}
 
 
 def walk(name: str, seed: int, least: int) -> list[int] | None:
-    """Tokens drawn from those that the grammar allows, until it may end; None if that takes too long."""
-    random, made, tokens = Random(seed), matcher(name, least, True), list[int]()
+    """Tokens drawn from those that the grammar allows, until it may end; None if that takes too
+    long.
+    """
+    random = Random(seed)
+    made = matcher(name, least, True)
+    tokens = list[int]()
     likely = {*tokens_of(name, '"}]'), *dialect_of(name).marks.ids.values()}
     ends = set(words(name).eos_tokens)
     for _ in range(600):
         mask = made.compute_bitmask()
-        allowed = [t for t in range(words(name).vocab_size) if mask[t // 8] >> (t % 8) & 1 and t not in ends]
+        allowed = [
+            t
+            for t in range(words(name).vocab_size)
+            if mask[t // 8] >> (t % 8) & 1 and t not in ends
+        ]
         if made.is_accepting() and (not allowed or random.random() < 0.2):
             return tokens
         hot = [t for t in allowed if t in likely]
@@ -128,29 +172,47 @@ def test_whatever_is_generated_is_calls_that_follow_the_schemas(name):
     assert done
     for tokens in done:
         content, calls, _ = found(told(reply_of(name), tokens, []))
-        assert calls and (not content or name == "harmony")  # which may say something in its commentary
+        assert calls and (
+            not content or name == "harmony"
+        )  # which may say something in its commentary
         for called in calls:
             check(*called)
 
 
 def test_the_walk_notices_calls_that_follow_no_schema(monkeypatch):
-    monkeypatch.setattr("longdraft.server.calls.hermes.object_rule", lambda f: f'"{{\\"name\\": \\"{f.name}\\"}}"')
+    monkeypatch.setattr(
+        "longdraft.server.calls.hermes.object_rule", lambda f: f'"{{\\"name\\": \\"{f.name}\\"}}"'
+    )
     with pytest.raises(AssertionError):
         test_whatever_is_generated_is_calls_that_follow_the_schemas("hermes text")
 
 
 def test_a_schema_that_cannot_be_enforced_is_an_error_for_strict_functions_alone():
-    odd = {"type": "object", "properties": {"a": {"type": "string", "format": "json-pointer"}}, "required": ["a"]}
+    odd = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "format": "json-pointer"}},
+        "required": ["a"],
+    }
     lark = [
-        dialect_of("hermes").grammar([Function(name="f", parameters=odd, strict=strict)], 1, True, False)
+        dialect_of("hermes").grammar(
+            [Function(name="f", parameters=odd, strict=strict)], 1, True, False
+        )
         for strict in (True, False)
     ]
     errors = [llguidance.LLMatcher.validate_grammar(text, words("hermes")) for text in lark]
-    assert "json-pointer" in errors[0] and not errors[1].startswith("ERROR") and schema_of(Function(name="f"))["type"]
+    assert (
+        "json-pointer" in errors[0]
+        and not errors[1].startswith("ERROR")
+        and schema_of(Function(name="f"))["type"]
+    )
 
 
 def test_references_of_a_schema_are_its_own():
-    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/n"}},
+        "$defs": {"n": {"type": "integer"}},
+    }
     functions = [Function(name="weather", parameters=schema, strict=True)]
     for name, text in (("hermes", TAG.format(B)), ("coder", XB)):
         text = text.replace("city", "a").replace('"Bern"', "Bern")
@@ -159,7 +221,12 @@ def test_references_of_a_schema_are_its_own():
 
 
 CONTENT = literal("red") + " | " + literal("green")
-BEFORE = {"think": THOUGHT, "r1": "Why?</think>", "harmony": "<|channel|>final<|message|>", "hermes": ""}
+BEFORE = {
+    "think": THOUGHT,
+    "r1": "Why?</think>",
+    "harmony": "<|channel|>final<|message|>",
+    "hermes": "",
+}
 
 
 @pytest.mark.parametrize("name", sorted(BEFORE))
@@ -195,14 +262,20 @@ def a(**about: Any) -> dict[str, Any]:
 
 
 Q = {"$defs": {"q": {"enum": ["x", "y"]}, "p": a(), "r": a(enum=["x"])}}
-ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [  # a schema, what it allows, and what it does not
+ENFORCED: list[
+    tuple[dict[str, Any], list[Any], list[Any]]
+] = [  # a schema, what it allows, and what it does not
     (a(pattern="^[a-z]{2}\\d$"), ["ab1"], ["ab", "ab1x", "xab1", "ab1\n"]),
     (a(pattern="b+/"), ["xb/", "b/x\ny"], ["xb"]),
     (a(const="x"), ["x"], ["y", ""]),
     (a(minLength=2, maxLength=3), ["ab", "abc", "a\nb"], ["a", "abcd"]),
     (a(format="date"), ["2026-11-27"], ["2026-13-27", "x"]),
     (a(format="email", minLength=9), ["me@some.org"], ["m@e.org", "no address"]),
-    (a() | {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/q"}, {"enum": ["z"]}]}}} | Q, ["x", "z"], ["w"]),
+    (
+        a() | {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/q"}, {"enum": ["z"]}]}}} | Q,
+        ["x", "z"],
+        ["w"],
+    ),
     (a(anyOf=[{"enum": ["x"]}, {"pattern": "^q+$"}]), ["x", "qq"], ["w", ""]),
     (a(oneOf=[{"const": "x"}, {"const": "y"}]), ["x", "y"], ["w"]),
     (a(allOf=[{"pattern": "x"}, {"pattern": "y"}]), ["xy", "y x"], ["x", "y"]),
@@ -228,14 +301,21 @@ def test_all_that_a_strict_schema_says_of_texts_is_enforced(schema, right, wrong
 
 
 def test_a_bound_value_ends_where_the_grammar_says():
-    """Marks inside a value are its text, so nothing that the grammar has not seen becomes a parameter."""
+    """Marks inside a value are its text, so nothing that the grammar has not seen becomes a
+    parameter.
+    """
     functions = [
-        Function(name="weather", parameters=a() | {"properties": {"a": {"type": "string"}, "b": {"const": "x"}}})
+        Function(
+            name="weather",
+            parameters=a() | {"properties": {"a": {"type": "string"}, "b": {"const": "x"}}},
+        )
     ]
     inner = "1\n<parameter=b>\ny"
     assert allows("coder", tagged({"a": inner}), functions=functions)
     for bound, given in ((True, {"a": inner}), (False, {"a": "1", "b": "y"})):
-        reader = dialect_of("coder").reader({"weather": functions[0].parameters}, False, None, bound)
+        reader = dialect_of("coder").reader(
+            {"weather": functions[0].parameters}, False, None, bound
+        )
         parts = reader.push(tagged({"a": inner})) + reader.end()
         assert json.loads("".join(part.text for part in parts if part.kind == "arguments")) == given
 
@@ -258,15 +338,21 @@ def test_what_tags_cannot_enforce_is_refused_for_strict_functions_alone(schema, 
     with pytest.raises(InputError, match=re.escape(words)):
         matcher("coder", 1, True, [Function(name="weather", parameters=schema, strict=True)])
     if "format" in words or "pattern" in words or "keyword" in words or "anyOf" in words:
-        assert allows("coder", tagged({"a": "x"}), functions=[Function(name="weather", parameters=schema)])
+        assert allows(
+            "coder", tagged({"a": "x"}), functions=[Function(name="weather", parameters=schema)]
+        )
 
 
 def test_alternatives_that_grow_without_an_end_are_refused_soon():
     parts = {
-        f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"pattern": f"{i}", "type": "string"}] * 2}
+        f"a{i}": {
+            "anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"pattern": f"{i}", "type": "string"}] * 2
+        }
         for i in range(30)
     }
     parts |= {"a30": {"anyOf": [{"$ref": f"#/$defs/a{i}"} for i in range(30)]}}
     schema = a() | {"properties": {"a": {"$ref": "#/$defs/a0", "type": "string"}}, "$defs": parts}
-    lark = dialect_of("coder").grammar([Function(name="weather", parameters=schema)], 1, True, False)
+    lark = dialect_of("coder").grammar(
+        [Function(name="weather", parameters=schema)], 1, True, False
+    )
     assert len(lark) < 1 << 20

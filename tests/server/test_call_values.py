@@ -1,4 +1,6 @@
-"""Arguments are whole JSON whatever a model writes, and types are found wherever a schema has them."""
+"""Arguments are whole JSON whatever a model writes, and types are found wherever a schema has
+them.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +48,27 @@ PIECES = [
 
 
 def read(text: str, cuts: list[int]) -> tuple[str, int]:
-    """An object in a text that comes in these pieces, and how many characters of the text it has."""
-    value, said, used, low = Value(), "", 0, 0
+    """An object in a text that comes in these pieces, and how many characters of the text it
+    has.
+    """
+    value = Value()
+    said = ""
+    used = 0
+    low = 0
     for high in sorted({min(cut, len(text)) for cut in cuts} | {len(text)}):
         more, taken = value.feed(text[low:high]) if not value.done else ("", 0)
-        said, used, low = said + more, used + taken, high
+        said = said + more
+        used = used + taken
+        low = high
     return said + value.close(), used
 
 
 @settings(deadline=None)
 @given(
-    st.dictionaries(TEXT, JSON, max_size=4), st.sampled_from([None, 1, 4]), st.booleans(), st.lists(st.integers(0, 99))
+    st.dictionaries(TEXT, JSON, max_size=4),
+    st.sampled_from([None, 1, 4]),
+    st.booleans(),
+    st.lists(st.integers(0, 99)),
 )
 def test_valid_json_is_unchanged(value, indent, escaped, cuts):
     text = json.dumps(value, indent=indent, ensure_ascii=escaped)
@@ -64,7 +76,10 @@ def test_valid_json_is_unchanged(value, indent, escaped, cuts):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from([*PIECES, "NaN", "1e999"]), max_size=25), st.lists(st.integers(0, 40), max_size=5))
+@given(
+    st.lists(st.sampled_from([*PIECES, "NaN", "1e999"]), max_size=25),
+    st.lists(st.integers(0, 40), max_size=5),
+)
 def test_any_text_gives_one_json_object_however_it_comes(pieces, cuts):
     text = "{" + "".join(pieces)
     whole = read(text, [])
@@ -93,7 +108,9 @@ def test_a_mark_ends_an_object():
     assert read('{"a": "b\ufdd3}', []) == ('{"a": "b"}', 8)
 
 
-DEFS: dict[str, Any] = {"$defs": {"s": {"type": "string"}, "n": {"anyOf": [{"$ref": "#/$defs/s"}, {"type": "null"}]}}}
+DEFS: dict[str, Any] = {
+    "$defs": {"s": {"type": "string"}, "n": {"anyOf": [{"$ref": "#/$defs/s"}, {"type": "null"}]}}
+}
 DEFS["$defs"]["c"] = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/c"}]}
 TYPES: list[tuple[Any, set[str]]] = [
     ({"$ref": "#/$defs/s"}, {"string"}),
@@ -113,27 +130,44 @@ TYPES: list[tuple[Any, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "types"), TYPES, ids=lambda x: str(x) if isinstance(x, dict) else "")
+@pytest.mark.parametrize(
+    ("schema", "types"), TYPES, ids=lambda x: str(x) if isinstance(x, dict) else ""
+)
 def test_types_are_found_behind_every_keyword(schema, types):
     root = DEFS | {"properties": {"x": schema}}
-    for whole in (root, {"allOf": [root]} | DEFS, {"$ref": "#/$defs/x", "$defs": DEFS["$defs"] | {"x": root}}):
-        schemas = Schemas(whole if "$ref" not in whole else whole | {"properties": root["properties"]})
+    for whole in (
+        root,
+        {"allOf": [root]} | DEFS,
+        {"$ref": "#/$defs/x", "$defs": DEFS["$defs"] | {"x": root}},
+    ):
+        schemas = Schemas(
+            whole if "$ref" not in whole else whole | {"properties": root["properties"]}
+        )
         assert schemas.types(schemas.property(schemas.root, "x")) == types
         assert schemas.names(schemas.root) == ["x"]
 
 
 def test_properties_of_patterns_and_others_have_their_types():
-    schemas = Schemas({"patternProperties": {"^a": {"type": "string"}}, "additionalProperties": {"type": "null"}})
+    schemas = Schemas(
+        {"patternProperties": {"^a": {"type": "string"}}, "additionalProperties": {"type": "null"}}
+    )
     assert schemas.types(schemas.property(schemas.root, "abc")) == {"string", "null"}
 
 
 def test_reading_ends_for_any_schema():
     """References that divide and come back, and long chains of them, take no time and no stack."""
-    parts = {f"a{i}": {key: [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(3000) for key in ("anyOf",)}
+    parts = {
+        f"a{i}": {key: [{"$ref": f"#/$defs/a{i + 1}"}] * 2}
+        for i in range(3000)
+        for key in ("anyOf",)
+    }
     schemas = Schemas({"$defs": parts | {"b": {"allOf": [{"$ref": "#/$defs/b"}]}}})
     for name in ("a0", "b"):
         assert schemas.types({"$ref": f"#/$defs/{name}"}) == ANY
-        assert schemas.property({"$ref": f"#/$defs/{name}"}, "x") == {} and schemas.required(parts["a0"]) == []
+        assert (
+            schemas.property({"$ref": f"#/$defs/{name}"}, "x") == {}
+            and schemas.required(parts["a0"]) == []
+        )
         assert schemas.names({"$ref": f"#/$defs/{name}"}) == []
 
 

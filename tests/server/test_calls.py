@@ -1,4 +1,6 @@
-"""Calls and reasoning in answers: found in every format, however tokens come, and nothing that is said is lost."""
+"""Calls and reasoning in answers: found in every format, however tokens come, and nothing that is
+said is lost.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def dialect_of(name: str) -> Dialect:
     return Dialect(tokenizer_of(name), FORMATS[name][0])
 
 
-def reply_of(name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, most: int | None = None) -> ChatReply:
+def reply_of(
+    name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, most: int | None = None
+) -> ChatReply:
     dialect = dialect_of(name)
     reader = dialect.reader(schemas, name == "r1", most)
     return ChatReply(tokenizer_of(name), list(stops), reader, dialect.marks.shown)
@@ -42,7 +46,9 @@ def reply_of(name: str, stops: tuple[str, ...] = (), schemas: Any = SCHEMAS, mos
 
 def told(reply: ChatReply, tokens: list[int], cuts: list[int], ended: str = "eos") -> list[Delta]:
     """What a reply says of tokens that come in events cut at these places, and an end token."""
-    tokens, low, deltas = tokens + [0] * (ended == "eos"), 0, []
+    tokens = tokens + [0] * (ended == "eos")
+    low = 0
+    deltas = []
     for high in sorted({min(c, len(tokens)) for c in cuts if c > 0} | {len(tokens)}):
         logprobs = [TokenLogprobs(t, -1.0, []) for t in tokens[low:high]]
         end = ended if high == len(tokens) else None
@@ -63,26 +69,35 @@ def found(deltas: list[Delta]) -> tuple[str, tuple[tuple[str, Any], ...], str]:
 def test_the_format_is_found_in_the_template(name):
     kind = format_of(FORMATS[name][0])
     assert kind is not None and kind.__name__ == KINDS.get(name, "Hermes")
-    assert format_of("{{ tools }}{{ messages }}") is None and format_of("<tool_call><arg_key>{{ tools }}") is None
+    assert (
+        format_of("{{ tools }}{{ messages }}") is None
+        and format_of("<tool_call><arg_key>{{ tools }}") is None
+    )
 
 
 @pytest.mark.parametrize("said", ANSWERS, ids=lambda said: f"{said.format}: {said.text[:60]!r}")
 def test_an_answer_has_the_calls_that_it_says(said: Said):
-    tokens, every = tokens_of(said.format, said.text), list(range(1000))
+    tokens = tokens_of(said.format, said.text)
+    every = list(range(1000))
     for cuts in ([], every, every[::3]):
         reply = reply_of(said.format)
         deltas = told(reply, tokens, cuts)
         assert found(deltas) == (said.content, said.calls, said.reasoning)
         assert deltas[-1].finish == ("tool_calls" if said.calls else "stop")
         assert "".join(d.text for d in deltas) == said.content
-        assert sum(len(d.logprobs) for d in deltas) == reply.tokens - 1 == len(tokens)  # none for the end token
+        assert (
+            sum(len(d.logprobs) for d in deltas) == reply.tokens - 1 == len(tokens)
+        )  # none for the end token
         assert reply.reasoning_tokens > 0 if said.reasoning else reply.reasoning_tokens <= 6
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(sorted(FORMATS)),
-    st.lists(st.sampled_from([s.text for s in ANSWERS] + ["{", "é漢", '"', "\n", "<", "\\", "]", ";"]), max_size=4),
+    st.lists(
+        st.sampled_from([s.text for s in ANSWERS] + ["{", "é漢", '"', "\n", "<", "\\", "]", ";"]),
+        max_size=4,
+    ),
     st.lists(st.integers(0, 200), max_size=9),
     st.lists(st.integers(0, 200), max_size=2),
 )
@@ -92,7 +107,11 @@ def test_any_answer_is_read_the_same_however_it_comes(name, texts, cuts, dropped
     tokens = [t for i, t in enumerate(tokens) if i not in dropped]
     once, pieces = (told(reply_of(name), tokens, c, "length") for c in ([], cuts))
     assert sum(once, Delta()) == sum(pieces, Delta())
-    assert all(char < "\ufdd0" or char > "\ufdef" for part in sum(once, Delta()).parts for char in part.text)
+    assert all(
+        char < "\ufdd0" or char > "\ufdef"
+        for part in sum(once, Delta()).parts
+        for char in part.text
+    )
 
 
 @given(st.text(st.sampled_from("<tol_ca>{}[]\"' \n:,é\\name"), max_size=40), st.booleans())
@@ -104,24 +123,39 @@ def test_text_without_calls_is_not_changed(text, think):
 
 def test_content_is_given_out_as_soon_as_it_cannot_begin_a_call():
     reader = dialect_of("hermes text").reader(SCHEMAS, False, None)
-    assert [reader.push(piece) for piece in ("I look <too", "l", "s> x", "\n<tool_call>\n", '{"name": "weath')] == [
+    assert [
+        reader.push(piece)
+        for piece in ("I look <too", "l", "s> x", "\n<tool_call>\n", '{"name": "weath')
+    ] == [
         [Part("content", "I look")],
         [],
         [Part("content", " <tools> x")],
         [],
         [],
     ]
-    assert reader.push('er", "arguments": {"ci') == [Part("call", "weather"), Part("arguments", '{"ci')]
+    assert reader.push('er", "arguments": {"ci') == [
+        Part("call", "weather"),
+        Part("arguments", '{"ci'),
+    ]
     assert reader.push('ty": "B') == [Part("arguments", 'ty": "B')]
     assert reader.push('ern"}}\n</tool') == [Part("arguments", 'ern"}')]
     assert reader.push("_call>") + reader.end() == []
 
 
-BARE: dict[str, tuple[str, int]] = {  # an answer without tags: its content, and how many calls it has
+BARE: dict[
+    str, tuple[str, int]
+] = {  # an answer without tags: its content, and how many calls it has
     '{"name": "now", "arguments": {}}': ("", 1),
-    ' {"name": "now", "arguments": {}}\n{"name": "weather", "arguments": {"city": "Bern"}}\n': ("", 2),
+    ' {"name": "now", "arguments": {}}\n{"name": "weather", "arguments": {"city": "Bern"}}\n': (
+        "",
+        2,
+    ),
     '[{"name": "now", "arguments": {}}, {"name": "now"}]': ("", 2),
-    '{"name": "now", "arguments": {}} and <tool_call>{"name": "now", "arguments": {}}</tool_call>': ("and", 2),
+    '{"name": "now", "arguments": {}} and <tool_call>{"name": "now", "arguments": '
+    "{}}</tool_call>": (
+        "and",
+        2,
+    ),
     '{"name": "other", "arguments": {}}': ('{"name": "other", "arguments": {}}', 0),
     'So {"name": "now", "arguments": {}}': ('So {"name": "now", "arguments": {}}', 0),
     '{"now": 1}': ('{"now": 1}', 0),
@@ -134,7 +168,9 @@ def test_an_answer_that_begins_with_a_call_needs_no_tags(text, bare):
     """Unless a grammar leaves that text free, where it could break a strict function's schema."""
     for size in (1, 7, len(text)):
         reader = dialect_of("hermes text").reader(SCHEMAS, False, None, bound=not bare)
-        parts = [part for i in range(0, len(text), size) for part in reader.push(text[i : i + size])] + reader.end()
+        parts = [
+            part for i in range(0, len(text), size) for part in reader.push(text[i : i + size])
+        ] + reader.end()
         content = "".join(part.text for part in parts if part.kind == "content")
         if bare:
             assert (content.strip(), reader.calls) == BARE[text]
@@ -144,24 +180,39 @@ def test_an_answer_that_begins_with_a_call_needs_no_tags(text, bare):
 
 def test_at_most_one_call_ends_the_answer():
     for cuts in ([], list(range(300))):
-        text = '<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>{"name": "now"}</tool_call> more'
+        text = (
+            '<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>{"name": '
+            '"now"}</tool_call> more'
+        )
         reply = reply_of("hermes", most=1)
         deltas = told(reply, tokens_of("hermes", text), cuts)
-        assert found(deltas) == ("", (("now", {}),), "") and [d.finish for d in deltas if d.finish] == ["tool_calls"]
+        assert found(deltas) == ("", (("now", {}),), "") and [
+            d.finish for d in deltas if d.finish
+        ] == ["tool_calls"]
         assert reply.tokens == sum(len(d.logprobs) for d in deltas) < 40 and reply.finish == "stop"
 
 
 def test_without_functions_nothing_is_a_call_and_no_mark_is_text():
     for said in (s for s in ANSWERS if s.calls):
-        content, calls, _ = found(told(reply_of(said.format, schemas={}), tokens_of(said.format, said.text), []))
-        assert calls == () and content and not any(mark in content for mark in FORMATS[said.format][1])
+        content, calls, _ = found(
+            told(reply_of(said.format, schemas={}), tokens_of(said.format, said.text), [])
+        )
+        assert (
+            calls == () and content and not any(mark in content for mark in FORMATS[said.format][1])
+        )
 
 
 def test_a_cut_call_is_not_finished():
     deltas = told(
-        reply_of("hermes"), tokens_of("hermes", '<tool_call>{"name": "weather", "arguments": {"ci'), [], "length"
+        reply_of("hermes"),
+        tokens_of("hermes", '<tool_call>{"name": "weather", "arguments": {"ci'),
+        [],
+        "length",
     )
-    assert deltas[-1].finish == "length" and deltas[-1].parts == [Part("call", "weather"), Part("arguments", '{"ci')]
+    assert deltas[-1].finish == "length" and deltas[-1].parts == [
+        Part("call", "weather"),
+        Part("arguments", '{"ci'),
+    ]
 
 
 def test_other_special_tokens_are_no_text():

@@ -1,4 +1,6 @@
-"""Calls as models really write them: without their tags, in others', cut off, in reasoning; and prose that is none."""
+"""Calls as models really write them: without their tags, in others', cut off, in reasoning; and
+prose that is none.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,13 @@ case(ANY, f"I call this:\n{B}\nand wait", "I call this:\nand wait", BERN)
 case(ANY, f"<tool_call>\n{DOUBLED}\n</tool_call>", "", BERN)
 case(ANY, DOUBLED.replace('{"city": "Bern"}', '{{"city": "Bern"}}'), "", BERN)
 case(ANY, DOUBLED[:-1] + "\n", "", BERN)
-case(ANY, '{"type": "function", "function": {"name": "weather", "arguments": "{\\"city\\": \\"Bern\\"}"}}', "", BERN)
+case(
+    ANY,
+    '{"type": "function", "function": {"name": "weather", "arguments": "{\\"city\\": '
+    '\\"Bern\\"}"}}',
+    "",
+    BERN,
+)
 case(ANY, f"I look.\n{X}\n</tool_call>", "I look.", BERN)
 case(ANY, f"<tool_call>\n{X}\n</tool_call>", "", BERN)
 case(ANY, f"<tool_call>\n{B}\n</tool_call>", "", BERN)
@@ -68,12 +76,30 @@ case("coder", X.replace("</parameter>\n</function>", "</tool_call>"), "", BERN)
 case("coder", f"<tool_call>{X} Done.", " Done.", BERN)
 case("coder", "<tool_call>\n<function=now>\n</tool_call>", "", ("now", {}))
 case("coder", "<tool_call>\n<function=now>", "", ("now", {}))
-case("coder", X.replace("\n</function>", "\n<parameter=city>\nRome\n</parameter>\n</function>"), "", BERN)
-for inner in ("a</parameter>b", "<p>\n</parameter>\n<q>", "</function> x", "<parameter=city>", "</tool_call>!"):
+case(
+    "coder",
+    X.replace("\n</function>", "\n<parameter=city>\nRome\n</parameter>\n</function>"),
+    "",
+    BERN,
+)
+for inner in (
+    "a</parameter>b",
+    "<p>\n</parameter>\n<q>",
+    "</function> x",
+    "<parameter=city>",
+    "</tool_call>!",
+):
     case("coder", X.replace("Bern", inner), "", ("weather", {"city": inner}))
 FILES = "<function=read_file>\n<parameter=path>\na.py\n<parameter=lines>\n[1, 2]\n</function>"
 case("coder", FILES, "", ("read_file", {"path": "a.py", "lines": [1, 2]}))
-VALUES = {"id": "12345", "one": "12345", "two": "12345", "three": "12345", "four": "12345", "text": "12345"}
+VALUES = {
+    "id": "12345",
+    "one": "12345",
+    "two": "12345",
+    "three": "12345",
+    "four": "12345",
+    "text": "12345",
+}
 VALUES |= {"count": 12345, "list": ["a", True]}
 TYPED = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in VALUES.items())
 case("coder", f"<function=types>\n{TYPED}</function>", "", ("types", VALUES))
@@ -87,8 +113,10 @@ PROSE = [
     '```json\n{"name": "weather", "arguments": "Bern"}\n```',
     f"```python\nCALLS = [\n{B},\n]\n```",
     f"The format {B} is common, `{B}` too.",
-    '{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}',
-    '{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}',
+    '{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", '
+    '"properties": {}}}}',
+    '{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": '
+    '"string"}}}}',
     '<tools>\n{"name": "weather", "parameters": {"properties": {"city": {}}}}\n</tools>',
     '{"name": "weather", "description": "x", "parameters": {"city": "Bern"}}',
     '{"type": "Point", "name": "weather", "arguments": {}}',
@@ -98,19 +126,30 @@ for prose in PROSE:
     case(ANY, prose, prose)
 
 
-def read(name: str, text: str, cuts: list[int], cut: bool = False) -> tuple[str, list[tuple[str, str]], str]:
-    """Content, calls with their arguments as they were written, and reasoning of a text that comes in these pieces."""
-    reader, parts, low = dialect_of(name).reader(ALL, name == "r1", None), list[Part](), 0
+def read(
+    name: str, text: str, cuts: list[int], cut: bool = False
+) -> tuple[str, list[tuple[str, str]], str]:
+    """Content, calls with their arguments as they were written, and reasoning of a text that comes
+    in these pieces.
+    """
+    reader = dialect_of(name).reader(ALL, name == "r1", None)
+    parts = list[Part]()
+    low = 0
     for high in sorted({min(c, len(text)) for c in cuts} | {len(text)}):
         parts += reader.push(text[low:high])
         low = high
     parts = joined(parts + reader.end(cut))
     calls = [
-        (part.text, "".join(p.text for p in parts if p.kind == "arguments" and p.index == part.index))
+        (
+            part.text,
+            "".join(p.text for p in parts if p.kind == "arguments" and p.index == part.index),
+        )
         for part in parts
         if part.kind == "call"
     ]
-    content, reasoning = ("".join(p.text for p in parts if p.kind == kind) for kind in ("content", "reasoning"))
+    content, reasoning = (
+        "".join(p.text for p in parts if p.kind == kind) for kind in ("content", "reasoning")
+    )
     return content, calls, reasoning
 
 
@@ -141,7 +180,21 @@ def test_calls_are_read_however_they_are_written_and_prose_stays_prose(name, tex
 
 
 PIECES = [text for _, text, _, _ in CALLS] + [
-    *("<think>", "</think>", "{", "}", "\n", "```", "<", "`", "é", '"', "<tool_call>", "</tool_call>", "<function="),
+    *(
+        "<think>",
+        "</think>",
+        "{",
+        "}",
+        "\n",
+        "```",
+        "<",
+        "`",
+        "é",
+        '"',
+        "<tool_call>",
+        "</tool_call>",
+        "<function=",
+    ),
     *("<parameter=city>", "</parameter>", "</function>", "weather>", ", ", "[", "]", ": "),
 ]
 
@@ -155,11 +208,17 @@ PIECES = [text for _, text, _, _ in CALLS] + [
     st.booleans(),
 )
 def test_a_split_changes_nothing_and_arguments_are_whole_json(name, pieces, cuts, end, cut):
-    """Whatever is written, cut off anywhere, in any pieces. Only a limit on length leaves arguments open."""
+    """Whatever is written, cut off anywhere, in any pieces. Only a limit on length leaves arguments
+    open.
+    """
     text = "".join(pieces)[: None if end % 2 else end]
     whole = read(name, text, [], cut)
     assert read(name, text, cuts, cut) == whole == read(name, text, list(range(len(text))), cut)
-    assert cut or all(isinstance(strict(given), dict) for _, given in whole[1] if '": "' not in given or strict(given))
+    assert cut or all(
+        isinstance(strict(given), dict)
+        for _, given in whole[1]
+        if '": "' not in given or strict(given)
+    )
 
 
 THOUGHTS = [
@@ -168,14 +227,25 @@ THOUGHTS = [
     ("think", f"<think>\nI call.\n```json\n{B}\n```", "I call.", True),
     ("r1", f"I call.\n<tool_call>{B}</tool_call>\n", "I call.", True),
     ("mistral named", '[THINK]I call.[TOOL_CALLS]weather[ARGS]{"city": "Bern"}', "I call.", True),
-    ("harmony", f"<|channel|>analysis<|message|>I call.<tool_call>{B}</tool_call>", "I call.", True),
     (
         "harmony",
-        '<|channel|>analysis<|message|>I call.<|channel|>commentary to=functions.weather<|message|>{"city": "Bern"}',
+        f"<|channel|>analysis<|message|>I call.<tool_call>{B}</tool_call>",
         "I call.",
         True,
     ),
-    ("think", f"<think>\nI call.\n<tool_call>{B}</tool_call>\n</think>", f"I call.\n<tool_call>{B}</tool_call>", False),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>I call.<|channel|>commentary "
+        'to=functions.weather<|message|>{"city": "Bern"}',
+        "I call.",
+        True,
+    ),
+    (
+        "think",
+        f"<think>\nI call.\n<tool_call>{B}</tool_call>\n</think>",
+        f"I call.\n<tool_call>{B}</tool_call>",
+        False,
+    ),
     ("r1", f"I may write {B} later.", f"I may write {B} later.", False),
 ]
 
@@ -216,7 +286,9 @@ def test_stop_strings_apply_to_content_alone(name):
         assert found(deltas) == ("I look.\nSaid.", (BERN,), 'Bern\n\n"so"' if thought else "")
         assert [delta.finish for delta in deltas if delta.finish] == ["tool_calls"]
         assert reply.tokens == len(tokens) - 4  # up to the line breaks
-        assert sum(len(delta.logprobs) for delta in deltas) == len(tokens_of(name, text[: text.index("\n\nMore")]))
+        assert sum(len(delta.logprobs) for delta in deltas) == len(
+            tokens_of(name, text[: text.index("\n\nMore")])
+        )
 
 
 def plain_end(reader: Any, mark: str, end: int, others: Any) -> Any:
@@ -248,7 +320,9 @@ PLANTED = {
 @pytest.mark.parametrize("fault", sorted(PLANTED))
 def test_planted_faults_are_noticed(fault, monkeypatch):
     place, name, wrong = PLANTED[fault]
-    monkeypatch.setattr(*((f"{place}.{name}", wrong) if isinstance(place, str) else (place, name, wrong)))
+    monkeypatch.setattr(
+        *((f"{place}.{name}", wrong) if isinstance(place, str) else (place, name, wrong))
+    )
     caught = 0
     for one in (one for one in CALLS if one[0] == "coder"):
         try:

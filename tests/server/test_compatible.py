@@ -1,4 +1,6 @@
-"""What released clients rely on: harmless fields are accepted, others refused by name, and the document is complete."""
+"""What released clients rely on: harmless fields are accepted, others refused by name, and the
+document is complete.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import httpx
 import pytest
 from support.served import TEXT, chunks, client, serving
 
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 12, "seed": 3}
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": TEXT}],
+    "max_tokens": 12,
+    "seed": 3,
+}
 PROMPT: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "max_tokens": 12, "seed": 3}
 
 
@@ -20,7 +27,9 @@ def http() -> Iterator[httpx.Client]:
 
 
 def said(http: httpx.Client, body: dict) -> str:
-    found = http.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
+    found = http.post(
+        "/v1/chat/completions" if "messages" in body else "/v1/completions", json=body
+    )
     assert found.status_code == 200, found.text
     choice = found.json()["choices"][0]
     return choice["message"]["content"] if "message" in choice else choice["text"]
@@ -46,7 +55,11 @@ def said(http: httpx.Client, body: dict) -> str:
 )
 def test_a_value_that_asks_for_nothing_changes_nothing(http, field, harmless, other):
     plain = PROMPT if field == "best_of" else CHAT
-    assert said(http, plain | {field: harmless}) == said(http, plain) == said(http, plain | {field: None})
+    assert (
+        said(http, plain | {field: harmless})
+        == said(http, plain)
+        == said(http, plain | {field: None})
+    )
     path = "/v1/completions" if field == "best_of" else "/v1/chat/completions"
     refused = http.post(path, json=plain | {field: other})
     assert refused.status_code == 400 and refused.json()["error"]["param"].split(".")[0] == field
@@ -72,7 +85,9 @@ def test_every_part_of_a_stream_can_have_the_usage_so_far(http, body, n):
         parts = chunks(response)
     counts = [part["usage"]["completion_tokens"] for part in parts]
     assert counts == sorted(counts) and counts[0] < 12 * n == counts[-1]
-    with http.stream("POST", path, json=body | {"stream_options": {"continuous_usage_stats": True}}) as response:
+    with http.stream(
+        "POST", path, json=body | {"stream_options": {"continuous_usage_stats": True}}
+    ) as response:
         assert all("usage" not in part for part in chunks(response))
 
 
@@ -83,12 +98,18 @@ def test_the_document_has_every_status_that_a_path_answers(http):
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             found = operation["responses"]
-            wanted = {"200", "401", "429"} | ({"400", "404", "413", "415"} if method == "post" else set())
+            wanted = {"200", "401", "429"} | (
+                {"400", "404", "413", "415"} if method == "post" else set()
+            )
             assert wanted <= set(found) and "422" not in found, path
             if path.startswith(("/v1/chat", "/v1/completions", "/v1/responses")):
-                assert {"500", "503"} <= set(found) and "text/event-stream" in found["200"]["content"]
+                assert {"500", "503"} <= set(found) and "text/event-stream" in found["200"][
+                    "content"
+                ]
             for status in wanted - {"200"}:
-                assert found[status]["content"]["application/json"]["schema"]["$ref"].endswith("/Error")
+                assert found[status]["content"]["application/json"]["schema"]["$ref"].endswith(
+                    "/Error"
+                )
     error = http.post("/v1/completions", json={}).json()
     assert set(error) == set(shape["required"]) == {"error"}
     assert set(error["error"]) == set(shape["properties"]["error"]["required"])

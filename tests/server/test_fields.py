@@ -1,4 +1,6 @@
-"""Fields of requests beyond OpenAI's: fewest tokens, variables of the chat template, continued messages, tokens."""
+"""Fields of requests beyond OpenAI's: fewest tokens, variables of the chat template, continued
+messages, tokens.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ def reading() -> Iterator[httpx.Client]:
 
 
 def chat(http, **fields) -> httpx.Response:
-    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": NEW, "seed": 3, "ignore_eos": True} | fields
+    body = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "max_tokens": NEW,
+        "seed": 3,
+        "ignore_eos": True,
+    } | fields
     return http.post("/v1/chat/completions", json=body)
 
 
@@ -53,7 +61,7 @@ def refusal(response: httpx.Response) -> tuple[str, str]:
     return error["param"], error["message"]
 
 
-# Fewest tokens -------------------------------------------------------------------------------------------------------
+# Fewest tokens ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [False, True])
@@ -69,7 +77,9 @@ def test_no_end_token_comes_before_min_tokens(method, fault, monkeypatch):
         body = asked(stop_token_ids=[end], min_tokens=9, max_tokens=NEW)
         found = http.post("/v1/completions", json=body).json()
     tokens = found["usage"]["completion_tokens"]
-    same = tokens > 9 and found["choices"][0]["text"] == alone(prompt, 9, end).removesuffix(word(end))
+    same = tokens > 9 and found["choices"][0]["text"] == alone(prompt, 9, end).removesuffix(
+        word(end)
+    )
     assert same != fault
 
 
@@ -82,8 +92,13 @@ def test_a_stop_string_that_ends_within_min_tokens_is_text(http):
     stop = whole[4:6]
     early = http.post("/v1/completions", json=asked(stop=stop)).json()
     late = http.post("/v1/completions", json=asked(stop=stop, min_tokens=NEW - 2)).json()
-    assert early["choices"][0]["finish_reason"] == "stop" and early["usage"]["completion_tokens"] < NEW - 2
-    assert late["usage"]["completion_tokens"] >= NEW - 2 and late["choices"][0]["text"].startswith(whole[:6])
+    assert (
+        early["choices"][0]["finish_reason"] == "stop"
+        and early["usage"]["completion_tokens"] < NEW - 2
+    )
+    assert late["usage"]["completion_tokens"] >= NEW - 2 and late["choices"][0]["text"].startswith(
+        whole[:6]
+    )
 
 
 @pytest.mark.parametrize("least", range(8))
@@ -93,7 +108,9 @@ def test_a_stop_string_counts_where_it_ends(least):
     tokens = tokens_of("a b a b a b")
     found = set()
     for cuts in (range(1, len(tokens) + 1), [len(tokens)]):
-        reply, texts, low = Reply(tokenizer, ["b"], least=least), [], 0
+        reply = Reply(tokenizer, ["b"], least=least)
+        texts = []
+        low = 0
         for high in cuts:
             ended = "length" if high == len(tokens) else None
             texts.append(reply.take(Event(1, tokens[low:high], ended)).text)
@@ -109,7 +126,7 @@ def test_more_tokens_at_least_than_at_most_are_refused(http):
     assert name == "min_tokens" and str(NEW) in message
 
 
-# The chat template ---------------------------------------------------------------------------------------------------
+# The chat template --------------------------------------------------------------------------------
 
 
 def test_a_template_is_told_what_a_request_says(reading):
@@ -119,7 +136,11 @@ def test_a_template_is_told_what_a_request_says(reading):
         ({"chat_template_kwargs": {"note": "n<assistant>"}}, {"note": "n<assistant>"}),
     ):
         prompt = chat_tokens(tokenizer, MESSAGES, turn=Turn(variables=variables))
-        assert text_of(chat(reading, **fields)) == said(prompt) != said(chat_tokens(tokenizer, MESSAGES))
+        assert (
+            text_of(chat(reading, **fields))
+            == said(prompt)
+            != said(chat_tokens(tokenizer, MESSAGES))
+        )
 
 
 @pytest.mark.parametrize(
@@ -127,14 +148,30 @@ def test_a_template_is_told_what_a_request_says(reading):
     [
         ({"reasoning_effort": "low"}, "reasoning_effort", "does not read"),
         ({"reasoning_effort": "most"}, "reasoning_effort", "low"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking", "does not read"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "another variable"),
-        ({"chat_template_kwargs": {"eos_token": "x"}}, "chat_template_kwargs.eos_token", "tokenizer"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs.enable_thinking",
+            "does not read",
+        ),
+        (
+            {"chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs.messages",
+            "another variable",
+        ),
+        (
+            {"chat_template_kwargs": {"eos_token": "x"}},
+            "chat_template_kwargs.eos_token",
+            "tokenizer",
+        ),
         ({"chat_template_kwargs": {"a-b": 1}}, "chat_template_kwargs.a-b", "pattern"),
         ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs.__class__", "pattern"),
         ({"chat_template_kwargs": {"m": "x" * 20_000}}, "chat_template_kwargs", "16384"),
         ({"chat_template_kwargs": {f"m{i}": 1 for i in range(65)}}, "chat_template_kwargs", "64"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "continue"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "continue",
+        ),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "older name"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "does not support"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
@@ -148,7 +185,9 @@ def test_what_a_template_cannot_be_told_is_refused_by_name(http, fields, name, w
 
 
 def test_variables_cannot_write_control_tokens(monkeypatch):
-    """Neither alone nor together with the template's own text; one that the template owns would be noticed."""
+    """Neither alone nor together with the template's own text; one that the template owns would be
+    noticed.
+    """
     tokenizer = load("bundled", "float32")[1]
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     tokenizer.chat_template = "{{ note }}" + CHAT
@@ -193,7 +232,7 @@ def test_a_message_that_cannot_be_continued_is_refused(http):
     assert "does not appear" in message
 
 
-# Tokens --------------------------------------------------------------------------------------------------------------
+# Tokens -------------------------------------------------------------------------------------------
 
 
 def test_tokens_of_a_conversation_are_those_that_a_chat_reads(reading):
@@ -203,7 +242,9 @@ def test_tokens_of_a_conversation_are_those_that_a_chat_reads(reading):
     assert found["tokens"] == chat_tokens(tokenizer, OPEN, turn=Turn(False, True, {"note": "x"}))
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["token_strs"] == tokenizer.convert_ids_to_tokens(found["tokens"])
-    usage = chat(reading, messages=OPEN, **{k: v for k, v in body.items() if k != "messages"}).json()["usage"]
+    usage = chat(
+        reading, messages=OPEN, **{k: v for k, v in body.items() if k != "messages"}
+    ).json()["usage"]
     assert usage["prompt_tokens"] == found["count"]
 
 

@@ -20,8 +20,13 @@ from longdraft.models.text import token_ids
 from longdraft.server import guard, long_texts
 from longdraft.server.long_texts import exceeds, give_back, pieces
 
-CODE = "".join(f"def f{i}(x, y={i}):\n    return x[{i % 7}] + 'é漢' * y  # {'=' * (i % 40)}\n\n" for i in range(1200))
-TEXTS = {"code": CODE, "mixed": "漢字 \U0001f600\n" * 8000} | {kind: unit * 40_000 for kind, unit in LONG.items()}
+CODE = "".join(
+    f"def f{i}(x, y={i}):\n    return x[{i % 7}] + 'é漢' * y  # {'=' * (i % 40)}\n\n"
+    for i in range(1200)
+)
+TEXTS = {"code": CODE, "mixed": "漢字 \U0001f600\n" * 8000} | {
+    kind: unit * 40_000 for kind, unit in LONG.items()
+}
 
 
 def tokenizer(name: str) -> Any:
@@ -33,9 +38,13 @@ def counted(name: str, text: str) -> int:
 
 
 @pytest.mark.parametrize("text", sorted(TEXTS))
-@pytest.mark.parametrize("name", ["bundled", *(pytest.param(name, marks=full) for name in sorted(TOKENIZERS))])
+@pytest.mark.parametrize(
+    "name", ["bundled", *(pytest.param(name, marks=full) for name in sorted(TOKENIZERS))]
+)
 def test_no_text_that_fits_is_refused(name, text, monkeypatch):
-    """And one that is much too long is, unless it is one unknown token after another, which some tokenizers join."""
+    """And one that is much too long is, unless it is one unknown token after another, which some
+    tokenizers join.
+    """
     most = counted(name, TEXTS[text])
     assert not exceeds(tokenizer(name), TEXTS[text], most)
     assert exceeds(tokenizer(name), TEXTS[text], int(most * 0.8)) or most < 10_000
@@ -62,18 +71,28 @@ def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
     monkeypatch.setattr("longdraft.server.service.token_ids", seen)
     if fault:
         monkeypatch.setattr(long_texts, "exceeds", lambda *_: False)
-    long, bodies = "a b " * 50_000, [(path, long_body(path, "words", 200_000)) for path in PATHS]
+    long = "a b " * 50_000
+    bodies = [(path, long_body(path, "words", 200_000)) for path in PATHS]
     tool = {"type": "function", "function": {"name": "f", "description": long}}
     bodies += [
-        (PATHS[0], {"model": "tiny", "messages": [{"role": "tool", "tool_call_id": "a", "content": long}]}),
+        (
+            PATHS[0],
+            {"model": "tiny", "messages": [{"role": "tool", "tool_call_id": "a", "content": long}]},
+        ),
         ("/v1/responses", {"model": "tiny", "input": long}),
         ("/v1/longdraft/trace", {"prompt": long, "method": "vegas"}),
     ]
     with serving() as server, client(server) as http:
         chosen = server.service.tokenizer.chat_template
-        server.service.tokenizer.chat_template = chosen + "{{ tools[0].function.description if tools else '' }}"
+        server.service.tokenizer.chat_template = (
+            chosen + "{{ tools[0].function.description if tools else '' }}"
+        )
         try:
-            asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+            asked = {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "a"}],
+                "tools": [tool],
+            }
             bodies.append((PATHS[0], asked))
             monkeypatch.setattr("longdraft.server.tokenizing.MOST_TOKENIZED", 1000)
             answers = [http.post(path, json=body) for path, body in bodies]
@@ -112,17 +131,33 @@ def test_there_may_be_nothing_to_give_memory_back_with(monkeypatch):
 
 @pytest.mark.full
 def test_long_prompts_cost_little(tmp_path):
-    """Memory of a process, and small chats beside them. benchmarks/hostile.py has the full sizes."""
+    """Memory of a process, and small chats beside them. benchmarks/hostile.py has the full
+    sizes.
+    """
     with ServerProcess(tmp_path) as server:
         found = long_prompts(server, 800_000, 4)
-    answers = {how for asked, found in found["answers"].items() if "tokenize" not in asked for how in found}
+    answers = {
+        how for asked, found in found["answers"].items() if "tokenize" not in asked for how in found
+    }
     assert answers == {"400"}
-    assert found["mb_peak"] < found["mb_before"] + 250 and found["mb_after"] < 1.15 * found["mb_before"] + 60
+    assert (
+        found["mb_peak"] < found["mb_before"] + 250
+        and found["mb_after"] < 1.15 * found["mb_before"] + 60
+    )
     assert found["small_longest_s"] < 5
 
 
 def test_the_table_has_a_row_for_long_prompts():
     root = Path(__file__).parents[2]
     ((_, record),) = read_records(next(root.glob("benchmarks/records/*-hostile.jsonl.gz")))
-    long = {"at_once": 8, "bytes": 3_900_000, "answers": {"a": {"400": 8}}, "mb_before": 1, "mb_peak": 2, "mb_after": 1}
-    assert "8 prompts of 3.9 MB" in table(record | {"long": long | {"small_longest_s": 0.3, "small_alone_s": 0.1}})
+    long = {
+        "at_once": 8,
+        "bytes": 3_900_000,
+        "answers": {"a": {"400": 8}},
+        "mb_before": 1,
+        "mb_peak": 2,
+        "mb_after": 1,
+    }
+    assert "8 prompts of 3.9 MB" in table(
+        record | {"long": long | {"small_longest_s": 0.3, "small_alone_s": 0.1}}
+    )

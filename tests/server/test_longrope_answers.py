@@ -1,4 +1,6 @@
-"""A model with other rotations for long texts: a short chat whose answer has no limit has those of short texts."""
+"""A model with other rotations for long texts: a short chat whose answer has no limit has those of
+short texts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from longdraft.engine import generate as engine
 from longdraft.models.lm import LM
 
 MOST = 40  # new tokens that the server allows
-SHORT, NEAR, LONG = "what is this", "q" * (BORDER - 12), "q" * (BORDER + 1)
+SHORT = "what is this"
+NEAR = "q" * (BORDER - 12)
+LONG = "q" * (BORDER + 1)
 
 
 @cache
@@ -26,7 +30,9 @@ def tiny() -> tuple[LM, PreTrainedTokenizerFast]:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
-    return LM(borders.longrope(), "phi3"), PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template)
+    return LM(borders.longrope(), "phi3"), PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=template
+    )
 
 
 @pytest.fixture
@@ -39,7 +45,12 @@ def server(monkeypatch):
 
 def answer(server, text: str, **more) -> tuple[str, int]:
     """What it says to a chat of one message, and in how many tokens."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "seed": 3, "ignore_eos": True} | more
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": text}],
+        "seed": 3,
+        "ignore_eos": True,
+    } | more
     with client(server) as http:
         found = http.post("/v1/chat/completions", json=body).json()
     assert found["choices"][0]["finish_reason"] == "length"
@@ -73,7 +84,10 @@ def test_plans_for_all_that_the_server_allows_are_seen(monkeypatch, server):
 
 def test_the_log_says_so(monkeypatch, caplog):
     monkeypatch.setattr(served, "loaded", tiny)
-    with caplog.at_level(logging.INFO, "longdraft.server"), serving("plain", session={"slots": POSITIONS}):
+    with (
+        caplog.at_level(logging.INFO, "longdraft.server"),
+        serving("plain", session={"slots": POSITIONS}),
+    ):
         lines = [r for r in caplog.records if "border of the model's rotations" in r.message]
     assert [r.__dict__["fields"]["tokens"] for r in lines] == [BORDER]
 

@@ -1,4 +1,6 @@
-"""What is wrong with a body is said by field and reason, and /openapi.json refuses what the server refuses."""
+"""What is wrong with a body is said by field and reason, and /openapi.json refuses what the server
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,16 @@ def test_a_mistake_is_named(http, change, name, reason):
     ("change", "name", "reason"),
     [
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages.0.content", "no images"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "required"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "give a text or a list"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text",
+            "required",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content",
+            "give a text or a list",
+        ),
         ({"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "assistant"),
         ({"messages": []}, "messages", "0 entries"),
         ({"messages": "hi"}, "messages", "give a list"),
@@ -106,10 +116,13 @@ def test_a_body_that_cannot_be_read_is_told_why(http, content, reason):
 
 def test_the_first_error_of_a_union_would_be_noticed(http, monkeypatch):
     monkeypatch.setattr(mistakes, "_progress", lambda place: 0)
-    assert said(http, "/v1/completions", json.dumps(PROMPT | {"stop": ["a"] * 17})) == ("stop", "stop: give a text")
+    assert said(http, "/v1/completions", json.dumps(PROMPT | {"stop": ["a"] * 17})) == (
+        "stop",
+        "stop: give a text",
+    )
 
 
-# The document --------------------------------------------------------------------------------------------------------
+# The document -------------------------------------------------------------------------------------
 
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 REFUSED = [
@@ -158,7 +171,9 @@ TAKEN = [
 def allows(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
     """Whether /openapi.json describes this body."""
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-    return Draft202012Validator(content["schema"] | {"components": document["components"]}).is_valid(body)
+    return Draft202012Validator(
+        content["schema"] | {"components": document["components"]}
+    ).is_valid(body)
 
 
 def path_of(body: dict[str, Any]) -> str:
@@ -170,13 +185,17 @@ def document(http) -> dict[str, Any]:
     return http.get("/openapi.json").json()
 
 
-@pytest.mark.parametrize("body", REFUSED, ids=lambda body: str(sorted(body.items(), reverse=True))[:60])
+@pytest.mark.parametrize(
+    "body", REFUSED, ids=lambda body: str(sorted(body.items(), reverse=True))[:60]
+)
 def test_the_document_refuses_what_the_server_refuses(http, document, body):
     assert http.post(path_of(body), json=body).status_code == 400
     assert not allows(document, path_of(body), body)
 
 
-@pytest.mark.parametrize("body", TAKEN, ids=lambda body: str(sorted(body.items(), reverse=True))[:60])
+@pytest.mark.parametrize(
+    "body", TAKEN, ids=lambda body: str(sorted(body.items(), reverse=True))[:60]
+)
 def test_the_document_allows_what_the_server_takes(http, document, body):
     assert http.post(path_of(body), json=body).status_code == 200
     assert allows(document, path_of(body), body)
@@ -194,12 +213,19 @@ def test_the_document_allows_what_the_server_takes(http, document, body):
     ids=str,
 )
 def test_tokens_of_one_thing_at_a_time(http, document, body):
-    assert http.post("/tokenize", json=body).status_code == 400 and not allows(document, "/tokenize", body)
+    assert http.post("/tokenize", json=body).status_code == 400 and not allows(
+        document, "/tokenize", body
+    )
 
 
 def test_both_kinds_of_tokens(http, document):
-    for body in ({"prompt": "a", "messages": None}, {"messages": USER, "add_special_tokens": False}):
-        assert http.post("/tokenize", json=body).status_code == 200 and allows(document, "/tokenize", body)
+    for body in (
+        {"prompt": "a", "messages": None},
+        {"messages": USER, "add_special_tokens": False},
+    ):
+        assert http.post("/tokenize", json=body).status_code == 200 and allows(
+            document, "/tokenize", body
+        )
 
 
 def test_a_document_without_rules_would_be_noticed(document):

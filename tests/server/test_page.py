@@ -1,4 +1,5 @@
-"""The page as a document, without a browser: it loads nothing, its policy fits it, and no trace can end its element.
+"""The page as a document, without a browser: it loads nothing, its policy fits it, and no trace can
+end its element.
 
 tests/page has what a browser shows of it.
 """
@@ -21,7 +22,14 @@ from longdraft.server.page import page
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "src" / "longdraft" / "server" / "page"
-ENDINGS = ["</script>", "</SCRIPT >", "<!--<script>", "-->", "]]>", "</textarea><script>hit()</script>"]
+ENDINGS = [
+    "</script>",
+    "</SCRIPT >",
+    "<!--<script>",
+    "-->",
+    "]]>",
+    "</textarea><script>hit()</script>",
+]
 
 
 class Document(HTMLParser):
@@ -55,7 +63,11 @@ def test_the_policy_has_the_hashes_of_what_is_in_the_document(trace):
     html, policy = page(trace)
     found = Document(html)
     [style] = [text for tag, _, text in found.texts if tag == "style"]
-    [script] = [text for tag, attributes, text in found.texts if tag == "script" and attributes["type"] == "module"]
+    [script] = [
+        text
+        for tag, attributes, text in found.texts
+        if tag == "script" and attributes["type"] == "module"
+    ]
     expected = {
         "default-src": "'none'",
         "script-src": hashed(script),
@@ -67,7 +79,9 @@ def test_the_policy_has_the_hashes_of_what_is_in_the_document(trace):
         "frame-ancestors": "'none'",
     }
     assert directives(policy) == expected
-    [meta] = [a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    [meta] = [
+        a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"
+    ]
     del expected["frame-ancestors"]  # has no effect in a document
     assert directives(meta or "") == expected
 
@@ -75,26 +89,41 @@ def test_the_policy_has_the_hashes_of_what_is_in_the_document(trace):
 def test_the_document_loads_nothing():
     html, _ = page()
     found = Document(html)
-    loads = [a.get(name) or "" for _, a in found.elements for name in ("src", "href", "action", "srcset", "data")]
+    loads = [
+        a.get(name) or ""
+        for _, a in found.elements
+        for name in ("src", "href", "action", "srcset", "data")
+    ]
     assert [x for x in loads if x and not x.startswith(("data:", "#"))] == []
-    inline = [name for _, a in found.elements for name in a if name.startswith("on") or name == "style"]
+    inline = [
+        name for _, a in found.elements for name in a if name.startswith("on") or name == "style"
+    ]
     assert inline == []  # the policy would stop them
     code = "".join(text for _, _, text in found.texts)
     assert not re.search(
-        r"@import|url\(|^\s*import\b|\bimport\(|sendBeacon|WebSocket|EventSource|XMLHttpRequest", code, re.M
+        r"@import|url\(|^\s*import\b|\bimport\(|sendBeacon|WebSocket|EventSource|XMLHttpRequest",
+        code,
+        re.M,
     )
-    assert set(re.findall(r'https?://[^"\s]+', code)) == {"http://www.w3.org/2000/svg"}  # a name, which is not loaded
+    assert set(re.findall(r'https?://[^"\s]+', code)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, which is not loaded
     assert re.findall(r"\bfetch\(([^)]*)", code) == [
         'path, { ...options, headers, cache: "no-store", credentials: "same-origin" }'
     ]
-    assert set(re.findall(r'\bask\("([^"]+)"', code)) == {"v1/longdraft/methods", "v1/longdraft/trace"}
+    assert set(re.findall(r'\bask\("([^"]+)"', code)) == {
+        "v1/longdraft/methods",
+        "v1/longdraft/trace",
+    }
 
 
 def test_texts_never_become_markup_or_code():
     code = "".join(file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js"))
     assert "textContent" in code
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\b|new Function|setHTML", code
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\b|new "
+        r"Function|setHTML",
+        code,
     )
 
 
@@ -110,7 +139,11 @@ def test_an_embedded_trace_cannot_end_its_element():
 @pytest.mark.parametrize("trace", [None, '{"a": 1}'])
 def test_the_labels_of_what_drafts_are_those_of_the_drafters(trace):
     """The server writes them into the document, so that the page has them without a server too."""
-    [labels] = [text for _, attributes, text in Document(page(trace)[0]).texts if attributes.get("id") == "labels"]
+    [labels] = [
+        text
+        for _, attributes, text in Document(page(trace)[0]).texts
+        if attributes.get("id") == "labels"
+    ]
     assert json.loads(labels) == PROPOSERS
     scripts = "".join(file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js"))
     assert [label for label in PROPOSERS.values() if label in scripts] == []

@@ -1,4 +1,6 @@
-"""The page's modules: joined into one script in their order, and each declares or imports all names that it uses."""
+"""The page's modules: joined into one script in their order, and each declares or imports all names
+that it uses.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ FOLDER = Path(__file__).parents[2] / "src" / "longdraft" / "server" / "page"
 SOURCES = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js")}
 MODULES = in_order(ENTRY, SOURCES.__getitem__)
 
-# The tokens that hide others, then single characters and words. A slash after an operator begins a regular expression.
+# The tokens that hide others, then single characters and words. A slash after an operator begins a
+# regular expression.
 CODE = re.compile(
     r"""//.*|/\*[\s\S]*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?<=[=(,:?&|!])\s*/(?:\\.|\[(?:\\.|[^]\\])*\]|[^/\\[])+/[a-z]*"""
     r"""|(?:(?<!\.)|(?<=\.\.\.))(?P<name>[A-Za-z_$][\w$]*)(?![\w$:])|[\w$]+|[\s\S]""",
 )
-TEMPLATE = re.compile(r"(?:\\[\s\S]|\$(?!\{)|[^`$\\])*(?:`|\$\{)")  # a part of a template, up to code or to its end
+TEMPLATE = re.compile(
+    r"(?:\\[\s\S]|\$(?!\{)|[^`$\\])*(?:`|\$\{)"
+)  # a part of a template, up to code or to its end
 
 
 def reader(sources: dict[str, str]) -> Callable[[str], str]:
@@ -34,11 +39,14 @@ def reader(sources: dict[str, str]) -> Callable[[str], str]:
 
 
 def names(code: str) -> Iterator[str]:
-    """All names in JavaScript's code but those after a dot and the keys of objects. Texts and comments have none."""
+    """All names in JavaScript's code but those after a dot and the keys of objects. Texts and
+    comments have none.
+    """
     braces: list[str] = []  # the open ones, which end code inside a template or other code
     position = 0
     while match := CODE.match(code, position):
-        position, token = match.end(), match[0]
+        position = match.end()
+        token = match[0]
         if match["name"]:
             yield match["name"]
         if token in ("{", "}"):
@@ -53,7 +61,9 @@ def names(code: str) -> Iterator[str]:
 
 
 def undeclared(modules: dict[str, Module]) -> list[str]:
-    """Uses of another module's names without an import: joined they would work, and as modules they would not."""
+    """Uses of another module's names without an import: joined they would work, and as modules they
+    would not.
+    """
     owner = {x: file for file, module in modules.items() for x in module.declared}
     return [
         f"{file} uses {x} of {owner[x]}"
@@ -69,7 +79,9 @@ def unused(modules: dict[str, Module]) -> list[str]:
     return [
         f"{file}: {x}"
         for file, module in modules.items()
-        for x in sorted((imported(module) - set(names(module.code))) | (module.exported - everywhere))
+        for x in sorted(
+            (imported(module) - set(names(module.code))) | (module.exported - everywhere)
+        )
     ]
 
 
@@ -78,7 +90,9 @@ def imported(module: Module) -> set[str]:
 
 
 def test_every_module_imports_the_names_that_it_uses_and_no_others():
-    assert undeclared(MODULES) == []  # import it, or call a local name differently: the joined modules share a scope
+    assert (
+        undeclared(MODULES) == []
+    )  # import it, or call a local name differently: the joined modules share a scope
     assert unused(MODULES) == []
 
 
@@ -91,17 +105,21 @@ USES = [(file, x) for file, module in MODULES.items() for x in sorted(imported(m
 
 @pytest.mark.parametrize(("file", "x"), USES)
 def test_a_forgotten_import_is_noticed(file, x):
-    forgetful = replace(MODULES[file], imports=[(f, [y for y in ys if y != x]) for f, ys in MODULES[file].imports])
+    forgetful = replace(
+        MODULES[file], imports=[(f, [y for y in ys if y != x]) for f, ys in MODULES[file].imports]
+    )
     [use] = undeclared(MODULES | {file: forgetful})
     assert use.startswith(f"{file} uses {x} of ")
 
 
 def test_an_import_and_an_export_without_use_are_noticed():
     module = MODULES["tree.js"]
-    assert unused(MODULES | {"tree.js": replace(module, imports=[*module.imports, ("dom.js", ["element"])])}) == [
-        "tree.js: element"
+    assert unused(
+        MODULES | {"tree.js": replace(module, imports=[*module.imports, ("dom.js", ["element"])])}
+    ) == ["tree.js: element"]
+    assert unused(MODULES | {"tree.js": replace(module, exported={"drawTree", "labelOf"})}) == [
+        "tree.js: labelOf"
     ]
-    assert unused(MODULES | {"tree.js": replace(module, exported={"drawTree", "labelOf"})}) == ["tree.js: labelOf"]
 
 
 NAMES = """
@@ -124,32 +142,55 @@ def test_names_are_told_from_texts_comments_properties_and_keys():
 
 def test_modules_come_after_those_that_they_import():
     sources = {
-        "main.js": '// Main.\nimport { a } from "./a.js";\nimport {\n  b,\n  $c,\n} from "./b.js";\n\na(b, $c);\n',
+        "main.js": '// Main.\nimport { a } from "./a.js";\nimport {\n  b,\n  $c,\n} from '
+        '"./b.js";\n\na(b, $c);\n',
         "a.js": 'import { b } from "./b.js";\n\nexport async function a() {\n  return b;\n}\n',
         "b.js": "export let b = 1;\nexport class $c {}\n",
     }
     assert bundle("main.js", reader(sources)) == (
-        "let b = 1;\nclass $c {}\n\n\nasync function a() {\n  return b;\n}\n\n// Main.\n\na(b, $c);\n"
+        "let b = 1;\nclass $c {}\n\n\nasync function a() {\n  return b;\n}\n\n// "
+        "Main.\n\na(b, $c);\n"
     )
 
 
 WRONG = {
-    "a cycle": ({"a.js": 'import { b } from "./b.js";\n', "b.js": 'import { a } from "./a.js";\n'}, "a.js, b.js"),
-    "a missing file": ({"a.js": 'import { b } from "./b.js";\n'}, "a.js imports b.js, which does not exist"),
+    "a cycle": (
+        {"a.js": 'import { b } from "./b.js";\n', "b.js": 'import { a } from "./a.js";\n'},
+        "a.js, b.js",
+    ),
+    "a missing file": (
+        {"a.js": 'import { b } from "./b.js";\n'},
+        "a.js imports b.js, which does not exist",
+    ),
     "a missing entry": ({}, "a.js, which does not exist"),
-    "a missing export": ({"a.js": 'import { b } from "./b.js";\n', "b.js": "const b = 1;\n"}, "b, which b.js does not"),
+    "a missing export": (
+        {"a.js": 'import { b } from "./b.js";\n', "b.js": "const b = 1;\n"},
+        "b, which b.js does not",
+    ),
     "a name declared twice": (
-        {"a.js": 'import { b } from "./b.js";\nfunction c() {}\n', "b.js": "export const b = 1;\nclass c {}\n"},
+        {
+            "a.js": 'import { b } from "./b.js";\nfunction c() {}\n',
+            "b.js": "export const b = 1;\nclass c {}\n",
+        },
         "a.js and b.js both declare c",
     ),
     "its own import declared": (
         {"a.js": 'import { b } from "./b.js";\nfunction b() {}\n', "b.js": "export const b = 1;\n"},
         "a.js and b.js both declare b",
     ),
-    "a renamed import": ({"a.js": 'import { b as c } from "./b.js";\n', "b.js": "export const b = 1;\n"}, "joined"),
-    "a default import": ({"a.js": 'import b from "./b.js";\n', "b.js": "export const b = 1;\n"}, "joined"),
+    "a renamed import": (
+        {"a.js": 'import { b as c } from "./b.js";\n', "b.js": "export const b = 1;\n"},
+        "joined",
+    ),
+    "a default import": (
+        {"a.js": 'import b from "./b.js";\n', "b.js": "export const b = 1;\n"},
+        "joined",
+    ),
     "a default export": ({"a.js": "export default 1;\n"}, "cannot be joined: export default 1;"),
-    "a list of exports": ({"a.js": "const b = 1;\nexport { b };\n"}, "cannot be joined: export { b };"),
+    "a list of exports": (
+        {"a.js": "const b = 1;\nexport { b };\n"},
+        "cannot be joined: export { b };",
+    ),
     "names taken apart": ({"a.js": "const [b, c] = [1, 2];\n"}, "cannot be joined"),
     "a var": ({"a.js": "var b = 1;\n"}, "cannot be joined"),
 }

@@ -1,4 +1,6 @@
-"""What one API key has sent is not seen with another: neither in `cached_tokens` nor by how soon an answer comes."""
+"""What one API key has sent is not seen with another: neither in `cached_tokens` nor by how soon an
+answer comes.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ PATHS = {
 
 
 def known(path: str, keys: list[str], monkeypatch: pytest.MonkeyPatch, **settings) -> list[int]:
-    """How many tokens of the same prompt were known, for a request with each of these keys in turn."""
-    load, found = PrefixCache.load, list[int]()
+    """How many tokens of the same prompt were known, for a request with each of these keys in
+    turn.
+    """
+    load = PrefixCache.load
+    found = list[int]()
 
     def watched(self: PrefixCache, *given) -> int:
         found.append(load(self, *given))
@@ -37,9 +42,14 @@ def known(path: str, keys: list[str], monkeypatch: pytest.MonkeyPatch, **setting
 
     monkeypatch.setattr(PrefixCache, "load", watched)
     session = {"prefixes": PrefixCache(4096), "slots": 1024}
-    with serving("lookup", session=session, keys=[b"one", b"two"], **settings) as server, client(server) as http:
+    with (
+        serving("lookup", session=session, keys=[b"one", b"two"], **settings) as server,
+        client(server) as http,
+    ):
         for key in keys:
-            answer = http.post(f"/v1/{path}", json=PATHS[path], headers={"Authorization": f"Bearer {key}"})
+            answer = http.post(
+                f"/v1/{path}", json=PATHS[path], headers={"Authorization": f"Bearer {key}"}
+            )
             assert answer.status_code == 200, answer.text
             if path.endswith("completions"):
                 assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == found[-1]
@@ -76,8 +86,11 @@ def test_without_keys_all_clients_are_one():
 
 @torch.inference_mode()
 def test_owners_share_the_room():
-    """One owner's prompts make those of another leave; together they have no more blocks than one has alone."""
-    prefixes, prompts = PrefixCache(96, block=16), tiny.prompts(65, 49)
+    """One owner's prompts make those of another leave; together they have no more blocks than one
+    has alone.
+    """
+    prefixes = PrefixCache(96, block=16)
+    prompts = tiny.prompts(65, 49)
     pool = RowPool(tiny.target("llama"), 1, 100, prefixes)
 
     def read(prompt: list[int], owner: str) -> int:
@@ -87,6 +100,11 @@ def test_owners_share_the_room():
         return pool.reads.pop(1).known
 
     first, second = prompts
-    assert [read(first, "a"), read(first, "b"), read(first, "b"), read(first, "a")] == [0, 0, 64, 32]
+    assert [read(first, "a"), read(first, "b"), read(first, "b"), read(first, "a")] == [
+        0,
+        0,
+        64,
+        32,
+    ]
     assert len(prefixes._blocks) == prefixes.most == 6
     assert read(second, "") == 0 and prefixes.used == 1

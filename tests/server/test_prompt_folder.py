@@ -1,4 +1,6 @@
-"""A server's prompts in a private folder: a later server continues them, for their owner alone, within bounds."""
+"""A server's prompts in a private folder: a later server continues them, for their owner alone,
+within bounds.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,18 @@ def small_parts(monkeypatch):
     monkeypatch.setattr("longdraft.models.lm.CHECKPOINT", PART)  # where states are kept
 
 
-def answered(folder: PromptFolder, prompt: list[int], owner: str = "", lm=None) -> tuple[list[int], int]:
-    """What a session says, and how many tokens it knew; the folder is closed, and has what was said."""
-    with Session(lm or tiny.target("llama"), batch=1, slots=400, sampler=Sampler(1.0), prefixes=folder) as session:
+def answered(
+    folder: PromptFolder, prompt: list[int], owner: str = "", lm=None
+) -> tuple[list[int], int]:
+    """What a session says, and how many tokens it knew; the folder is closed, and has what was
+    said.
+    """
+    with Session(
+        lm or tiny.target("llama"), batch=1, slots=400, sampler=Sampler(1.0), prefixes=folder
+    ) as session:
         session.submit(prompt, NEW, seed=3, owner=owner)
-        text, known = list[int](), 0
+        text = list[int]()
+        known = 0
         while session.running or session.waiting:
             for event in session.step():
                 text += event.tokens
@@ -45,12 +54,18 @@ def answered(folder: PromptFolder, prompt: list[int], owner: str = "", lm=None) 
     return text, known
 
 
-def opened(place: Path, model: str = "llama", limit: int = ROOM, memory: bool = False) -> PromptFolder:
-    return PromptFolder(place / "kept", tiny.target(model), limit, PrefixCache(1024, 16) if memory else None)
+def opened(
+    place: Path, model: str = "llama", limit: int = ROOM, memory: bool = False
+) -> PromptFolder:
+    return PromptFolder(
+        place / "kept", tiny.target(model), limit, PrefixCache(1024, 16) if memory else None
+    )
 
 
 def alone(model: str, prompt: list[int]) -> list[int]:
-    return generate(tiny.target(model), [prompt], max_new_tokens=NEW, sampler=Sampler(1.0), seed=3)[0]
+    return generate(tiny.target(model), [prompt], max_new_tokens=NEW, sampler=Sampler(1.0), seed=3)[
+        0
+    ]
 
 
 def parts(place: Path) -> list[Path]:
@@ -70,7 +85,8 @@ def test_a_later_server_reads_only_the_rest(tmp_path, model, memory):
 def test_memory_and_folder_together_know_the_longer_beginning(tmp_path):
     [prompt] = tiny.prompts(150)
     answered(opened(tmp_path), prompt)
-    folder, lm = opened(tmp_path, memory=True), tiny.target("llama")
+    folder = opened(tmp_path, memory=True)
+    lm = tiny.target("llama")
     row = lm.new_cache(1, 200)
     with torch.inference_mode():
         assert folder.load(prompt[:-1], row) == 128
@@ -99,7 +115,7 @@ def test_another_models_prompts_are_not_found(tmp_path):
         assert answered(opened(tmp_path, model), prompt, lm=tiny.target(exact(model)))[1] == 0
 
 
-# Bounds --------------------------------------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
 
 
 def room_for(place: Path, count: int) -> int:
@@ -116,10 +132,16 @@ def test_the_bound_holds_and_what_was_used_longest_ago_goes(tmp_path):
     answered(opened(tmp_path), first)
     limit = room_for(tmp_path, 8)
     answered(opened(tmp_path, limit=limit), second)
-    assert answered(opened(tmp_path, limit=limit), first)[1] == 128  # now the second is the one used longest ago
+    assert (
+        answered(opened(tmp_path, limit=limit), first)[1] == 128
+    )  # now the second is the one used longest ago
     answered(opened(tmp_path, limit=limit), third)
     assert total(tmp_path) <= limit and len(parts(tmp_path)) == 8
-    assert [answered(opened(tmp_path, limit=limit), p)[1] for p in (first, third, second)] == [128, 128, 0]
+    assert [answered(opened(tmp_path, limit=limit), p)[1] for p in (first, third, second)] == [
+        128,
+        128,
+        0,
+    ]
     assert total(tmp_path) <= limit
 
 
@@ -170,7 +192,7 @@ def test_copies_that_wait_have_a_bound(tmp_path, monkeypatch):
     assert len(parts(tmp_path)) == 2
 
 
-# Safety --------------------------------------------------------------------------------------------------------------
+# Safety -------------------------------------------------------------------------------------------
 
 
 def test_files_and_folder_are_for_their_owner_alone(tmp_path):
@@ -216,9 +238,14 @@ def test_a_damaged_part_is_read_again(tmp_path, damage, memory, model):
             row = lm.new_cache(1, 200)
             lm.prefill(prompt[:80], row)
             folder.memory.store(prompt[:80], row)
-    known = 0 if memory and model == "qwen3.5" else 64  # the memory has no states of what comes before that part
+    known = (
+        0 if memory and model == "qwen3.5" else 64
+    )  # the memory has no states of what comes before that part
     assert answered(folder, prompt, lm=lm) == (alone(model, prompt), known)
-    assert len(parts(tmp_path)) >= 4 and answered(opened(tmp_path, model), prompt, lm=lm) == (alone(model, prompt), 128)
+    assert len(parts(tmp_path)) >= 4 and answered(opened(tmp_path, model), prompt, lm=lm) == (
+        alone(model, prompt),
+        128,
+    )
 
 
 def test_damage_that_is_believed_would_be_noticed(tmp_path, monkeypatch):
@@ -253,7 +280,8 @@ def test_a_disk_that_is_full_is_said_once_and_requests_go_on(tmp_path, monkeypat
 
 
 def test_several_servers_share_a_folder_and_its_bound(tmp_path):
-    texts, lm = tiny.prompts(*[129] * 6), tiny.target("llama")
+    texts = tiny.prompts(*[129] * 6)
+    lm = tiny.target("llama")
     limit = 9 * opened(tmp_path)._size(PART)
     folders = [opened(tmp_path, limit=limit) for _ in range(3)]
     rows = []
@@ -270,7 +298,11 @@ def test_several_servers_share_a_folder_and_its_bound(tmp_path):
                 row = lm.new_cache(1, 200)
                 known = folder.load(texts[i], row)
                 pairs = [(row.stored(n, 0), rows[i].stored(n, 0)) for n in row.layers]
-                assert all(torch.equal(x[:, :known], y[:, :known]) for a, b in pairs for x, y in zip(a, b, strict=True))
+                assert all(
+                    torch.equal(x[:, :known], y[:, :known])
+                    for a, b in pairs
+                    for x, y in zip(a, b, strict=True)
+                )
                 sizes.append(sum(size for *_, size in folder._files()))
 
     workers = [threading.Thread(target=work, args=(f, i)) for i, f in enumerate(folders)]
@@ -287,7 +319,8 @@ class WrittenAtOnce:
     """A queue whose parts are written before `store` goes on."""
 
     def __init__(self, folder: PromptFolder):
-        self.folder, self.queue = folder, folder._queue
+        self.folder = folder
+        self.queue = folder._queue
         self.get = self.queue.get
 
     def put(self, item) -> None:
@@ -298,7 +331,8 @@ class WrittenAtOnce:
 
 def test_a_part_that_is_written_at_once_does_not_make_room_for_the_next_one(tmp_path):
     """It counted as used at no time until all parts were stored."""
-    lm, texts = tiny.target("llama"), tiny.prompts(4 * PART, 4 * PART)
+    lm = tiny.target("llama")
+    texts = tiny.prompts(4 * PART, 4 * PART)
     folder = opened(tmp_path, limit=4 * opened(tmp_path)._size(PART))
     folder._queue = WrittenAtOnce(folder)  # type: ignore[assignment]
     with torch.inference_mode():
@@ -322,17 +356,28 @@ def test_of_a_prompt_beyond_the_limit_the_beginning_stays_and_one_line_says_so(t
             folder.store(prompt, row)
     folder.close()
     assert opened(tmp_path, limit=limit).load(other, lm.new_cache(1, 400)) == 3 * PART
-    assert len(told) == 2 and "only the first 96 of a prompt's 160 tokens" in told[0] and "--cache-dir-mb" in told[0]
+    assert (
+        len(told) == 2
+        and "only the first 96 of a prompt's 160 tokens" in told[0]
+        and "--cache-dir-mb" in told[0]
+    )
 
 
-# A server ------------------------------------------------------------------------------------------------------------
+# A server -----------------------------------------------------------------------------------------
 
 
 def cached(folder: PromptFolder, key: str, keys: list[bytes], text: str) -> int:
-    """How many tokens of a prompt another server knew; its answer is the one that `generate` gives."""
+    """How many tokens of a prompt another server knew; its answer is the one that `generate`
+    gives.
+    """
     given = {"prompt": text, "max_tokens": NEW, "temperature": 1.0, "seed": 3}
-    with serving("plain", session={"prefixes": folder, "slots": 1024}, keys=keys) as server, client(server) as http:
-        answer = http.post("/v1/completions", json=asked(**given), headers={"Authorization": f"Bearer {key}"})
+    with (
+        serving("plain", session={"prefixes": folder, "slots": 1024}, keys=keys) as server,
+        client(server) as http,
+    ):
+        answer = http.post(
+            "/v1/completions", json=asked(**given), headers={"Authorization": f"Bearer {key}"}
+        )
         assert answer.status_code == 200, answer.text
     folder.close()
     assert answer.json()["choices"][0]["text"] == said(tokens_of(text), new=NEW)
@@ -343,9 +388,14 @@ def by_keys(tmp_path: Path) -> list[int]:
     """Tokens known to the same key, and to another one that has its place among the keys."""
     from support.served import loaded
 
-    lm, text = loaded()[0], test_prefix_owners.LONG
+    lm = loaded()[0]
+    text = test_prefix_owners.LONG
     found = []
-    for key, keys in (("one", [b"one", b"two"]), ("one", [b"two", b"one"]), ("two", [b"two", b"one"])):
+    for key, keys in (
+        ("one", [b"one", b"two"]),
+        ("one", [b"two", b"one"]),
+        ("two", [b"two", b"one"]),
+    ):
         found.append(cached(PromptFolder(tmp_path / "kept", lm, ROOM * 10), key, keys, text))
     return found
 
@@ -368,6 +418,8 @@ def test_owners_by_their_place_would_be_noticed(tmp_path, monkeypatch):
 
 def test_the_folder_is_never_left_behind_with_other_files(tmp_path):
     answered(opened(tmp_path), tiny.prompts(150)[0])
-    names = {p.name for p in (tmp_path / "kept").iterdir() if not prompt_folder.NAMES.fullmatch(p.name)}
+    names = {
+        p.name for p in (tmp_path / "kept").iterdir() if not prompt_folder.NAMES.fullmatch(p.name)
+    }
     assert names == {prompt_folder.LOCK}
     assert os.path.getsize(tmp_path / "kept" / prompt_folder.LOCK) == 0

@@ -1,4 +1,6 @@
-"""Text of a request as a server gives it out: stop strings, held-back text, log-probabilities, however tokens come."""
+"""Text of a request as a server gives it out: stop strings, held-back text, log-probabilities,
+however tokens come.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,23 @@ def tokenizer():
     return load("bundled")[1]
 
 
-def told(tokens: list[int], cuts: list[int], stops: list[str], ended: str = "length") -> tuple[Reply, list]:
+def told(
+    tokens: list[int], cuts: list[int], stops: list[str], ended: str = "length"
+) -> tuple[Reply, list]:
     """A reply to which these tokens came in events cut at these places; its deltas."""
-    reply, deltas = Reply(tokenizer(), stops), []
+    reply = Reply(tokenizer(), stops)
+    deltas = []
     bounds = sorted({min(c, len(tokens)) for c in cuts} | {len(tokens)})
     low = 0
     for high in bounds:
         part = tokens[low:high]
         if part:
             logprobs = [TokenLogprobs(t, -1.0, []) for t in part]
-            deltas.append(reply.take(Event(1, part, ended if high == len(tokens) else None, logprobs=logprobs)))
+            deltas.append(
+                reply.take(
+                    Event(1, part, ended if high == len(tokens) else None, logprobs=logprobs)
+                )
+            )
         low = high
     return reply, deltas
 
@@ -45,7 +54,9 @@ TEXTS = st.text(st.sampled_from("ab \nné漢🙂"), min_size=1, max_size=24)
 def test_the_text_ends_before_the_first_stop_string(text, cuts, stops):
     tokens = tokenizer()(text, add_special_tokens=False)["input_ids"]
     whole = text_of(tokenizer(), tokens)
-    ends = ((i + len(s), i) for s in stops if (i := whole.find(s)) >= 0)  # the first to be complete ends the text
+    ends = (
+        (i + len(s), i) for s in stops if (i := whole.find(s)) >= 0
+    )  # the first to be complete ends the text
     at = min(ends, default=(None, None))[1]
     reply, deltas = told(tokens, cuts, stops)
     assert "".join(d.text for d in deltas) == (whole if at is None else whole[:at])
@@ -60,7 +71,10 @@ def test_the_text_ends_before_the_first_stop_string(text, cuts, stops):
         assert any(s in text_of(tokenizer(), tokens[: reply.tokens]) for s in stops)
 
 
-@given(TEXTS, st.lists(st.text(st.sampled_from("ab né漢"), min_size=1, max_size=4), min_size=1, max_size=3))
+@given(
+    TEXTS,
+    st.lists(st.text(st.sampled_from("ab né漢"), min_size=1, max_size=4), min_size=1, max_size=3),
+)
 def test_nothing_is_given_out_that_a_stop_string_would_take_back(text, stops):
     """One token at a time gives the same as all at once."""
     tokens = tokenizer()(text, add_special_tokens=False)["input_ids"]
@@ -72,7 +86,11 @@ def test_nothing_is_given_out_that_a_stop_string_would_take_back(text, stops):
 def test_an_end_token_has_no_text_and_counts():
     tokens = tokenizer()("ab", add_special_tokens=False)["input_ids"]
     reply, deltas = told([*tokens, tokens[0]], [1], [], "eos")
-    assert "".join(d.text for d in deltas) == "ab" and deltas[-1].finish == "stop" and reply.tokens == len(tokens) + 1
+    assert (
+        "".join(d.text for d in deltas) == "ab"
+        and deltas[-1].finish == "stop"
+        and reply.tokens == len(tokens) + 1
+    )
 
 
 def test_after_the_end_nothing_comes():

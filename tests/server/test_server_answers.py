@@ -22,8 +22,14 @@ from longdraft.server.answer import Answer
     [
         ({"temperature": 0}, Sampler()),
         ({}, Sampler(1.0)),
-        ({"temperature": 0.7, "top_p": 0.9, "top_k": 30, "min_p": 0.02}, Sampler(0.7, 30, 0.9, 0.02)),
-        ({"frequency_penalty": 1.1, "presence_penalty": -0.3}, Sampler(1.0, frequency=1.1, presence=-0.3)),
+        (
+            {"temperature": 0.7, "top_p": 0.9, "top_k": 30, "min_p": 0.02},
+            Sampler(0.7, 30, 0.9, 0.02),
+        ),
+        (
+            {"frequency_penalty": 1.1, "presence_penalty": -0.3},
+            Sampler(1.0, frequency=1.1, presence=-0.3),
+        ),
         ({"logit_bias": {"70": 4.5, "9": -100}}, Sampler(1.0, bias=((9, -100.0), (70, 4.5)))),
         ({"repetition_penalty": 1.3}, Sampler(1.0, penalty=1.3, window=1 << 31)),
     ],
@@ -34,19 +40,41 @@ def test_a_completion_is_what_generate_gives(http, fields, sampler):
     assert found["choices"][0]["text"] == said(tokens_of(TEXT), sampler)
     assert found["choices"][0]["finish_reason"] == "length" and found["object"] == "text_completion"
     assert found["usage"]["prompt_tokens"] == len(tokens_of(TEXT))
-    assert found["usage"]["completion_tokens"] == NEW == found["usage"]["total_tokens"] - len(tokens_of(TEXT))
+    assert (
+        found["usage"]["completion_tokens"]
+        == NEW
+        == found["usage"]["total_tokens"] - len(tokens_of(TEXT))
+    )
 
 
 def test_a_chat_is_read_by_the_template(http):
     messages = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "import "}, {"type": "text", "text": "os <assistant>"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "import "},
+                {"type": "text", "text": "os <assistant>"},
+            ],
+        },
     ]
-    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "import os <assistant>"}]
-    body = {"model": "tiny", "messages": messages, "max_completion_tokens": NEW, "seed": 3, "ignore_eos": True}
+    plain = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "import os <assistant>"},
+    ]
+    body = {
+        "model": "tiny",
+        "messages": messages,
+        "max_completion_tokens": NEW,
+        "seed": 3,
+        "ignore_eos": True,
+    }
     found = http.post("/v1/chat/completions", json=body).json()
     assert found["choices"][0]["message"]["content"] == said(chat_tokens(loaded()[1], plain))
-    assert found["object"] == "chat.completion" and found["choices"][0]["message"]["role"] == "assistant"
+    assert (
+        found["object"] == "chat.completion"
+        and found["choices"][0]["message"]["role"] == "assistant"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -62,7 +90,9 @@ def test_a_stream_says_the_same(http, path, more):
         del body["top_logprobs"]
         body["logprobs"] = 2
     whole = http.post(path, json=body).json()
-    with http.stream("POST", path, json=body | {"stream": True, "stream_options": {"include_usage": True}}) as response:
+    with http.stream(
+        "POST", path, json=body | {"stream": True, "stream_options": {"include_usage": True}}
+    ) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         *parts, last = chunks(response)
     assert last["choices"] == [] and all(part["usage"] is None for part in parts)
@@ -70,15 +100,23 @@ def test_a_stream_says_the_same(http, path, more):
     assert [last["usage"][k] for k in counts] == [whole["usage"][k] for k in counts]
     for choice in whole["choices"]:
         mine = [p["choices"][0] for p in parts if p["choices"][0]["index"] == choice["index"]]
-        assert mine[-1]["finish_reason"] == choice["finish_reason"] and not any(p["finish_reason"] for p in mine[:-1])
+        assert mine[-1]["finish_reason"] == choice["finish_reason"] and not any(
+            p["finish_reason"] for p in mine[:-1]
+        )
         if "chat" in path:
             assert mine[0]["delta"] == {"role": "assistant", "content": ""}
-            assert "".join(p["delta"].get("content", "") for p in mine) == choice["message"]["content"]
+            assert (
+                "".join(p["delta"].get("content", "") for p in mine) == choice["message"]["content"]
+            )
             logprobs = [x for p in mine for x in (p["logprobs"] or {"content": []})["content"]]
             assert logprobs == (choice["logprobs"] or {"content": []})["content"]
         else:
             assert "".join(p["text"] for p in mine) == choice["text"]
-            for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if choice["logprobs"] else ():
+            for key in (
+                ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+                if choice["logprobs"]
+                else ()
+            ):
                 assert [x for p in mine for x in p["logprobs"][key]] == choice["logprobs"][key]
 
 
@@ -90,12 +128,18 @@ def test_a_response_is_the_chat(http):
     found = http.post("/v1/responses", json=body).json()
     assert found["output"][0]["content"][0]["text"] == text and found["status"] == "incomplete"
     assert found["usage"]["output_tokens"] == NEW
-    history = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, found["output"][0]]
-    more = http.post("/v1/responses", json=body | {"input": [*history, {"role": "user", "content": "on"}]}).json()
+    history = [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        found["output"][0],
+    ]
+    more = http.post(
+        "/v1/responses", json=body | {"input": [*history, {"role": "user", "content": "on"}]}
+    ).json()
     assert more["usage"]["input_tokens"] > found["usage"]["input_tokens"]
     with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as response:
         lines = [line for line in response.iter_lines() if line]
-    kinds, events = lines[::2], [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    kinds = lines[::2]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
     assert [f"event: {e['type']}" for e in events] == kinds
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == text
@@ -106,25 +150,42 @@ def test_a_response_is_the_chat(http):
 
 def test_choices_are_rows_of_generate(http):
     found = http.post("/v1/completions", json=asked(n=3)).json()["choices"]
-    assert [c["text"] for c in found] == [said(tokens_of(TEXT), seed=row_seed(3, i)) for i in range(3)]
+    assert [c["text"] for c in found] == [
+        said(tokens_of(TEXT), seed=row_seed(3, i)) for i in range(3)
+    ]
 
 
 def test_stop_strings_end_the_text_and_are_not_in_it(http):
     whole = said(tokens_of(TEXT))
     stop = whole[7:10]
     found = http.post("/v1/completions", json=asked(stop=stop)).json()
-    assert found["choices"][0]["text"] == whole[: whole.index(stop)] and found["choices"][0]["finish_reason"] == "stop"
+    assert (
+        found["choices"][0]["text"] == whole[: whole.index(stop)]
+        and found["choices"][0]["finish_reason"] == "stop"
+    )
     assert found["usage"]["completion_tokens"] < NEW
 
 
 def test_echo_with_logprobs_scores_a_text(http):
     """As evaluation harnesses ask: the log-probability of every prompt token after the first."""
     ids = tokens_of(TEXT)
-    found = http.post("/v1/completions", json=asked(prompt=ids, echo=True, logprobs=1, max_tokens=0)).json()
+    found = http.post(
+        "/v1/completions", json=asked(prompt=ids, echo=True, logprobs=1, max_tokens=0)
+    ).json()
     logprobs = found["choices"][0]["logprobs"]
-    assert found["choices"][0]["text"] == text_of(loaded()[1], ids) and found["usage"]["completion_tokens"] == 0
-    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(ids)
-    assert logprobs["token_logprobs"][0] is None and all(x < 0 for x in logprobs["token_logprobs"][1:])
+    assert (
+        found["choices"][0]["text"] == text_of(loaded()[1], ids)
+        and found["usage"]["completion_tokens"] == 0
+    )
+    assert (
+        len(logprobs["tokens"])
+        == len(logprobs["token_logprobs"])
+        == len(logprobs["top_logprobs"])
+        == len(ids)
+    )
+    assert logprobs["token_logprobs"][0] is None and all(
+        x < 0 for x in logprobs["token_logprobs"][1:]
+    )
     assert all(
         max(top.values()) >= p
         for p, top in zip(logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=True)
@@ -133,11 +194,16 @@ def test_echo_with_logprobs_scores_a_text(http):
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 3, "logprobs": 0}], ids=str)
 def test_an_echo_without_new_tokens_has_none(http, more):
-    """With and without a stream: the prompt, its log-probabilities if asked for, and a usage of nothing new."""
-    body, before = asked(echo=True, max_tokens=0, **more), counted(http)
+    """With and without a stream: the prompt, its log-probabilities if asked for, and a usage of
+    nothing new.
+    """
+    body = asked(echo=True, max_tokens=0, **more)
+    before = counted(http)
     whole = http.post("/v1/completions", json=body).json()
     with http.stream(
-        "POST", "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+        "POST",
+        "/v1/completions",
+        json=body | {"stream": True, "stream_options": {"include_usage": True}},
     ) as r:
         *parts, last = chunks(r)
     for usage in (whole["usage"], last["usage"]):
@@ -156,7 +222,11 @@ def test_an_echo_without_new_tokens_has_none(http, more):
 
 def counted(http) -> list[str]:
     """What the metrics say of new tokens."""
-    return [line for line in http.get("/metrics").text.splitlines() if line.startswith("vllm:generation_tokens_total")]
+    return [
+        line
+        for line in http.get("/metrics").text.splitlines()
+        if line.startswith("vllm:generation_tokens_total")
+    ]
 
 
 async def hasty(self, i, stream, queue, came) -> None:
@@ -171,10 +241,14 @@ def test_every_choice_of_a_stream_echoes_the_log_probabilities(server, http, mon
     assert quiet(server)
     time.sleep(0.05)  # until the decoding thread waits
     wake = server.engine._work.set
-    monkeypatch.setattr(server.engine._work, "set", lambda: wake() if server.engine.open == 3 else None)  # all at once
+    monkeypatch.setattr(
+        server.engine._work, "set", lambda: wake() if server.engine.open == 3 else None
+    )  # all at once
     if broken:
         monkeypatch.setattr(Answer, "_read", hasty)
-    with http.stream("POST", "/v1/completions", json=asked(echo=True, logprobs=1, max_tokens=0, n=3, stream=True)) as r:
+    with http.stream(
+        "POST", "/v1/completions", json=asked(echo=True, logprobs=1, max_tokens=0, n=3, stream=True)
+    ) as r:
         parts = chunks(r)
     scored = [0] * 3
     for choice in (p["choices"][0] for p in parts):
@@ -191,19 +265,26 @@ def test_a_known_prefix_is_counted_and_changes_nothing(http):
 
 
 def test_usage_says_how_drafting_went(http):
-    details = http.post("/v1/completions", json=asked(prompt=TEXT * 6, max_tokens=64)).json()["usage"][
-        "completion_tokens_details"
-    ]
-    assert details["draft_steps"] > 0 and 0 <= details["accepted_draft_tokens"] <= details["drafted_tokens"]
+    details = http.post("/v1/completions", json=asked(prompt=TEXT * 6, max_tokens=64)).json()[
+        "usage"
+    ]["completion_tokens_details"]
+    assert (
+        details["draft_steps"] > 0
+        and 0 <= details["accepted_draft_tokens"] <= details["drafted_tokens"]
+    )
     assert details["mean_acceptance_length"] == pytest.approx(
         1 + details["accepted_draft_tokens"] / details["draft_steps"], abs=1e-3
     )
 
 
 def check_metrics(found: dict, new_tokens: int) -> None:
-    """What AIPerf requires of `metrics.speculative_decoding`: the fields of vLLM 0.29 and later, which agree."""
+    """What AIPerf requires of `metrics.speculative_decoding`: the fields of vLLM 0.29 and later,
+    which agree.
+    """
     m = found["metrics"]["speculative_decoding"]
-    steps, accepted, drafted = (m[k] for k in ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens"))
+    steps, accepted, drafted = (
+        m[k] for k in ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
+    )
     histogram = m["acceptance_histogram"]
     assert len(histogram) == m["num_spec_tokens"] + 1 and sum(histogram) == steps > 0
     assert sum(n * count for n, count in enumerate(histogram)) == accepted <= drafted
@@ -211,7 +292,9 @@ def check_metrics(found: dict, new_tokens: int) -> None:
     assert m["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
     details = found["usage"]["completion_tokens_details"]
     assert (details["draft_steps"], details["accepted_draft_tokens"]) == (steps, accepted)
-    assert accepted + steps <= new_tokens  # a token of the target's own with each; the first step does not draft
+    assert (
+        accepted + steps <= new_tokens
+    )  # a token of the target's own with each; the first step does not draft
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -221,13 +304,17 @@ def test_an_answer_has_the_metrics_of_vllm(http, path):
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
     whole = http.post(path, json=body).json()
     check_metrics(whole, 64)
-    with http.stream("POST", path, json=body | {"stream": True, "stream_options": {"include_usage": True}}) as response:
+    with http.stream(
+        "POST", path, json=body | {"stream": True, "stream_options": {"include_usage": True}}
+    ) as response:
         *parts, last = chunks(response)
     check_metrics(last, 64)
     assert last["metrics"] == whole["metrics"] and not any("metrics" in part for part in parts)
     assert http.post(path, json=body | {"n": 2}).json()["metrics"] is None
     broken = whole | {
-        "metrics": {"speculative_decoding": whole["metrics"]["speculative_decoding"] | {"num_spec_steps": 1}}
+        "metrics": {
+            "speculative_decoding": whole["metrics"]["speculative_decoding"] | {"num_spec_steps": 1}
+        }
     }
     with pytest.raises(AssertionError):
         check_metrics(broken, 64)
@@ -241,10 +328,14 @@ def test_eight_clients_get_what_each_gets_alone(server):
         body = asked(seed=i, temperature=i % 3 / 2)
         with client(server) as http:
             if i % 2:
-                return http.post("/v1/completions", json=body | {"prompt": texts[i]}).json()["choices"][0]["text"]
+                return http.post("/v1/completions", json=body | {"prompt": texts[i]}).json()[
+                    "choices"
+                ][0]["text"]
             del body["prompt"]
             body["messages"] = [{"role": "user", "content": texts[i]}]
-            return http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            return http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"][
+                "content"
+            ]
 
     def alone(i: int) -> str:
         messages = [{"role": "user", "content": texts[i]}]
@@ -259,17 +350,26 @@ def test_eight_clients_get_what_each_gets_alone(server):
 def test_the_other_paths(http):
     assert http.get("/health").status_code == 200
     models = http.get("/v1/models").json()
-    assert models["data"][0]["id"] == "tiny" and http.get("/v1/models/tiny").json() == models["data"][0]
+    assert (
+        models["data"][0]["id"] == "tiny"
+        and http.get("/v1/models/tiny").json() == models["data"][0]
+    )
     tokens = http.post("/tokenize", json={"prompt": TEXT}).json()
     assert tokens["tokens"] == tokens_of(TEXT) and tokens["count"] == len(tokens["tokens"])
     assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": TEXT}
     metrics = http.get("/metrics").text
-    for name in ("num_requests_running", "generation_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"):
+    for name in (
+        "num_requests_running",
+        "generation_tokens_total",
+        "spec_decode_num_accepted_tokens_per_pos_total",
+    ):
         assert f"vllm:{name}" in metrics
 
 
 PENALIZED = {
-    "/v1/completions": lambda p: asked(temperature=0) | ({} if p is None else {"repetition_penalty": p}),
+    "/v1/completions": lambda p: (
+        asked(temperature=0) | ({} if p is None else {"repetition_penalty": p})
+    ),
     "/v1/chat/completions": lambda p: {
         "model": "tiny",
         "messages": [{"role": "user", "content": TEXT}],
@@ -283,7 +383,11 @@ PENALIZED = {
         "prompt": TEXT,
         "raw": True,
         "stream": False,
-        "options": {"temperature": 0, "num_predict": NEW, **({} if p is None else {"repeat_penalty": p})},
+        "options": {
+            "temperature": 0,
+            "num_predict": NEW,
+            **({} if p is None else {"repeat_penalty": p}),
+        },
     },
 }
 

@@ -1,4 +1,6 @@
-"""What a server keeps from one request to the next has a bound: tables of drafters, the session, the prefix cache."""
+"""What a server keeps from one request to the next has a bound: tables of drafters, the session,
+the prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ from longdraft.engine.prefix_cache import PrefixCache
 
 
 def entries(root: Any) -> int:
-    """How many entries the containers have that can be reached from it, tensors and the model apart."""
-    seen, todo, found = set[int](), [root], 0
+    """How many entries the containers have that can be reached from it, tensors and the model
+    apart.
+    """
+    seen = set[int]()
+    todo = [root]
+    found = 0
     while todo:
         x = todo.pop()
         if id(x) in seen or isinstance(x, (str, bytes, int, float, type, KVCache)):
@@ -27,7 +33,10 @@ def entries(root: Any) -> int:
         if isinstance(x, dict):
             found += len(x)
             todo += [*x.keys(), *x.values()]
-        elif isinstance(x, (list, tuple, set, frozenset)) or type(x).__name__ in ("deque", "OrderedDict"):
+        elif isinstance(x, (list, tuple, set, frozenset)) or type(x).__name__ in (
+            "deque",
+            "OrderedDict",
+        ):
             found += len(x)
             todo += list(x)
         elif type(x).__module__.startswith("longdraft.") and type(x).__name__ != "LM":
@@ -38,12 +47,18 @@ def entries(root: Any) -> int:
 
 def grown(method: str, requests: int = 60, **options: Any) -> int:
     """How many entries a session's containers have gained by as many requests again."""
-    lm, sizes = loaded()[0], []
+    lm = loaded()[0]
+    sizes = []
     drafter = AdaptiveDraft(build(method, lm, **options), Stated())  # the same shapes in every run
     session = Session(lm, drafter, batch=4, slots=128, prefixes=PrefixCache(256))
     with session:
         for i in range(2 * requests):
-            session.submit(tokens_of(f"{TEXT}{i * 7919}\n{'ab'[i % 2] * (i % 9)}"), max_new_tokens=6, eos=(), seed=i)
+            session.submit(
+                tokens_of(f"{TEXT}{i * 7919}\n{'ab'[i % 2] * (i % 9)}"),
+                max_new_tokens=6,
+                eos=(),
+                seed=i,
+            )
             if i % 8 == 7 or i + 1 in (requests, 2 * requests):
                 while session.running or session.waiting:
                     session.step()
@@ -83,7 +98,8 @@ def unbounded(self: Recent, tokens: list[int]) -> None:
 def test_the_prefix_cache_never_has_more_than_its_room():
     """Blocks were added first and dropped afterward (found here)."""
     lm = loaded()[0]
-    prefixes, most = PrefixCache(512), 0
+    prefixes = PrefixCache(512)
+    most = 0
     add = type(prefixes._blocks).__setitem__
 
     class Counted(type(prefixes._blocks)):

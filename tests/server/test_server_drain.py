@@ -1,4 +1,6 @@
-"""A server that got a signal: what new requests, probes and running streams see until it ends, and when it ends."""
+"""A server that got a signal: what new requests, probes and running streams see until it ends, and
+when it ends.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def drain(server: Server) -> None:
 
 
 def ended(server: Server) -> bool:
-    """Whether the server ends soon, with status 0. The grace time of a test that asks is longer, or over."""
+    """Whether the server ends soon, with status 0. The grace time of a test that asks is longer, or
+    over.
+    """
     deadline = time.monotonic() + 20
     while getattr(server, "status", None) is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -49,14 +53,22 @@ def ended(server: Server) -> bool:
 
 @contextmanager
 def draining(**settings: Any) -> Iterator[tuple[Server, Any, Any, threading.Event]]:
-    """A server that has got the signal while a stream runs, a client with a kept connection, the stream's end, and what
-    lets the stream hurry."""
+    """A server that has got the signal while a stream runs, a client with a kept connection, the
+    stream's end, and what lets the stream hurry.
+    """
     slow = Slow()
-    with serving(drafter=slow, **settings) as server, client(server) as kept, ThreadPoolExecutor(1) as pool:
+    with (
+        serving(drafter=slow, **settings) as server,
+        client(server) as kept,
+        ThreadPoolExecutor(1) as pool,
+    ):
 
         def stream() -> list[dict]:
             body = asked(stream=True, max_tokens=250)
-            with client(server) as http, http.stream("POST", "/v1/completions", json=body) as response:
+            with (
+                client(server) as http,
+                http.stream("POST", "/v1/completions", json=body) as response,
+            ):
                 return chunks(response)
 
         assert kept.get("/health").status_code == 200
@@ -71,7 +83,9 @@ def draining(**settings: Any) -> Iterator[tuple[Server, Any, Any, threading.Even
 
 
 def seen(server: Server, kept: Any) -> list[int]:
-    """The statuses of what clients send while a server drains, and that those refused are told what to do."""
+    """The statuses of what clients send while a server drains, and that those refused are told what
+    to do.
+    """
     with client(server) as new:
         probes = [kept.get("/health"), new.get("/health"), new.get("/health"), new.get("/metrics")]
         refused = [new.post("/v1/completions", json=asked()), kept.get("/v1/models")]
@@ -96,7 +110,9 @@ def test_a_draining_server_says_so_and_ends_with_its_last_request():
 @pytest.mark.timing
 def test_a_guard_that_does_not_know_of_it_is_noticed(monkeypatch):
     init = Guard.__init__
-    monkeypatch.setattr(Guard, "__init__", lambda self, *a, **k: init(self, *a, **k | {"draining": lambda: False}))
+    monkeypatch.setattr(
+        Guard, "__init__", lambda self, *a, **k: init(self, *a, **k | {"draining": lambda: False})
+    )
     with draining() as (server, kept, _, _), pytest.raises(AssertionError):
         seen(server, kept)
 

@@ -1,4 +1,6 @@
-"""One request's failure is its own; one for good ends the server with a status; a stopping server ends its streams."""
+"""One request's failure is its own; one for good ends the server with a status; a stopping server
+ends its streams.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_one_failure_is_an_error_and_the_server_goes_on():
     with serving(drafter=Failing()) as server, client(server) as http:
         bad = http.post("/v1/completions", json=asked(prompt=[5, 7, 9]))
         assert bad.status_code == 500 and "secret" not in bad.text
-        assert http.post("/v1/completions", json=asked()).json()["choices"][0]["text"] == said(tokens_of(TEXT))
+        assert http.post("/v1/completions", json=asked()).json()["choices"][0]["text"] == said(
+            tokens_of(TEXT)
+        )
         assert http.get("/health").status_code == 200
 
 
@@ -57,7 +61,9 @@ def test_a_stopping_server_ends_its_streams_properly():
         def ask() -> None:
             with (
                 client(server) as mine,
-                mine.stream("POST", "/v1/completions", json=asked(stream=True, max_tokens=250)) as r,
+                mine.stream(
+                    "POST", "/v1/completions", json=asked(stream=True, max_tokens=250)
+                ) as r,
             ):
                 ended.append(chunks(r))
 
@@ -73,7 +79,9 @@ def test_a_stopping_server_ends_its_streams_properly():
         for t in threads:
             t.join(20)
         assert len(ended) == 3
-        assert all("error" in parts[-1] or parts[-1]["choices"][0]["finish_reason"] for parts in ended)
+        assert all(
+            "error" in parts[-1] or parts[-1]["choices"][0]["finish_reason"] for parts in ended
+        )
 
 
 class Where(Drafter):
@@ -83,7 +91,10 @@ class Where(Drafter):
 
     def grow(self, tree, seqs, limits):
         tasks = [int(t.name) for t in Path("/proc/self/task").iterdir()]
-        Where.found = torch.get_num_threads(), set().union(*(os.sched_getaffinity(t) for t in tasks if t not in before))
+        Where.found = (
+            torch.get_num_threads(),
+            set().union(*(os.sched_getaffinity(t) for t in tasks if t not in before)),
+        )
         return tree
 
 

@@ -1,4 +1,6 @@
-"""Whatever is sent to the server gets an answer that is no failure and says nothing about the inside."""
+"""Whatever is sent to the server gets an answer that is no failure and says nothing about the
+inside.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,14 @@ JSON = st.recursive(
     | st.floats()
     | st.text(max_size=20)
     | st.sampled_from([1e308, -1, 1 << 64]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 FIELDS = sorted(
-    {n for c in (ChatRequest, CompletionRequest, ResponsesRequest) for n in c.model_fields} | {"tools", "x"}
+    {n for c in (ChatRequest, CompletionRequest, ResponsesRequest) for n in c.model_fields}
+    | {"tools", "x"}
 )
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
 GOOD = {
@@ -47,7 +52,12 @@ def test_whatever_is_sent_gets_an_answer_that_is_no_failure(http, path, body, va
     content = json.dumps((GOOD[path] | {"model": "tiny"} if valid else {}) | body)
     response = http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code < 500, response.text
-    assert response.status_code == 200 or set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert response.status_code == 200 or set(response.json()["error"]) == {
+        "message",
+        "type",
+        "param",
+        "code",
+    }
 
 
 def said_inside(answers: list[Answer]) -> list[str]:
@@ -55,7 +65,9 @@ def said_inside(answers: list[Answer]) -> list[str]:
 
 
 def test_malformed_requests_get_answers_that_reveal_nothing(server):
-    """Of broken HTTP, odd JSON, 10 MB, chunks without end, paths, headers and more; hypothesis covers fields above."""
+    """Of broken HTTP, odd JSON, 10 MB, chunks without end, paths, headers and more; hypothesis
+    covers fields above.
+    """
     found = list(fire_all(address(server), 500, seed=7))
     assert {a.shot.kind for a in found} == {a.shot.kind for a in map(Answer, shots(500, 0))}
     assert [(a.shot.kind, a.bad) for a in found if a.bad] == [] and said_inside(found) == []
@@ -65,11 +77,22 @@ def test_malformed_requests_get_answers_that_reveal_nothing(server):
 
 @pytest.mark.parametrize(
     "body",
-    [b"/usr/lib/x", b"KeyError: 1", b"<class 'int'>", b"at 0x7f00aabbccdd", b'File "app.py"', b"says torch"],
+    [
+        b"/usr/lib/x",
+        b"KeyError: 1",
+        b"<class 'int'>",
+        b"at 0x7f00aabbccdd",
+        b'File "app.py"',
+        b"says torch",
+    ],
 )
 def test_what_reveals_something_is_noticed(body):
     assert revealed(Answer(Shot("x", b"GET /"), 400, {}, body))
-    assert Answer(Shot("x", b""), 500).bad and Answer(Shot("x", b""), 503).bad and Answer(Shot("x", b""), None).bad
+    assert (
+        Answer(Shot("x", b""), 500).bad
+        and Answer(Shot("x", b""), 503).bad
+        and Answer(Shot("x", b""), None).bad
+    )
 
 
 async def unbounded(self: Guard, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,6 @@
-"""What published advisories about model servers teach, each a test that its fault would fail. Advisory ids are in the
-docstrings; lessons that are tested elsewhere are named where they belong."""
+"""What published advisories about model servers teach, each a test that its fault would fail.
+Advisory ids are in the docstrings; lessons that are tested elsewhere are named where they belong.
+"""
 
 from __future__ import annotations
 
@@ -38,28 +39,52 @@ JSON = {"Content-Type": "application/json"}
 
 
 def chat(**more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | more
+    return {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+    } | more
 
 
-# Code, pickles and templates -----------------------------------------------------------------------------------------
+# Code, pickles and templates ----------------------------------------------------------------------
 
 
 def test_code_of_a_model_folder_is_not_run():
-    """CVE-2026-22807 (vLLM ran auto_map's code). test_untrusted.py loads such folders; here, no call asks for it."""
-    assert {"code of the folder", "code of a repository", "a tokenizer of the folder"} <= set(hostile_models.CASES)
+    """CVE-2026-22807 (vLLM ran auto_map's code). test_untrusted.py loads such folders; here, no
+    call asks for it.
+    """
+    assert {"code of the folder", "code of a repository", "a tokenizer of the folder"} <= set(
+        hostile_models.CASES
+    )
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             pairs = [(k.arg, k.value) for k in node.keywords] if isinstance(node, ast.Call) else []
-            pairs += list(zip(map(name_of, node.keys), node.values, strict=True)) if isinstance(node, ast.Dict) else []
+            pairs += (
+                list(zip(map(name_of, node.keys), node.values, strict=True))
+                if isinstance(node, ast.Dict)
+                else []
+            )
             for key, value in pairs:
-                assert key != "trust_remote_code" or (isinstance(value, ast.Constant) and value.value is False), path
+                assert key != "trust_remote_code" or (
+                    isinstance(value, ast.Constant) and value.value is False
+                ), path
 
 
 def name_of(node: ast.AST | None) -> Any:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-UNSAFE = {"pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "zmq", "xmlrpc"}
+UNSAFE = {
+    "pickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "zmq",
+    "xmlrpc",
+}
 
 
 def unpickles(source: str) -> list[str]:
@@ -70,7 +95,8 @@ def unpickles(source: str) -> list[str]:
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         found += [n for n in names if n.split(".")[0] in UNSAFE]
         if isinstance(node, ast.Call):
-            call, given = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            call = ast.unparse(node.func)
+            given = {k.arg: ast.unparse(k.value) for k in node.keywords}
             found += [call] if call == "torch.load" and given.get("weights_only") != "True" else []
             found += [call] if given.get("allow_pickle", "False") != "False" else []
             found += [call] if call in ("eval", "exec", "__import__") else []
@@ -79,20 +105,34 @@ def unpickles(source: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "fault",
-    ["import pickle", "from marshal import loads", "torch.load(f)", "np.load(f, allow_pickle=True)", "import zmq"],
+    [
+        "import pickle",
+        "from marshal import loads",
+        "torch.load(f)",
+        "np.load(f, allow_pickle=True)",
+        "import zmq",
+    ],
 )
 def test_what_unpickles_is_noticed(fault):
     assert unpickles(fault)
 
 
 def test_nothing_is_unpickled():
-    """CVE-2026-3059, CVE-2026-3060, CVE-2026-3989 (SGLang unpickled messages and files), CVE-2025-10164."""
-    assert {str(p): found for p in SOURCES if (found := unpickles(p.read_text(encoding="utf-8")))} == {}
+    """CVE-2026-3059, CVE-2026-3060, CVE-2026-3989 (SGLang unpickled messages and files),
+    CVE-2025-10164.
+    """
+    assert {
+        str(p): found for p in SOURCES if (found := unpickles(p.read_text(encoding="utf-8")))
+    } == {}
 
 
 def test_the_server_listens_on_this_machine_alone(server):
     """The same SGLang advisories: a socket on all networks by default."""
-    assert Settings("m", "plain").host == inspect.signature(serve).parameters["host"].default == "127.0.0.1"
+    assert (
+        Settings("m", "plain").host
+        == inspect.signature(serve).parameters["host"].default
+        == "127.0.0.1"
+    )
     assert [s.getsockname()[0] for s in server.servers[0].sockets] == ["127.0.0.1"]
 
 
@@ -116,10 +156,14 @@ def test_a_template_reaches_nothing_but_its_messages(server, http, template, mon
     assert found.status_code == 400 and not INSIDE.search(found.text.replace(template, ""))
 
 
-@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "documents", "add_generation_prompt"])
+@pytest.mark.parametrize(
+    "field", ["chat_template", "chat_template_kwargs", "documents", "add_generation_prompt"]
+)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_requests_bring_no_templates(http, field, path):
-    """GHSA-542m-9234-8gvf, CVE-2025-62426 (templates, or arguments to them, in a request to vLLM)."""
+    """GHSA-542m-9234-8gvf, CVE-2025-62426 (templates, or arguments to them, in a request to
+    vLLM).
+    """
     body = chat() if "chat" in path else {"model": "tiny", "input": "hi"}
     for value in ("{{ 1 }}", {"tokenize": False}):
         found = http.post(path, json=body | {field: value})
@@ -132,7 +176,9 @@ def test_requests_bring_no_tensors(http, field):
     for value in ("gAJjdG9yY2g=", [[0.5]], None):
         content = json.dumps(asked() | {field: value})
         found = http.post("/v1/completions", content=content, headers=JSON)
-        assert found.status_code == (200 if value is None else 400), found.text  # null: as if it were not there
+        assert found.status_code == (200 if value is None else 400), (
+            found.text
+        )  # null: as if it were not there
 
 
 @pytest.mark.parametrize(
@@ -143,21 +189,33 @@ def test_requests_bring_no_tensors(http, field):
         {},
         {"type": "function"},
         {"type": "function", "function": None},
-        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": "("}}}},
-        {"type": "function", "function": {"name": "f", "parameters": {"pattern": "(" * 500, "$ref": "#"}}},
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": "("}}},
+        },
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"pattern": "(" * 500, "$ref": "#"}},
+        },
     ],
     ids=str,
 )
 def test_a_malformed_tool_ends_nothing(server, http, tool):
-    """CVE-2025-48944 (vLLM's worker died of one). test_server_load.py has the request that fails while it decodes."""
-    for path, body in (("/v1/chat/completions", chat()), ("/v1/responses", {"model": "tiny", "input": "hi"})):
+    """CVE-2025-48944 (vLLM's worker died of one). test_server_load.py has the request that fails
+    while it decodes.
+    """
+    for path, body in (
+        ("/v1/chat/completions", chat()),
+        ("/v1/responses", {"model": "tiny", "input": "hi"}),
+    ):
         assert http.post(path, json=body | {"tools": [tool]}).status_code in (200, 400)
     assert (
-        http.post("/v1/chat/completions", json=chat(max_tokens=1)).status_code == 200 and server.engine.failure is None
+        http.post("/v1/chat/completions", json=chat(max_tokens=1)).status_code == 200
+        and server.engine.failure is None
     )
 
 
-# Limits --------------------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------
 
 
 def test_headers_bodies_depth_and_prompts_are_bounded(http):
@@ -165,14 +223,19 @@ def test_headers_bodies_depth_and_prompts_are_bounded(http):
     assert http.get("/health", headers={"X": "x" * 17_000}).status_code == 431
     assert http.get("/health", headers={"X": "x" * 200_000}).status_code == 431
     assert http.post("/tokenize", content=b" " * (5 << 20), headers=JSON).status_code == 413
-    assert http.post("/tokenize", content=b'{"prompt":' + b"[" * 200_000, headers=JSON).status_code == 400
+    assert (
+        http.post("/tokenize", content=b'{"prompt":' + b"[" * 200_000, headers=JSON).status_code
+        == 400
+    )
     found = http.post("/v1/completions", json=asked(prompt="a " * 9000)).json()["error"]
     assert found["code"] == "context_length_exceeded"
 
 
 @pytest.mark.timing
 def test_chunked_bodies_are_bounded(server):
-    """CVE-2025-23310 (Triton: small chunks without end): the answer comes although the body does not end."""
+    """CVE-2025-23310 (Triton: small chunks without end): the answer comes although the body does
+    not end.
+    """
     with socket.create_connection(address(server), 20) as s:
         s.sendall(
             b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -192,7 +255,9 @@ def test_chunked_bodies_are_bounded(server):
     assert b" 413 " in got[:20]
 
 
-@pytest.mark.parametrize("value", [["a"] * 50_000, [None] * 50_000, {f"x{i}": 1 for i in range(50_000)}, [{}] * 50_000])
+@pytest.mark.parametrize(
+    "value", [["a"] * 50_000, [None] * 50_000, {f"x{i}": 1 for i in range(50_000)}, [{}] * 50_000]
+)
 def test_a_wide_body_has_few_errors(value):
     """One error for each entry of a body of 4 MB took 4 s and 700 MB (found here)."""
     for model, name in (
@@ -216,7 +281,12 @@ def test_compressed_bodies_are_not_unpacked(http):
         found = http.post("/tokenize", content=bomb, headers=JSON | {"Content-Encoding": encoding})
         assert found.status_code == 415
     plain = b'{"prompt": "a"}'
-    assert http.post("/tokenize", content=plain, headers=JSON | {"Content-Encoding": "identity"}).status_code == 200
+    assert (
+        http.post(
+            "/tokenize", content=plain, headers=JSON | {"Content-Encoding": "identity"}
+        ).status_code
+        == 200
+    )
 
 
 @pytest.mark.timing
@@ -232,32 +302,57 @@ def test_paths_lead_nowhere(http, server, path):
 
 @pytest.mark.timing
 def test_what_a_request_holds_is_released_on_every_path():
-    """CVE-2026-9540 (vLLM: n, stop strings and log-probabilities without bounds; test_server_refusals.py has those)."""
-    with serving(session={"batch": 2, "queue": 4}, request_s=1.0, client_requests=8) as server, client(server) as http:
-        cases = [{"n": 6, "max_tokens": 4}, {"n": 9}, {"n": 4, "max_tokens": 250}, {"stop": ["x"] * 17}]
+    """CVE-2026-9540 (vLLM: n, stop strings and log-probabilities without bounds;
+    test_server_refusals.py has those).
+    """
+    with (
+        serving(session={"batch": 2, "queue": 4}, request_s=1.0, client_requests=8) as server,
+        client(server) as http,
+    ):
+        cases = [
+            {"n": 6, "max_tokens": 4},
+            {"n": 9},
+            {"n": 4, "max_tokens": 250},
+            {"stop": ["x"] * 17},
+        ]
         bodies = [asked(**c) for c in (*cases, {"n": 2, "max_tokens": 250, "logprobs": 20})]
         with ThreadPoolExecutor(10) as pool:
-            codes = Counter(pool.map(lambda b: post(address(server), "/v1/completions", b)[0], bodies * 4))
+            codes = Counter(
+                pool.map(lambda b: post(address(server), "/v1/completions", b)[0], bodies * 4)
+            )
         assert codes[400] == 8 and sum(codes.values()) == 20 and set(codes) <= {200, 400, 429, 503}
         assert http.get("/health").status_code == 200
         assert quiet(server) and server.engine.session.needed == 0
-        session, app = server.engine.session, server.guard
-        assert not session._open and not session._cancelled and not session._rows.reads and not server.engine._streams
+        session = server.engine.session
+        app = server.guard
+        assert (
+            not session._open
+            and not session._cancelled
+            and not session._rows.reads
+            and not server.engine._streams
+        )
         assert isinstance(app, Guard)
-        deadline = time.monotonic() + 5  # an answer arrives before the server has done with its request
+        deadline = (
+            time.monotonic() + 5
+        )  # an answer arrives before the server has done with its request
         while app.open and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not app.open
 
 
-# Keys ----------------------------------------------------------------------------------------------------------------
+# Keys ---------------------------------------------------------------------------------------------
 
 
 def unguarded(server: Server) -> set[str]:
-    """The paths, of all routes and some that are written oddly, that answer something without a key."""
+    """The paths, of all routes and some that are written oddly, that answer something without a
+    key.
+    """
     inner = server.guard.app
     paths = {r.path.replace("{name:path}", "tiny") for r in inner.routes}
-    assert any(isinstance(r, APIRoute) for r in inner.routes) and {"/metrics", "/openapi.json"} <= paths
+    assert (
+        any(isinstance(r, APIRoute) for r in inner.routes)
+        and {"/metrics", "/openapi.json"} <= paths
+    )
     odd = {
         "/v1//metrics",
         "/health/../metrics",
@@ -272,7 +367,12 @@ def unguarded(server: Server) -> set[str]:
     with httpx.Client(base_url=url_of(server), timeout=20) as http:
         for path in paths | odd:
             for method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS"):
-                for key in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"}, {"X-Api-Key": "right"}):
+                for key in (
+                    {},
+                    {"Authorization": "Bearer wrong"},
+                    {"Authorization": "Bearer"},
+                    {"X-Api-Key": "right"},
+                ):
                     if http.request(method, path, json={}, headers=key).status_code != 401:
                         found.add(path)
     return found
@@ -280,8 +380,11 @@ def unguarded(server: Server) -> set[str]:
 
 def test_every_route_needs_the_key_unless_it_is_open(monkeypatch):
     """CVE-2025-59425 (vLLM compared keys byte by byte); routes that were added and forgotten."""
-    calls, compare = [], hmac.compare_digest
-    monkeypatch.setattr(guard.hmac, "compare_digest", lambda a, b: calls.append((a, b)) or compare(a, b))
+    calls = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(
+        guard.hmac, "compare_digest", lambda a, b: calls.append((a, b)) or compare(a, b)
+    )
     assert {"/", "/health"} >= guard.OPEN
     with serving(keys=(b"right", b"other")) as server:
         assert unguarded(server) <= guard.OPEN

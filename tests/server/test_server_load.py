@@ -1,4 +1,6 @@
-"""The server under load: overload, clients that leave, failures, signals; and that nothing is left afterward."""
+"""The server under load: overload, clients that leave, failures, signals; and that nothing is left
+afterward.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_a_full_queue_answers_429():
 
         found = list(pool.map(ask, range(8)))
         codes = [r.status_code for r in found]
-        assert set(codes) == {200, 429} and all(r.headers["Retry-After"] for r in found if r.status_code == 429)
+        assert set(codes) == {200, 429} and all(
+            r.headers["Retry-After"] for r in found if r.status_code == 429
+        )
         assert quiet(server)
 
 
@@ -64,11 +68,17 @@ def test_free_rows_are_not_a_queue():
     """Simultaneous requests find all rows of an idle server, and the queue behind them."""
     with serving(session={"batch": 4, "queue": 1}) as server, ThreadPoolExecutor(5) as pool:
         body = asked(max_tokens=100)
-        codes = list(pool.map(lambda i: post(address(server), "/v1/completions", body | {"seed": i})[0], range(5)))
+        codes = list(
+            pool.map(
+                lambda i: post(address(server), "/v1/completions", body | {"seed": i})[0], range(5)
+            )
+        )
         assert codes == [200] * 5
         with client(server) as http:
             assert http.post("/v1/completions", json=body | {"n": 5}).status_code == 200
-            assert http.post("/v1/completions", json=body | {"n": 6}).status_code == 400  # which it never has room for
+            assert (
+                http.post("/v1/completions", json=body | {"n": 6}).status_code == 400
+            )  # which it never has room for
 
 
 @pytest.mark.timing
@@ -79,7 +89,7 @@ def test_a_client_that_leaves_ends_its_request(server, stream):
     host, port = url_of(server).removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as s:
         s.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"  # noqa: E501
             + f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
@@ -92,7 +102,10 @@ def test_a_client_that_leaves_ends_its_request(server, stream):
 
 
 def test_a_request_that_takes_too_long_ends():
-    with serving(request_s=0.3, queue_s=0.2, session={"batch": 1}) as server, client(server) as http:
+    with (
+        serving(request_s=0.3, queue_s=0.2, session={"batch": 1}) as server,
+        client(server) as http,
+    ):
         body = asked(max_tokens=250, n=4)
         response = http.post("/v1/completions", json=body)
         assert response.status_code == 503 and "within" in response.json()["error"]["message"]
@@ -101,11 +114,13 @@ def test_a_request_that_takes_too_long_ends():
         assert quiet(server)
 
 
-# Many clients, and clients that leave ---------------------------------------------------------------------------------
+# Many clients, and clients that leave -------------------------------------------------------------
 
 
 def overloaded(clients: int = 60) -> Counter[str]:
-    """What so many clients get that come at once to a short queue and come back when they are told to."""
+    """What so many clients get that come at once to a short queue and come back when they are told
+    to.
+    """
     with serving(client_requests=256) as server:
         found = crowd(address(server), clients, clients, 8)[1]
         assert quiet(server)
@@ -126,11 +141,17 @@ def left(server: Server, count: int) -> StepsAfter:
     """Let so many clients leave in mid-stream; nothing of them is left."""
     session = server.engine.session
     with StepsAfter().watching(server) as watch, ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda i: leave_in_mid_stream(address(server), i, 200), range(count))) == {200}
+        assert set(
+            pool.map(lambda i: leave_in_mid_stream(address(server), i, 200), range(count))
+        ) == {200}
         assert quiet(server, 5), "requests run although their clients have left"
     assert not watch.open and watch.ended >= count // 2, "the server has not seen that clients left"
     assert watch.most <= 2, "work went on"
-    assert session.running == session.needed == 0 and session.prefixes is not None and session.prefixes.used <= 1
+    assert (
+        session.running == session.needed == 0
+        and session.prefixes is not None
+        and session.prefixes.used <= 1
+    )
     return watch
 
 
@@ -169,10 +190,15 @@ def test_a_client_may_leave_just_when_an_event_comes(server, fault, monkeypatch)
 def test_work_for_clients_that_left_is_noticed(fault, monkeypatch):
     with serving(session={"queue": 64}) as server:
         if fault == "not cancelled":
-            monkeypatch.setattr(Engine, "forget", lambda self, stream: self._streams.pop(stream.id, None))
+            monkeypatch.setattr(
+                Engine, "forget", lambda self, stream: self._streams.pop(stream.id, None)
+            )
         else:
-            turn, at_once = iter(range(1 << 30)), server.engine.session._end_cancelled
-            server.engine.session._end_cancelled = lambda: at_once() if next(turn) % 9 == 0 else None
+            turn = iter(range(1 << 30))
+            at_once = server.engine.session._end_cancelled
+            server.engine.session._end_cancelled = lambda: (
+                at_once() if next(turn) % 9 == 0 else None
+            )
         with pytest.raises(AssertionError, match=r"left|work went on"):
             left(server, 8)
 
@@ -182,7 +208,9 @@ def test_slow_clients_are_not_waited_for(monkeypatch):
     with serving(client_s=0.5) as server, ThreadPoolExecutor(len(ways)) as pool:
         assert None not in pool.map(lambda how: drip(address(server), how, 8), ways)
         monkeypatch.setattr(Connection, "close_if_stuck", lambda self, most_s: None)
-        assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {None}  # the check can fail
+        assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {
+            None
+        }  # the check can fail
 
 
 @pytest.mark.timing
@@ -230,7 +258,8 @@ def test_small_writes_are_not_held_back(server):
 
 @pytest.mark.timing
 def test_short_texts_do_not_wait_for_long_ones(server):
-    lock, loop = server.service._one_long, server.engine._loop
+    lock = server.service._one_long
+    loop = server.engine._loop
     assert loop is not None
     with ThreadPoolExecutor(1) as pool, client(server) as http:
         asyncio.run_coroutine_threadsafe(lock.acquire(), loop).result(10)
@@ -242,13 +271,16 @@ def test_short_texts_do_not_wait_for_long_ones(server):
         assert long.result()[0] == 200
 
 
-# Ends ----------------------------------------------------------------------------------------------------------------
+# Ends ---------------------------------------------------------------------------------------------
 
 
 def test_a_cancelled_request_ends_even_if_nothing_runs():
     """One that waits leaves nothing to step for."""
-    engine, delivered = Engine(Session(loaded()[0], batch=1, slots=64)), []
-    engine._loop = SimpleNamespace(call_soon_threadsafe=lambda call, events: delivered.extend(events))  # type: ignore[assignment]
+    engine = Engine(Session(loaded()[0], batch=1, slots=64))
+    delivered = []
+    engine._loop = SimpleNamespace(
+        call_soon_threadsafe=lambda call, events: delivered.extend(events)
+    )  # type: ignore[assignment]
     stream = engine.submit(prompt=[5], max_new_tokens=2)
     engine.cancel_all()
     engine._step()
@@ -259,7 +291,8 @@ class Beginning(RowPool):
     """Whose entering prompt begins to run whenever someone looks at it."""
 
     def __init__(self) -> None:
-        self.requests, self.looks = [], iter([Reading(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
+        self.requests = []
+        self.looks = iter([Reading(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
 
     reading = property(lambda self: next(self.looks, None))  # type: ignore[assignment]
 
@@ -273,25 +306,38 @@ def test_a_look_at_a_row_that_begins_to_run_cannot_fail():
 @pytest.mark.timing
 @pytest.mark.full
 def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
-    """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the full counts."""
+    """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the
+    full counts.
+    """
     with ServerProcess(tmp_path, "--grace-seconds", "0.5", "--max-new-tokens", "1900") as server:
         for seed in (1, 2):
             before = server.rss_mb
             assert [a.bad for a in fire_all(server.address, 300, seed) if a.bad] == []
-        assert server.settle() and server.rss_mb < 1.1 * before and server.open_files < 40 and server.errors == 0
+        assert (
+            server.settle()
+            and server.rss_mb < 1.1 * before
+            and server.open_files < 40
+            and server.errors == 0
+        )
         with ThreadPoolExecutor(8) as pool:
             running = [pool.submit(stream, server.address, 1900 if i % 2 else 20) for i in range(8)]
             time.sleep(0.5)
             server.send(signal.SIGTERM)
             assert server.process.wait(30) == 0
             ends = [f.result() for f in running]
-        assert all(e.proper for e in ends) and any(e.error for e in ends) and any(e.finish for e in ends)
+        assert (
+            all(e.proper for e in ends)
+            and any(e.error for e in ends)
+            and any(e.finish for e in ends)
+        )
         assert server.written == [] and server.errors == 0
 
 
 def test_the_speed_table_is_from_the_record():
     root = Path(__file__).parents[2]
-    records = [r for _, r in read_records(root / "benchmarks/records/2026-11-23-serve-paced.jsonl.gz")]
+    records = [
+        r for _, r in read_records(root / "benchmarks/records/2026-11-23-serve-paced.jsonl.gz")
+    ]
     page = (root / "docs" / "server.md").read_text(encoding="utf-8")
     assert serve_table.table(records) in page
     records[0]["batch_gain"] += 0.1
@@ -314,22 +360,31 @@ def test_the_benchmark_of_attacks_runs(tmp_path):
     run = [sys.executable, str(script), "--out", str(tmp_path / "out.jsonl"), *words]
     subprocess.run(run, check=True, capture_output=True, timeout=280)
     found = json.loads((tmp_path / "out.jsonl").read_text())
-    fuzz, ended = found["fuzz"], found["signals"]
+    fuzz = found["fuzz"]
+    ended = found["signals"]
     assert fuzz["bad_count"] == fuzz["tracebacks"] == 0 and fuzz["revealed"] == []
     assert fuzz["slow_closed"] == fuzz["slow_clients"] and abs(fuzz["rss_change"]) < 0.1
     assert set(found["overload"]["answers"]) == {"200", "429"}
     assert found["disconnects"]["most_steps_after"] <= 2 and found["disconnects"]["left_open"] == 0
     assert (ended["status"], ended["second_status"], ended["written"]) == (0, 1, [])
     assert ended["ended_properly"] == ended["streams"] and ended["second_signal_s"] < 2
-    assert found["soak"]["settled"] and found["soak"]["rows_after"] == found["soak"]["slots_after"] == 0
+    assert (
+        found["soak"]["settled"]
+        and found["soak"]["rows_after"] == found["soak"]["slots_after"] == 0
+    )
     assert all(how.endswith((": fine", ": 200", ": proper")) for how in found["soak"]["outcomes"])
 
 
 class Held:
-    """Spells its first token only once another request has been answered; `free`: whether that came in time."""
+    """Spells its first token only once another request has been answered; `free`: whether that came
+    in time.
+    """
 
     def __init__(self, most_s: float) -> None:
-        self.most_s, self.asked, self.answered, self.free = most_s, threading.Event(), threading.Event(), list[bool]()
+        self.most_s = most_s
+        self.asked = threading.Event()
+        self.answered = threading.Event()
+        self.free = list[bool]()
 
     def word(self, token: int) -> bytes:
         if not self.free:
@@ -350,7 +405,9 @@ def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch
     monkeypatch.setattr(server.service, "word", held.word)
     if fault:
         monkeypatch.setattr(server.service, "aside", at_once)
-    body = asked(prompt=[1 + i % 50 for i in range(20)], echo=True, logprobs=20, max_tokens=0, stream=stream)
+    body = asked(
+        prompt=[1 + i % 50 for i in range(20)], echo=True, logprobs=20, max_tokens=0, stream=stream
+    )
     with ThreadPoolExecutor(1) as pool, client(server) as http:
         asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
         assert held.asked.wait(60)
@@ -364,5 +421,7 @@ def test_an_answer_of_too_many_log_probabilities_is_refused(server):
     with client(server) as http, pytest.MonkeyPatch.context() as patch:
         patch.setattr("longdraft.server.service.MOST_LOGPROBS", 100)
         found = http.post("/v1/completions", json=asked(logprobs=20))
-        assert found.status_code == 400 and "ask for fewer tokens" in found.json()["error"]["message"]
+        assert (
+            found.status_code == 400 and "ask for fewer tokens" in found.json()["error"]["message"]
+        )
         assert http.post("/v1/completions", json=asked(logprobs=1)).status_code == 200

@@ -1,4 +1,6 @@
-"""Log-probabilities of long answers: bounded in number, and formatted beside everything else that the server does."""
+"""Log-probabilities of long answers: bounded in number, and formatted beside everything else that
+the server does.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,31 @@ from longdraft.server.reply import Silent
 from longdraft.server.run import Server
 from longdraft.server.work import Work
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
-VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=9) | st.dictionaries(st.text(max_size=3), v, max_size=4))
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
+)
+VALUES = st.recursive(
+    LEAVES, lambda v: st.lists(v, max_size=9) | st.dictionaries(st.text(max_size=3), v, max_size=4)
+)
 
 
 @given(VALUES)
 def test_pieces_are_the_json(value):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "FEW", 3)
-        assert in_pieces(value) == at_once(value) == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        assert (
+            in_pieces(value)
+            == at_once(value)
+            == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        )
 
 
 def longest_piece(monkeypatch, value: dict) -> int:
     """Characters of the longest text that is written in one call."""
     sizes = []
-    monkeypatch.setattr(pieces, "at_once", lambda part: sizes.append(len(at_once(part))) or at_once(part))
+    monkeypatch.setattr(
+        pieces, "at_once", lambda part: sizes.append(len(at_once(part))) or at_once(part)
+    )
     assert in_pieces(value) == at_once(value)
     return max(sizes)
 
@@ -59,13 +71,21 @@ def test_what_is_formatted_elsewhere_is_the_same(http, monkeypatch, path, stream
     """With all of it formatted outside the event loop, and with all of it inside."""
     body = asked(stream=stream, max_tokens=6)
     if "chat" in path:
-        body |= {"messages": [{"role": "user", "content": body.pop("prompt")}], "logprobs": True, "top_logprobs": 3}
+        body |= {
+            "messages": [{"role": "user", "content": body.pop("prompt")}],
+            "logprobs": True,
+            "top_logprobs": 3,
+        }
     else:
         body |= {"echo": True, "logprobs": 3}
     found = []
     for few in (0, 1 << 30):
         monkeypatch.setattr(service, "FEW_LOGPROBS", few)
-        lines = [line.removeprefix("data: ") for line in http.post(path, json=body).text.splitlines() if line]
+        lines = [
+            line.removeprefix("data: ")
+            for line in http.post(path, json=body).text.splitlines()
+            if line
+        ]
         answers = [json.loads(line) for line in lines if line != "[DONE]"]
         found.append([answer["choices"] for answer in answers])
     assert found[0] == found[1] and "top_logprobs" in json.dumps(found)
@@ -78,10 +98,13 @@ def test_every_choice_counts(server, http, monkeypatch):
     body = asked(echo=True, logprobs=2, max_tokens=0)
     assert http.post("/v1/completions", json=body | {"n": 2}).status_code == 200
     found = http.post("/v1/completions", json=body | {"n": 3})
-    assert found.status_code == 400 and f"{3 * 3 * size} log-probabilities" in found.json()["error"]["message"]
+    assert (
+        found.status_code == 400
+        and f"{3 * 3 * size} log-probabilities" in found.json()["error"]["message"]
+    )
 
 
-# Characters that several tokens write, and tokens of equal texts ------------------------------------------------------
+# Characters that several tokens write, and tokens of equal texts ----------------------------------
 
 SPLIT = "x = '漢字🙂'  # é\n"
 
@@ -92,16 +115,22 @@ def echoed(http, stream: bool, text: str = SPLIT, **more) -> tuple[str, dict]:
     found = http.post("/v1/completions", json=body)
     choices = [answer["choices"][0] for answer in (chunks(found) if stream else [found.json()])]
     scored = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    return "".join(c["text"] for c in choices), {key: [x for part in scored for x in part[key]] for key in scored[0]}
+    return "".join(c["text"] for c in choices), {
+        key: [x for part in scored for x in part[key]] for key in scored[0]
+    }
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_offsets_are_those_of_the_text(http, stream):
-    """Each whole token is found in the text where it is said to begin, and parts where their character begins."""
+    """Each whole token is found in the text where it is said to begin, and parts where their
+    character begins.
+    """
     said, scored = echoed(http, stream)
     assert said.startswith(SPLIT) and max(scored["text_offset"]) < len(said)
     tokens = list(zip(scored["tokens"], scored["text_offset"], strict=True))
-    assert sum("\ufffd" in token for token, _ in tokens) > 6 and scored["text_offset"] == sorted(scored["text_offset"])
+    assert sum("\ufffd" in token for token, _ in tokens) > 6 and scored["text_offset"] == sorted(
+        scored["text_offset"]
+    )
     assert all(said[offset:].startswith(token) for token, offset in tokens if "\ufffd" not in token)
     assert {said[offset] for token, offset in tokens[:-4] if "\ufffd" in token} >= {*"漢字🙂"}
 
@@ -112,7 +141,9 @@ def test_no_alternative_is_lost(http, stream):
     _, scored = echoed(http, stream)
     assert {len(top) for top in scored["top_logprobs"][1:]} <= {20, 21}  # with the token itself
     assert any(key.startswith("token_id:") for top in scored["top_logprobs"][1:] for key in top)
-    for token, own, top in zip(*(scored[k][1:] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
+    for token, own, top in zip(
+        *(scored[k][1:] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True
+    ):
         assert top[token] == own
 
 
@@ -121,13 +152,22 @@ def test_a_part_of_a_character_has_its_byte(http, server, stream):
     """In a chat: the bytes of its tokens together are the text's."""
     tokens = token_ids(server.service.tokenizer, "漢")
     assert len(tokens) > 1
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": stream}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 3,
+        "stream": stream,
+    }
     body |= {"logprobs": True, "top_logprobs": 20, "ignore_eos": True, "temperature": 0}
     for token, byte in zip(tokens, "漢".encode(), strict=True):
         found = http.post("/v1/chat/completions", json=body | {"logit_bias": {str(token): 100}})
         choices = [answer["choices"][0] for answer in (chunks(found) if stream else [found.json()])]
-        entries = [x for choice in choices for x in (choice["logprobs"] or {"content": []})["content"]]
-        assert [x["bytes"] for x in entries] == [[byte]] * 3 and {x["token"] for x in entries} == {"\ufffd"}
+        entries = [
+            x for choice in choices for x in (choice["logprobs"] or {"content": []})["content"]
+        ]
+        assert [x["bytes"] for x in entries] == [[byte]] * 3 and {x["token"] for x in entries} == {
+            "\ufffd"
+        }
         assert all(len(x["top_logprobs"]) == 20 for x in entries)
 
 
@@ -135,12 +175,25 @@ def test_of_equal_texts_the_token_itself_has_the_text():
     words = {1: b"a", 2: b"a", 3: b"b", 4: b"\xe6", 5: b"\xbc"}
     top = CompletionFormat("", 0, "", words.__getitem__, 5)._top
     best = [(1, -0.5), (4, -1.0), (5, -2.0), (3, -3.0), (2, -4.0)]
-    assert top(TokenLogprobs(2, -4.0, best)) == {"token_id:1": -0.5, "\ufffd": -1, "token_id:5": -2, "b": -3, "a": -4}
-    assert top(TokenLogprobs(3, -9.0, best[:3])) == {"a": -0.5, "\ufffd": -1, "token_id:5": -2, "b": -9}
+    assert top(TokenLogprobs(2, -4.0, best)) == {
+        "token_id:1": -0.5,
+        "\ufffd": -1,
+        "token_id:5": -2,
+        "b": -3,
+        "a": -4,
+    }
+    assert top(TokenLogprobs(3, -9.0, best[:3])) == {
+        "a": -0.5,
+        "\ufffd": -1,
+        "token_id:5": -2,
+        "b": -9,
+    }
 
 
 def test_what_was_wrong_is_caught(http, monkeypatch):
-    """Texts in the place of bytes, alternatives by text alone, and offsets by the lengths of tokens."""
+    """Texts in the place of bytes, alternatives by text alone, and offsets by the lengths of
+    tokens.
+    """
 
     def by_length(tokenizer, tokens):
         return [sum(len(token_text(tokenizer, t)) for t in tokens[:i]) for i in range(len(tokens))]
@@ -148,19 +201,28 @@ def test_what_was_wrong_is_caught(http, monkeypatch):
     monkeypatch.setattr(service, "offsets_of", by_length)
     with pytest.raises(AssertionError):
         test_offsets_are_those_of_the_text(http, False)
-    by_text = lambda self, x: {shown(self.word(t)): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}  # noqa: E731
+    by_text = lambda self, x: {  # noqa: E731
+        shown(self.word(t)): p for t, p in [*reversed(x.top), (x.token, x.logprob)]
+    }
     monkeypatch.setattr(CompletionFormat, "_top", by_text)
     with pytest.raises(AssertionError):
         test_no_alternative_is_lost(http, False)
 
 
 class Scored:
-    """The stream of a choice whose prompt has been read, with so many log-probabilities for each token."""
+    """The stream of a choice whose prompt has been read, with so many log-probabilities for each
+    token.
+    """
 
     def __init__(self, prompt: list[int], vocab: int, top: int = 20):
         chance = random.Random(0)
-        best = [[(chance.randrange(vocab), -9 * chance.random()) for _ in range(top)] for _ in prompt[1:]]
-        found = [TokenLogprobs(token, -1.25, top) for token, top in zip(prompt[1:], best, strict=True)]
+        best = [
+            [(chance.randrange(vocab), -9 * chance.random()) for _ in range(top)]
+            for _ in prompt[1:]
+        ]
+        found = [
+            TokenLogprobs(token, -1.25, top) for token, top in zip(prompt[1:], best, strict=True)
+        ]
         self.event = Event(1, [5], "length", prompt=PromptRead(0, found))
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -180,7 +242,9 @@ def frozen() -> Iterator[None]:
 
 
 def longest_pause(server: Server, body: dict) -> float:
-    """The slowest /health while a request is answered, in processor seconds of this process: others may be busy."""
+    """The slowest /health while a request is answered, in processor seconds of this process: others
+    may be busy.
+    """
     with ThreadPoolExecutor(1) as pool, client(server) as http:
         asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
         times = [0.0]
@@ -220,7 +284,11 @@ def test_the_most_log_probabilities_do_not_hold_up_others(frozen, monkeypatch, s
 def test_the_command_leaves_what_it_loaded_out_of_garbage_collections(cli, monkeypatch):
     """One that reads all of it takes up to half a second, in which nothing is answered."""
     counts = []
-    monkeypatch.setattr(Server, "run", lambda self, sockets: counts.append(gc.get_freeze_count()) or sockets[0].close())
+    monkeypatch.setattr(
+        Server,
+        "run",
+        lambda self, sockets: counts.append(gc.get_freeze_count()) or sockets[0].close(),
+    )
     assert cli("serve", "-m", "tiny", "--port", "0", "--method", "plain")[0] == 0
     assert counts[0] > 10_000 and gc.get_freeze_count() == 0
 
@@ -233,6 +301,11 @@ def test_a_prompt_of_one_token_has_none_itself(http, stream):
     assert found.status_code == 200
     answers = chunks(found) if stream else [found.json()]
     for i in (0, 1):
-        parts = [c["logprobs"] for answer in answers for c in answer["choices"] if c["index"] == i and c["logprobs"]]
+        parts = [
+            c["logprobs"]
+            for answer in answers
+            for c in answer["choices"]
+            if c["index"] == i and c["logprobs"]
+        ]
         values = [x for part in parts for x in part["token_logprobs"]]
         assert len(values) == 3 and values[0] is None and None not in values[1:]

@@ -1,4 +1,6 @@
-"""The server's traces: two lanes beside other requests, one trace at a time, ended by whoever leaves first."""
+"""The server's traces: two lanes beside other requests, one trace at a time, ended by whoever
+leaves first.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from longdraft.ops import native
 from longdraft.sampling_parameters import TRACE
 from longdraft.server.run import Server
 
-ASKED = {"document": TEXT * 3, "prompt": "What is this?", "method": "vegas", "max_tokens": 16, "seed": 3}
+ASKED = {
+    "document": TEXT * 3,
+    "prompt": "What is this?",
+    "method": "vegas",
+    "max_tokens": 16,
+    "seed": 3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +61,19 @@ def trace_of(events: list[dict]) -> Trace:
 @pytest.mark.parametrize("method", ["vegas", "vegas-reuse", "auto", "suffix"])
 def test_a_trace_shows_what_generate_gives(http, method):
     trace = trace_of(
-        events_of(http, method=method, temperature=0.8, top_p=0.9, options={"pace": "off"} if method != "auto" else {})
+        events_of(
+            http,
+            method=method,
+            temperature=0.8,
+            top_p=0.9,
+            options={"pace": "off"} if method != "auto" else {},
+        )
     )
     lm, tokenizer = loaded()
-    prompt = chat_tokens(tokenizer, [{"role": "user", "content": f"{ASKED['document'].strip()}\n\n{ASKED['prompt']}"}])
+    prompt = chat_tokens(
+        tokenizer,
+        [{"role": "user", "content": f"{ASKED['document'].strip()}\n\n{ASKED['prompt']}"}],
+    )
     [want] = generate(lm, [prompt], max_new_tokens=16, sampler=Sampler(0.8, top_p=0.9), seed=3)
     assert [lane.method for lane in trace.lanes] == ["plain", method] and trace.equal is True
     assert trace.prompt_tokens == len(prompt) and trace.slots == len(prompt) + 16
@@ -82,7 +99,9 @@ def test_other_requests_do_not_notice_a_trace(http):
     body = {"model": "tiny", "prompt": TEXT, "max_tokens": 24, "ignore_eos": True}
     with ThreadPoolExecutor(3) as pool:
         trace = pool.submit(events_of, http, max_tokens=64)
-        others = [pool.submit(http.post, "/v1/completions", json=body | {"seed": i}) for i in range(4)]
+        others = [
+            pool.submit(http.post, "/v1/completions", json=body | {"seed": i}) for i in range(4)
+        ]
         for i, other in enumerate(others):
             [want] = generate(lm, [prompt], max_new_tokens=24, sampler=Sampler(1.0), seed=i, eos=())
             assert other.result().json()["choices"][0]["text"] == text_of(tokenizer, want)
@@ -127,21 +146,30 @@ def test_what_cannot_be_traced_is_refused(http, fields, status, said):
 NEEDS_COPY = [("vegas", {"draft_weights": "int4"}), ("quantspec", {}), ("auto", {})]
 
 
-@pytest.mark.skipif(native.library() is None, reason="without the native kernels, auto drafts by no copy")
+@pytest.mark.skipif(
+    native.library() is None, reason="without the native kernels, auto drafts by no copy"
+)
 @pytest.mark.parametrize(("method", "options"), NEEDS_COPY)
 def test_no_copy_of_the_model_is_made_for_a_trace(http, method, options, monkeypatch):
     """It would be made under the model's lock, and stay. One that is there already is used."""
     lm = loaded()[0]
     with monkeypatch.context() as patched:
         patched.setattr(lm, "copies", {})
-        found = http.post("/v1/longdraft/trace", json=ASKED | {"method": method, "options": options})
+        found = http.post(
+            "/v1/longdraft/trace", json=ASKED | {"method": method, "options": options}
+        )
         listed = {m["name"] for m in http.get("/v1/longdraft/methods").json()["methods"]}
         assert found.status_code == 400 and not lm.copies and "vegas" in listed
         said = found.json()["error"]["message"]
-        assert f"{method} with these options drafts by a copy of the model in int" in said and "\n" not in said
+        assert (
+            f"{method} with these options drafts by a copy of the model in int" in said
+            and "\n" not in said
+        )
         assert not {"auto", "quantspec"} & listed
     before = set(lm.copies)
-    assert trace_of(events_of(http, method="vegas", options={"draft_weights": "int8"})).equal is True
+    assert (
+        trace_of(events_of(http, method="vegas", options={"draft_weights": "int8"})).equal is True
+    )
     assert set(lm.copies) == before
 
 
@@ -178,14 +206,19 @@ def test_the_page_can_be_left_out():
 def test_the_page_needs_no_key_and_its_traces_do():
     with serving("lookup", keys=[b"right"]) as server, client(server) as http:
         first = http.get("/")
-        assert first.status_code == 200 and "default-src 'none'" in first.headers["content-security-policy"]
+        assert (
+            first.status_code == 200
+            and "default-src 'none'" in first.headers["content-security-policy"]
+        )
         assert http.get("/v1/longdraft/methods").status_code == 401
         assert http.post("/v1/longdraft/trace", json=ASKED).status_code == 401
 
 
 def test_a_server_that_stops_ends_its_trace():
     with serving("lookup", session={"slots": 2048}, grace_s=0.1) as server, client(server) as http:
-        with http.stream("POST", "/v1/longdraft/trace", json=ASKED | {"max_tokens": 256}) as response:
+        with http.stream(
+            "POST", "/v1/longdraft/trace", json=ASKED | {"max_tokens": 256}
+        ) as response:
             lines = (line for line in response.iter_lines() if line)
             assert json.loads(next(lines)[6:])["event"] == "begin"
             server.engine.cancel_all()

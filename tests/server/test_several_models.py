@@ -1,4 +1,6 @@
-"""Several models in one server: each answers what it answers alone, with a queue, a cache and metrics of its own."""
+"""Several models in one server: each answers what it answers alone, with a queue, a cache and
+metrics of its own.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def both() -> Iterator[Server]:
     second, _ = other()
     sessions = [Session(m, build("lookup", m), batch=2, slots=256, queue=16) for m in (lm, second)]
     settings = Settings("tiny", "lookup", port=0, most_new=128)
-    server = Server(sessions[0], tokenizer, settings, others=[Served(sessions[1], tokenizer, "second", "lookup")])
+    server = Server(
+        sessions[0],
+        tokenizer,
+        settings,
+        others=[Served(sessions[1], tokenizer, "second", "lookup")],
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -88,7 +95,9 @@ def test_each_model_answers_what_it_answers_alone(http, fault, monkeypatch):
 
 def test_models_are_listed_and_others_refused(http):
     listed = http.get("/v1/models").json()["data"]
-    assert [m["id"] for m in listed] == ["tiny", "second"] and all(m["max_model_len"] == 256 for m in listed)
+    assert [m["id"] for m in listed] == ["tiny", "second"] and all(
+        m["max_model_len"] == 256 for m in listed
+    )
     assert http.get("/v1/models/second").json() == listed[1]
     refused = http.post("/v1/completions", json=asked(model="third"))
     assert refused.status_code == 404 and "'tiny' or 'second'" in refused.json()["error"]["message"]
@@ -104,7 +113,9 @@ def test_metrics_have_each_name_once_and_each_model(http):
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
     assert {'model_name="tiny"', 'model_name="second"'} <= {
-        part for line in counted(http) for part in line.replace("{", ",").replace("}", ",").split(",")
+        part
+        for line in counted(http)
+        for part in line.replace("{", ",").replace("}", ",").split(",")
     }
 
 
@@ -128,4 +139,6 @@ def test_names_are_distinct_and_one_for_each_model():
 
 def test_the_first_model_is_that_of_generate(http):
     body = asked()
-    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == said(tokens_of(TEXT))
+    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == said(
+        tokens_of(TEXT)
+    )

@@ -1,4 +1,6 @@
-"""With two API keys, every seeded answer is what `generate` says, whatever each key has sent before, in any order."""
+"""With two API keys, every seeded answer is what `generate` says, whatever each key has sent
+before, in any order.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,20 @@ from support.served import TEXT, chunks, client, loaded, quiet, said, serving, t
 from longdraft import PrefixCache, Sampler, generate
 from longdraft.models.text import text_of
 
-NEW, SEED = 8, 3
+NEW = 8
+SEED = 3
 KEYS = ("one", "two")
 ONE = "a"  # a text of one token
 PLAIN = "{{ messages[0].content }}"  # a chat template that adds nothing
 ASKED = {"model": "tiny", "max_tokens": NEW, "seed": SEED, "temperature": 1.0, "ignore_eos": True}
-OLLAMA = {"num_predict": NEW, "seed": SEED, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+OLLAMA = {
+    "num_predict": NEW,
+    "seed": SEED,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+}
 OLLAMA |= {"repeat_penalty": 1.0}
 
 
@@ -40,7 +50,9 @@ def plain_chats(monkeypatch):
 
 def two_keys(**session: Any):
     options = {"slots": 1024, "batch": 2, "prefixes": PrefixCache(4096)} | session
-    return serving("lookup", session=options, keys=[key.encode() for key in KEYS], client_requests=64)
+    return serving(
+        "lookup", session=options, keys=[key.encode() for key in KEYS], client_requests=64
+    )
 
 
 def of(key: str) -> dict[str, str]:
@@ -91,8 +103,13 @@ def by_trace(http: httpx.Client, key: str) -> str:
 
 
 def by_echo(http: httpx.Client, key: str) -> str:
-    choice = post(http, key, "/v1/completions", ASKED | {"prompt": ONE, "echo": True, "logprobs": 1})["choices"][0]
-    assert choice["logprobs"]["token_logprobs"][0] is None and len(choice["logprobs"]["tokens"]) == 1 + NEW
+    choice = post(
+        http, key, "/v1/completions", ASKED | {"prompt": ONE, "echo": True, "logprobs": 1}
+    )["choices"][0]
+    assert (
+        choice["logprobs"]["token_logprobs"][0] is None
+        and len(choice["logprobs"]["tokens"]) == 1 + NEW
+    )
     assert choice["text"].startswith(ONE)
     return choice["text"].removeprefix(ONE)
 
@@ -108,7 +125,13 @@ def by_chat(http: httpx.Client, key: str) -> str:
 
 
 def by_responses(http: httpx.Client, key: str) -> str:
-    body = {"model": "tiny", "input": ONE, "max_output_tokens": NEW, "seed": SEED, "temperature": 1.0}
+    body = {
+        "model": "tiny",
+        "input": ONE,
+        "max_output_tokens": NEW,
+        "seed": SEED,
+        "temperature": 1.0,
+    }
     return post(http, key, "/v1/responses", body)["output"][0]["content"][0]["text"]
 
 
@@ -136,9 +159,14 @@ ENTRANCES = {
 
 
 def test_a_prompt_of_one_token_says_the_same_by_every_path():
-    """And after each of them, both keys' known prompts are continued as `generate` continues them."""
+    """And after each of them, both keys' known prompts are continued as `generate` continues
+    them.
+    """
     assert len(tokens_of(ONE)) == 1
-    texts = {"one": "SECRETS = {\n" + '    "token": "violet-harbor-92",\n' * 12, "two": "x = [\n" + "    1,\n" * 90}
+    texts = {
+        "one": "SECRETS = {\n" + '    "token": "violet-harbor-92",\n' * 12,
+        "two": "x = [\n" + "    1,\n" * 90,
+    }
     want = {key: alone(text) for key, text in texts.items()}
     with two_keys() as server, client(server) as http:
         for key, text in texts.items():
@@ -157,17 +185,27 @@ def test_keys_that_were_not_copied_are_caught(monkeypatch):
 
 
 class Fuzz:
-    """Clients of two keys at once: prompts of one token, known prompts that go on, traces, streams that are left."""
+    """Clients of two keys at once: prompts of one token, known prompts that go on, traces, streams
+    that are left.
+    """
 
     def __init__(self, http: httpx.Client):
-        self.http, self.did, self.lock = http, Counter[str](), Lock()
+        self.http = http
+        self.did = Counter[str]()
+        self.lock = Lock()
 
     def text(self, key: str, random: Random) -> str:
         """One token, or a beginning of this key's document with a line after it."""
         if random.random() < 0.3:
             return ONE
-        lines = (TEXT * 9).splitlines(keepends=True) if key == "one" else [f"    {i * i},\n" for i in range(60)]
-        return "".join(lines[: random.choice([12, 20, len(lines)])]) + random.choice(["", "x = 1\n", "# more\n"])
+        lines = (
+            (TEXT * 9).splitlines(keepends=True)
+            if key == "one"
+            else [f"    {i * i},\n" for i in range(60)]
+        )
+        return "".join(lines[: random.choice([12, 20, len(lines)])]) + random.choice(
+            ["", "x = 1\n", "# more\n"]
+        )
 
     def leave(self, key: str, text: str) -> None:
         """Read two chunks of a stream, and go."""
@@ -181,15 +219,20 @@ class Fuzz:
     def act(self, seed: int) -> None:
         random = Random(seed)
         key = random.choice(KEYS)
-        text, act = self.text(key, random), random.choices(["ask", "trace", "leave", "echo"], [6, 3, 2, 1])[0]
+        text = self.text(key, random)
+        act = random.choices(["ask", "trace", "leave", "echo"], [6, 3, 2, 1])[0]
         if act == "trace":
             lanes = traced(self.http, key, text)
-            want = generate(loaded()[0], [tokens_of(text)], max_new_tokens=NEW, sampler=Sampler(1.0), seed=SEED)
+            want = generate(
+                loaded()[0], [tokens_of(text)], max_new_tokens=NEW, sampler=Sampler(1.0), seed=SEED
+            )
             assert not lanes or lanes == want * 2, (key, text)
         elif act == "leave":
             self.leave(key, text)
         elif act == "echo":
-            assert completed(self.http, key, text, echo=True, logprobs=0)[0] == text + alone(text), (key, text)
+            assert completed(self.http, key, text, echo=True, logprobs=0)[0] == text + alone(
+                text
+            ), (key, text)
         else:
             told, known = completed(self.http, key, text)
             assert told == alone(text), (key, text)
@@ -211,7 +254,9 @@ def fuzz(seed: int, acts: int, clients: int) -> Counter[str]:
 @pytest.mark.parametrize("seed", [0, pytest.param(5000, marks=full)])
 def test_every_answer_in_any_order_is_what_generate_says(seed):
     did = fuzz(seed, 30 if seed == 0 else 400, clients=1)
-    assert did["known"] > 500 and did["ask one"] and did["trace"] and did["trace one"] and did["leave"], did
+    assert (
+        did["known"] > 500 and did["ask one"] and did["trace"] and did["trace one"] and did["leave"]
+    ), did
 
 
 @pytest.mark.parametrize("acts", [16, pytest.param(600, marks=full)])

@@ -1,4 +1,6 @@
-"""A package that adds a method, from the files in docs/adding-a-method.md, installed into a temporary folder."""
+"""A package that adds a method, from the files in docs/adding-a-method.md, installed into a
+temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,15 @@ def forgotten():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch, forgotten) -> Install:
-    """Installs a package of one module, as pip does: the module, and a folder with its name and its entry points."""
+    """Installs a package of one module, as pip does: the module, and a folder with its name and its
+    entry points.
+    """
     site = tmp_path / "site"
     site.mkdir()
 
-    def add(name: str = PROJECT["name"], code: str = FILES["longdraft_bigram.py"], **entries: str) -> None:
+    def add(
+        name: str = PROJECT["name"], code: str = FILES["longdraft_bigram.py"], **entries: str
+    ) -> None:
         facts = site / f"{name.replace('-', '_')}-1.0.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

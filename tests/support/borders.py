@@ -1,4 +1,6 @@
-"""Tiny models whose attention changes with the position: chunks, temperatures, rotations of short and long texts."""
+"""Tiny models whose attention changes with the position: chunks, temperatures, rotations of short
+and long texts.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,42 @@ from longdraft import Sampler, generate
 from longdraft.models.lm import LM
 
 SAMPLERS = {"greedy": Sampler(), "T=1": Sampler(temperature=1.0)}
-BORDER, POSITIONS = 32, 128  # tokens of short texts, and of any
-SHORT, LONG = [1.0, 1.3, 1.1, 2.0, 1.2, 1.6, 1.4, 1.9], [3.0, 5.0, 4.0, 7.0, 3.5, 6.0, 4.5, 9.0]
+# tokens of short texts, and of any
+BORDER = 32
+POSITIONS = 128
+SHORT = [1.0, 1.3, 1.1, 2.0, 1.2, 1.6, 1.4, 1.9]
+LONG = [3.0, 5.0, 4.0, 7.0, 3.5, 6.0, 4.5, 9.0]
 
 
 def llama4() -> Any:
-    """Chunks of 24 in some layers; the others have no rotation and a temperature that grows every 10 positions."""
+    """Chunks of 24 in some layers; the others have no rotation and a temperature that grows every
+    10 positions.
+    """
     config = tiny_models.config("llama4_text")
-    config.num_hidden_layers, config.moe_layers = 4, [1, 3]
+    config.num_hidden_layers = 4
+    config.moe_layers = [1, 3]
     config.layer_types, config.no_rope_layers = config.layer_types[:4], config.no_rope_layers[:4]
-    config.floor_scale, config.attn_scale = 10, 1.0
+    config.floor_scale = 10
+    config.attn_scale = 1.0
     return built(config)
 
 
 def longrope(kind: str = "phi3", short: list[float] = SHORT) -> Any:
     """Other rotations for texts of more than BORDER tokens."""
     config = tiny_models.config(kind)
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": LONG, "factor": 4.0}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": short,
+        "long_factor": LONG,
+        "factor": 4.0,
+    }
     rope |= {"original_max_position_embeddings": BORDER, "partial_rotary_factor": 1.0}
-    config.max_position_embeddings, config.original_max_position_embeddings = POSITIONS, BORDER
-    config.rope_parameters = rope | ({"short_mscale": 1.1, "long_mscale": 1.3} if kind == "phimoe" else {})
+    config.max_position_embeddings = POSITIONS
+    config.original_max_position_embeddings = BORDER
+    config.rope_parameters = rope | (
+        {"short_mscale": 1.1, "long_mscale": 1.3} if kind == "phimoe" else {}
+    )
     return built(config)
 
 
@@ -57,5 +75,8 @@ def plain(lm: LM, *lengths: int, new: int = coverage.NEW) -> list[list[int]]:
 def fault(lm: LM, method: str, *lengths: int) -> str:
     """Why a method's output is not plain decoding's, greedily and sampled; empty: it is."""
     told = prompts(*lengths)
-    said = {name: generate(lm, told, max_new_tokens=coverage.NEW, sampler=s, eos=()) for name, s in SAMPLERS.items()}
+    said = {
+        name: generate(lm, told, max_new_tokens=coverage.NEW, sampler=s, eos=())
+        for name, s in SAMPLERS.items()
+    }
     return coverage.fault(lm, method, coverage.METHODS[method], told, SAMPLERS, said)

@@ -1,4 +1,5 @@
-"""Deliberately broken twins: each is the good version with one fault, most of them found in published code.
+"""Deliberately broken twins: each is the good version with one fault, most of them found in
+published code.
 
 A plant replaces something for the length of a test; test_broken.py says which check must fail then.
 """
@@ -23,7 +24,9 @@ from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
 
-CAUGHT: dict[str, list[str]] = {}  # fault: checks that failed, filled by the tests for the table at the end of a run
+CAUGHT: dict[
+    str, list[str]
+] = {}  # fault: checks that failed, filled by the tests for the table at the end of a run
 
 
 def caught(fault: str, check: str) -> None:
@@ -31,11 +34,13 @@ def caught(fault: str, check: str) -> None:
     CAUGHT.setdefault(fault, []).append(check)
 
 
-# Verifiers -----------------------------------------------------------------------------------------------------------
+# Verifiers ----------------------------------------------------------------------------------------
 
 
 def per_path_draws(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
-    """One draw of the target per leaf and depth, the leaf with the longest match wins (TokenSwift as released)."""
+    """One draw of the target per leaf and depth, the leaf with the longest match wins (TokenSwift
+    as released).
+    """
     law = sampler.processed(logits, tree, rows).log_softmax(-1)
     found = []
     for b, parent in enumerate(tree.parent.tolist()):
@@ -57,8 +62,9 @@ def per_path_draws(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
 
 
 def unverified(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
-    """A drafted chain is said as it is, and only the token after it is the target's own: what a level verified under a
-    view counts as verified."""
+    """A drafted chain is said as it is, and only the token after it is the target's own: what a
+    level verified under a view counts as verified.
+    """
     steps = torch.arange(tree.size)
     said = sampler.scores(logits, tree, rows).argmax(-1)
     emitted = torch.where(steps < tree.last[:, None], tree.tokens.roll(-1, 1), said)
@@ -66,12 +72,16 @@ def unverified(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
 
 
 def lenient(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
-    """Any draft that scores within 0.25 of the best is accepted: in bfloat16 it looks like rounding."""
+    """Any draft that scores within 0.25 of the best is accepted: in bfloat16 it looks like
+    rounding.
+    """
     scores = sampler.scores(logits, tree, rows)
-    chosen, least = scores.argmax(-1), scores.amax(-1) - 0.25
+    chosen = scores.argmax(-1)
+    least = scores.amax(-1) - 0.25
     for b, parents in enumerate(tree.parent.tolist()):
         for node in range(tree.size - 1, 0, -1):
-            above, token = parents[node], tree.tokens[b, node]
+            above = parents[node]
+            token = tree.tokens[b, node]
             if above >= 0 and scores[b, above, token] >= least[b, above]:
                 chosen[b, above] = token
     return verify.walk(tree, chosen)
@@ -80,7 +90,9 @@ def lenient(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
 def verdict_of(rows: list[tuple[list[int], list[int]]]) -> Verdict:
     """[(path, emitted)] of unequal lengths -> a Verdict padded with its last entries."""
     most = max(len(path) for path, _ in rows)
-    path, emitted = (torch.tensor([r[i] + [r[i][-1]] * (most - len(r[i])) for r in rows]) for i in (0, 1))
+    path, emitted = (
+        torch.tensor([r[i] + [r[i][-1]] * (most - len(r[i])) for r in rows]) for i in (0, 1)
+    )
     return Verdict(path, torch.tensor([len(r[0]) for r in rows]), emitted)
 
 
@@ -94,12 +106,19 @@ def reject_with(fault: str | None):
     return verifier
 
 
-def _reject(tree: Tree, target, rows: Rows, b: int, fault: str | None) -> tuple[list[int], list[int]]:
-    here, path, emitted, seed = 0, [0], [], rows.seed[b : b + 1]
-    parent, tokens = tree.parent[b].tolist(), tree.tokens[b].tolist()
+def _reject(
+    tree: Tree, target, rows: Rows, b: int, fault: str | None
+) -> tuple[list[int], list[int]]:
+    here = 0
+    path = [0]
+    emitted = []
+    seed = rows.seed[b : b + 1]
+    parent = tree.parent[b].tolist()
+    tokens = tree.tokens[b].tolist()
     while True:
         position = (rows.length[b] + tree.depth[b, here]).view(1, 1)
-        p, q = target[here].double(), tree.draft_probs[b, here].double()
+        p = target[here].double()
+        q = tree.draft_probs[b, here].double()
         accepted = None
         for rank, child in enumerate(n for n, at in enumerate(parent) if at == here):
             x = tokens[child]
@@ -108,7 +127,9 @@ def _reject(tree: Tree, target, rows: Rows, b: int, fault: str | None) -> tuple[
             at = child if fault == "ratio by tree slot" else x
             bound = 1.0 if fault == "q forced to 1" else q[at]
             coin = verify.uniform(seed ^ ACCEPT, position, torch.tensor([rank])).view(())
-            if coin * bound < p[at] or (fault == "coin 0 accepts anything" and coin * bound <= p[at]):
+            if coin * bound < p[at] or (
+                fault == "coin 0 accepts anything" and coin * bound <= p[at]
+            ):
                 accepted = child
                 break
             if fault != "redraws from p":
@@ -129,7 +150,7 @@ def plant_verifier(name: str, twin):
     return lambda mp: mp.setattr(verify, name, twin)
 
 
-# Trees, cache, rows --------------------------------------------------------------------------------------------------
+# Trees, cache, rows -------------------------------------------------------------------------------
 
 
 def wrong_position(mp: MonkeyPatch) -> None:
@@ -142,7 +163,9 @@ def wrong_position(mp: MonkeyPatch) -> None:
         return replace(tree, depth=tree.depth - late.long())
 
     mp.setattr(Tree, "grow", grow)
-    mp.setattr("longdraft.backends.native.NativeBackend.chain_drafter", lambda *_: None)  # node by node
+    mp.setattr(
+        "longdraft.backends.native.NativeBackend.chain_drafter", lambda *_: None
+    )  # node by node
 
 
 def sees_sibling(mp: MonkeyPatch) -> None:
@@ -151,7 +174,9 @@ def sees_sibling(mp: MonkeyPatch) -> None:
 
     def grow(self, parent, tokens):
         tree = good(self, parent, tokens)
-        return replace(tree, mask=tree.mask | torch.eye(tree.size, dtype=torch.bool).roll(-1, 1).tril(-1))
+        return replace(
+            tree, mask=tree.mask | torch.eye(tree.size, dtype=torch.bool).roll(-1, 1).tril(-1)
+        )
 
     mp.setattr(Tree, "grow", grow)
 
@@ -236,7 +261,9 @@ def zeroed_prompt(mp: MonkeyPatch) -> None:
 
 
 def turned_prompt(mp: MonkeyPatch) -> None:
-    """The drafter turns the values of every key one place on: none is lost, and their sum stays what it was."""
+    """The drafter turns the values of every key one place on: none is lost, and their sum stays
+    what it was.
+    """
 
     def turn(seqs: Sequences) -> None:
         for layer in seqs.cache.layers:
@@ -247,7 +274,9 @@ def turned_prompt(mp: MonkeyPatch) -> None:
 
 
 def zeroed_once(mp: MonkeyPatch) -> None:
-    """The first drafter that starts zeroes slots of the prompt: where methods are warmed up, nothing is wrong later."""
+    """The first drafter that starts zeroes slots of the prompt: where methods are warmed up,
+    nothing is wrong later.
+    """
     count = iter(range(1 << 30))
     _at_start(mp, lambda seqs: _zero(seqs) if next(count) == 0 else None)
 
@@ -259,7 +288,9 @@ def other_seeds(mp: MonkeyPatch) -> None:
 
 def other_sampler(mp: MonkeyPatch) -> None:
     """The drafter drafts greedily by setting the rows' own sampler."""
-    _at_start(mp, lambda seqs: setattr(seqs, "sampler", Sampler(0.0 if seqs.sampler.temperature else 1.0)))
+    _at_start(
+        mp, lambda seqs: setattr(seqs, "sampler", Sampler(0.0 if seqs.sampler.temperature else 1.0))
+    )
 
 
 def other_ends(mp: MonkeyPatch) -> None:
@@ -285,11 +316,15 @@ def middle_stays(mp: MonkeyPatch) -> None:
 
 
 def middle_keys_stay(mp: MonkeyPatch) -> None:
-    """Accepted tokens keep the keys that the middle level computed, under its view, in place of the verification's."""
-    grow, update = Hierarchical.grow, Hierarchical.update
+    """Accepted tokens keep the keys that the middle level computed, under its view, in place of the
+    verification's.
+    """
+    grow = Hierarchical.grow
+    update = Hierarchical.update
 
     def growing(self, tree, seqs, limits):
-        drafted, cache = grow(self, tree, seqs, limits), seqs.cache
+        drafted = grow(self, tree, seqs, limits)
+        cache = seqs.cache
         ends = cache.length + drafted.last  # of the drafts, the deepest never ran
         self.old = [
             (x, slice(n, end), x[:, n:end].clone())
@@ -313,10 +348,13 @@ def late_end(mp: MonkeyPatch) -> None:
     good = Sequences.commit
 
     def commit(self, verdict):
-        eos, self.eos = self.eos, [()] * len(self.eos)
+        eos = self.eos
+        self.eos = [()] * len(self.eos)
         count = good(self, verdict)
         self.eos = eos
-        self.done = self.done | torch.tensor([t in e for t, e in zip(self.last.tolist(), eos, strict=True)])
+        self.done = self.done | torch.tensor(
+            [t in e for t, e in zip(self.last.tolist(), eos, strict=True)]
+        )
         return count
 
     mp.setattr(Sequences, "commit", commit)
@@ -330,12 +368,14 @@ def frozen_penalty(mp: MonkeyPatch) -> None:
         alone = torch.eye(tree.size, dtype=torch.bool).expand_as(tree.mask).clone()
         alone[:, :, 1:] = False
         alone[:, :, 0] = True
-        return good(self, logits, replace(tree, depth=torch.zeros_like(tree.depth), mask=alone), rows, start)
+        return good(
+            self, logits, replace(tree, depth=torch.zeros_like(tree.depth), mask=alone), rows, start
+        )
 
     mp.setattr(Sampler, "_penalized", penalized)
 
 
-# Randomness ----------------------------------------------------------------------------------------------------------
+# Randomness ---------------------------------------------------------------------------------------
 
 
 def _noise(patch: MonkeyPatch, fault) -> None:
@@ -345,12 +385,16 @@ def _noise(patch: MonkeyPatch, fault) -> None:
 
 
 def noise_by_place(mp: MonkeyPatch) -> None:
-    """Noise depends on the place in the tensor, as a generator's does: one seed for the batch, drawn in order."""
+    """Noise depends on the place in the tensor, as a generator's does: one seed for the batch,
+    drawn in order.
+    """
     _noise(mp, lambda s, p, t: _generator(s, (*p.shape, t)))
 
 
 def _generator(seed, shape):
-    return torch.rand(shape, generator=torch.Generator().manual_seed(int(seed[0])), dtype=torch.float64)
+    return torch.rand(
+        shape, generator=torch.Generator().manual_seed(int(seed[0])), dtype=torch.float64
+    )
 
 
 def noise_without_position(mp: MonkeyPatch) -> None:
@@ -363,30 +407,44 @@ def noise_additive(mp: MonkeyPatch) -> None:
     _noise(mp, lambda s, p, t: uniform(torch.zeros_like(s), s[:, None] + p, t))
 
 
-# Drafts and views ----------------------------------------------------------------------------------------------------
+# Drafts and views ---------------------------------------------------------------------------------
 
 
 def beam_of_top(step, tree: Tree, widths, seqs: Sequences, limits) -> Tree:
-    """Children are the top of q, not draws from it, and are tested by p/q all the same (LongSpec as released)."""
+    """Children are the top of q, not draws from it, and are tested by p/q all the same (LongSpec as
+    released).
+    """
     start = 0
     for width in widths[: limits.depth]:
         law = step(tree, start).softmax(-1)
         tree = tree.with_draft_probs(start, law)
         tokens = law.topk(max(1, width // law.shape[1]), -1).indices
         parent = torch.arange(start, start + law.shape[1])[:, None].expand_as(tokens)
-        tree, start = tree.grow(parent.reshape(len(law), -1), tokens.reshape(len(law), -1)), tree.size
+        tree, start = (
+            tree.grow(parent.reshape(len(law), -1), tokens.reshape(len(law), -1)),
+            tree.size,
+        )
     return tree
 
 
 def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences, limits) -> Tree:
-    """A refused draft's noise draws the next round's draft too, though what it said may have chosen that round's q."""
+    """A refused draft's noise draws the next round's draft too, though what it said may have chosen
+    that round's q.
+    """
     start = 0
     for width in widths[: limits.depth]:
         logits = step(tree, start)
         tree = tree.with_draft_probs(start, logits.softmax(-1))
-        tokens = seqs.sampler.scores(logits, tree, seqs, start).topk(max(1, width // logits.shape[1]), -1).indices
+        tokens = (
+            seqs.sampler.scores(logits, tree, seqs, start)
+            .topk(max(1, width // logits.shape[1]), -1)
+            .indices
+        )
         parent = torch.arange(start, start + logits.shape[1])[:, None].expand_as(tokens)
-        tree, start = tree.grow(parent.reshape(len(tokens), -1), tokens.reshape(len(tokens), -1)), tree.size
+        tree, start = (
+            tree.grow(parent.reshape(len(tokens), -1), tokens.reshape(len(tokens), -1)),
+            tree.size,
+        )
     return tree
 
 
@@ -401,7 +459,9 @@ def noise_of_one_depth(mp: MonkeyPatch) -> None:
 
 
 def features_of_all_nodes(mp: MonkeyPatch) -> None:
-    """A block's context takes the features of a tree's first nodes in place of the accepted ones."""
+    """A block's context takes the features of a tree's first nodes in place of the accepted
+    ones.
+    """
     good = DFlash.update
 
     def update(self, seqs, tree: Tree, verdict: Verdict, captured):
@@ -412,7 +472,9 @@ def features_of_all_nodes(mp: MonkeyPatch) -> None:
 
 
 def favored(mp: MonkeyPatch) -> None:
-    """A pass that verifies drafts adds 0.2 to the logits of what was drafted: it is chosen in that very pass."""
+    """A pass that verifies drafts adds 0.2 to the logits of what was drafted: it is chosen in that
+    very pass.
+    """
     good = LM.__call__
 
     def call(self, tree, cache, start=0, view=None, captured=None, logits=0):

@@ -1,4 +1,6 @@
-"""Covering arrays: of a product of test parameters, a few combinations in which every pair of values occurs."""
+"""Covering arrays: of a product of test parameters, a few combinations in which every pair of
+values occurs.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ def pairs(values: Values) -> Pairs:
 
 
 def covering(candidates: Sequence[Values], covered: Iterable[Values] = ()) -> list[int]:
-    """Indices of candidates which, together with `covered`, have every pair of values that any candidate has.
+    """Indices of candidates which, together with `covered`, have every pair of values that any
+    candidate has.
 
-    Greedy: of the candidates that agree on the two longest axes, the one with the most new pairs comes first.
+    Greedy: of the candidates that agree on the two longest axes, the one with the most new pairs
+    comes first.
     """
     seen = Pairs().union(*map(pairs, covered))
     chosen: list[int] = []
@@ -50,9 +54,11 @@ def _agreeing(candidates: Sequence[Values]) -> list[list[int]]:
 
 
 def thin(items: Iterable[pytest.Item]) -> None:
-    """Move tests of products that repeat pairs of values to the next tier: from `make test` to `full` to `weekly`.
+    """Move tests of products that repeat pairs of values to the next tier: from `make test` to
+    `full` to `weekly`.
 
-    Only functions with the mark `product` are thinned. Every pair of their parameters is still tested on each commit.
+    Only functions with the mark `product` are thinned. Every pair of their parameters is still
+    tested on each commit.
     """
     functions = defaultdict[str, list[pytest.Item]](list)
     for item in items:
@@ -63,7 +69,8 @@ def thin(items: Iterable[pytest.Item]) -> None:
         kept = _kept(daily, [])
         rest = [item for item in product if id(item) not in set(map(id, kept))]
         kept += _kept(rest, kept)
-        daily_ids, kept_ids = set(map(id, daily)), set(map(id, kept))
+        daily_ids = set(map(id, daily))
+        kept_ids = set(map(id, kept))
         for item in product:
             if id(item) not in kept_ids:
                 item.add_marker("full")

@@ -23,17 +23,28 @@ def features(lm: LM, block: DFlashBlock, text: list[int]) -> torch.Tensor:
     return block.feature([captured.states[tap] for tap in block.taps])
 
 
-def states(lm: LM, block: DFlashBlock, text: list[int], first: int, window: int, shift: int = 0) -> torch.Tensor:
-    """[slots,d] of a block whose root is the text's last token, with the features of tokens first.. at once."""
+def states(
+    lm: LM, block: DFlashBlock, text: list[int], first: int, window: int, shift: int = 0
+) -> torch.Tensor:
+    """[slots,d] of a block whose root is the text's last token, with the features of tokens first..
+    at once.
+    """
     n = len(text) - 1
     position = shift + torch.arange(first, n)[None]
-    k, v = block.keys(features(lm, block, text[:-1])[:, first:] if n else torch.zeros(1, 0, 64), position)
+    k, v = block.keys(
+        features(lm, block, text[:-1])[:, first:] if n else torch.zeros(1, 0, 64), position
+    )
     slots = torch.arange(block.slots)
     near = position > shift + n + slots[:, None] - window
 
     def attend(layer, q, own_k, own_v):
-        own = slots <= slots[:, None] if block.causal[layer] else torch.ones(block.slots, block.slots).bool()
-        keys, values = torch.cat([k[:, layer], own_k], 2), torch.cat([v[:, layer], own_v], 2)
+        own = (
+            slots <= slots[:, None]
+            if block.causal[layer]
+            else torch.ones(block.slots, block.slots).bool()
+        )
+        keys = torch.cat([k[:, layer], own_k], 2)
+        values = torch.cat([v[:, layer], own_v], 2)
         mask = torch.cat([near, own], 1)
         return (
             torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
@@ -46,7 +57,8 @@ def states(lm: LM, block: DFlashBlock, text: list[int], first: int, window: int,
 
 
 class Watched(DFlash):
-    """Compares its states with those of one pass without a ring before every draft, and checks its tree.
+    """Compares its states with those of one pass without a ring before every draft, and checks its
+    tree.
 
     So are logits, which the kernels compute where they can.
     """
@@ -54,14 +66,18 @@ class Watched(DFlash):
     checked = 0
 
     def logits(self, roots, depth):
-        found, torchs, known = super().logits(roots, depth), self.states(roots), self.block.vocabulary
+        found = super().logits(roots, depth)
+        torchs = self.states(roots)
+        known = self.block.vocabulary
         for b in (~self.done).nonzero()[:, 0].tolist():
             text = self.texts[b]
             first = max(0, len(text) - 1 - self.window)
             assert int(self.ring.end[b]) == len(text) - 1
             want = states(self.target, self.block, text, first, self.window)[1:]
             close(torchs[b], want, 1e-4)
-            project = self.target.project if known is None else partial(known.known_logits, self.target)
+            project = (
+                self.target.project if known is None else partial(known.known_logits, self.target)
+            )
             close(found[b], project(want[:depth]), 1e-4)
             self.checked += 1
         return found
@@ -77,7 +93,9 @@ class Watched(DFlash):
 
 
 def check_ring(window: int = 9, causal: bool = False) -> None:
-    """Rows of unequal lengths, of one token too, that accept unequally and end at different times."""
+    """Rows of unequal lengths, of one token too, that accept unequally and end at different
+    times.
+    """
     lm = tiny.target("llama")
     drafter = Watched(lm, random_dflash(lm, 0, slots=5, causal=causal), 60, window=window)
     stats = check_lossless(lambda t: drafter, "llama", SAMPLERS["T=1"], (30, 1, 12), 16)

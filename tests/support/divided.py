@@ -1,7 +1,9 @@
-"""What `torchrun` starts for test_tensor_parallel.py: one process, which writes what it found to a file in OUT.
+"""What `torchrun` starts for test_tensor_parallel.py: one process, which writes what it found to a
+file in OUT.
 
-divided.py halves FOLDER OUT    every method on "llama"; of every model in FOLDER single passes and bytes; two commands
-divided.py faults FOLDER OUT    processes that disagree, and one that does not answer
+divided.py halves FOLDER OUT    every method on "llama"; of every model in FOLDER single passes and
+bytes; two commands divided.py faults FOLDER OUT    processes that disagree, and one that does not
+answer
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ def prompts() -> list[list[int]]:
 
 
 def decode(lm: LM, sampler: str, drafter=None) -> list[list[int]]:
-    return generate(lm, prompts(), drafter, max_new_tokens=NEW, sampler=SAMPLERS[sampler], seed=5, stats=Stats())
+    return generate(
+        lm, prompts(), drafter, max_new_tokens=NEW, sampler=SAMPLERS[sampler], seed=5, stats=Stats()
+    )
 
 
 @torch.inference_mode()
 def logits(lm: LM, only: int | None = None) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """Of a small tree after a prompt, and the attention scores of its nodes in all layers or one."""
+    """Of a small tree after a prompt, and the attention scores of its nodes in all layers or
+    one.
+    """
     cache = lm.new_cache(1, 96)
     lm.prefill(prompts()[0], cache)
     captured = Captures(CaptureSpec(rows="mean", only=only))
@@ -57,16 +63,38 @@ def halves(folder: Path, team: Team) -> dict:
 
 def commands(out: Path) -> list[int]:
     """The statuses of an audit and of a benchmark on the bundled model, which write a file each."""
-    (out / "text.txt").write_text("".join(f"It was the {n}th day, and nobody had seen the boat. " for n in range(40)))
+    (out / "text.txt").write_text(
+        "".join(f"It was the {n}th day, and nobody had seen the boat. " for n in range(40))
+    )
     common = ["--prompt-file", str(out / "text.txt"), "--dtype", "float32", "--temperature", "1"]
-    audit = ["--prompt-tokens", "192", "--tokens", "16", "-o", "min_budget=32", "--out", str(out / "audit.json")]
-    bench = ["--context", "192", "--max-new-tokens", "8", "--repeat", "1", "--methods", "plain,suffix"]
+    audit = [
+        "--prompt-tokens",
+        "192",
+        "--tokens",
+        "16",
+        "-o",
+        "min_budget=32",
+        "--out",
+        str(out / "audit.json"),
+    ]
+    bench = [
+        "--context",
+        "192",
+        "--max-new-tokens",
+        "8",
+        "--repeat",
+        "1",
+        "--methods",
+        "plain,suffix",
+    ]
     bench += ["--out", str(out / "bench.jsonl")]
     return [main(["audit", *common, *audit]), main(["bench", *common, *bench])]
 
 
 def methods(folder: Path, team: Team) -> dict:
-    """Sampled by every method; greedily by those that do something of their own with two processes."""
+    """Sampled by every method; greedily by those that do something of their own with two
+    processes.
+    """
     lm = load_lm(str(folder), "float32", team=team)
     said = {"exact": lm.exact, "backend": lm.backend.name}
     for sampler in SAMPLERS:
@@ -100,7 +128,8 @@ def models(folder: Path, team: Team) -> dict:
 
 
 def faults(folder: Path, team: Team) -> dict:
-    lm, said = load_lm(str(folder), "float32", team=team), {}
+    lm = load_lm(str(folder), "float32", team=team)
+    said = {}
     for name, seed in (("another seed", team.rank), ("another prompt", 0)):
         prompt = [5, 6, 7 + (team.rank if name == "another prompt" else 0)]
         try:
@@ -118,7 +147,9 @@ def faults(folder: Path, team: Team) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    what = sys.argv[1]
+    folder = Path(sys.argv[2])
+    out = Path(sys.argv[3])
     team = joined(WAIT if what == "faults" else 60.0)
     found = {"halves": halves, "faults": faults}[what](folder, team)
     (out / f"{what}{team.rank}.json").write_text(json.dumps(found))

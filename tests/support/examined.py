@@ -1,4 +1,6 @@
-"""`longdraft doctor` in an installation in which all is well, but for what a test plants: fixtures, and its text."""
+"""`longdraft doctor` in an installation in which all is well, but for what a test plants: fixtures,
+and its text.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def calm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         one.cache_clear()
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, list[str]]]:
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], tuple[int, list[str]]]:
     """run() -> (status, the lines of standard output)."""
     monkeypatch.setenv("COLUMNS", "80")
 

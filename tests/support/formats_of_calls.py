@@ -1,4 +1,6 @@
-"""How models write calls and reasoning: templates in the shape of published ones, and answers with what they say."""
+"""How models write calls and reasoning: templates in the shape of published ones, and answers with
+what they say.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,40 @@ TURNS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TOOLS = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
-HERMES = TOOLS + '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n' + TURNS
+HERMES = (
+    TOOLS
+    + '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n'
+    + TURNS
+)
 THINK = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>{% endif %}"
 QWEN3 = HERMES.replace("{{ m.content }}", THINK + "{{ m.content }}")
 R1 = QWEN3.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 LISTED = TOOLS + '<tool_call>[{"name": "func_name", "arguments": {}}, ...]</tool_call>\n' + TURNS
-LLAMA = TOOLS + 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.\n' + TURNS
+LLAMA = (
+    TOOLS
+    + 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.\n'
+    + TURNS
+)
 MISTRAL = TOOLS + "{{ '[TOOL_CALLS][' }}{{ ']' }}" + TURNS
 NAMED = TOOLS + "{{ '[TOOL_CALLS]' }}{{ '[ARGS]' }}" + TURNS
 CODER = (
-    TOOLS + "<tool_call>\n<function=example>\n<parameter=p>\nvalue\n</parameter>\n</function>\n</tool_call>\n" + TURNS
+    TOOLS
+    + "<tool_call>\n<function=example>\n<parameter=p>\nvalue\n</parameter>\n</function>\n</tool_call>\n"  # noqa: E501
+    + TURNS
 )
 HARMONY = (
     "<|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|>"
     + TOOLS
     + "{% for m in messages %}"
-    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
-    "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking "
+    "}}<|end|>{% endif %}"
+    "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{% if "
+    "add_generation_prompt %}<|start|>assistant"
     "{% endif %}"
 )
 
-CHATML, TAGS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<tool_call>", "</tool_call>")
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<tool_call>", "</tool_call>")
 OSS = (
     "<|startoftext|>",
     "<|start|>",
@@ -53,7 +68,11 @@ FORMATS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "listed": (LISTED, CHATML, ()),
     "llama": (LLAMA, ("<|begin_of_text|>", "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), ()),
     "mistral": (MISTRAL, ("<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "</s>"), ()),
-    "mistral named": (NAMED, ("<s>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "</s>"), ()),
+    "mistral named": (
+        NAMED,
+        ("<s>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "</s>"),
+        (),
+    ),
     "r1": (R1, CHATML, (*TAGS, "<think>", "</think>")),
     "think": (QWEN3, CHATML, (*TAGS, "<think>", "</think>")),
 }
@@ -97,14 +116,18 @@ class Said:
     reasoning: str = ""
 
 
-BERN, ROME = ("weather", {"city": "Bern"}), ("weather", {"city": "Rome"})
+BERN = ("weather", {"city": "Bern"})
+ROME = ("weather", {"city": "Rome"})
 FILE = ("read_file", {"path": 'a "b"\n', "lines": [1, 2], "deep": True})
-B, R = '{"name": "weather", "arguments": {"city": "Bern"}}', '{"name": "weather", "arguments": {"city": "Rome"}}'
+B = '{"name": "weather", "arguments": {"city": "Bern"}}'
+R = '{"name": "weather", "arguments": {"city": "Rome"}}'
 F = '{"name": "read_file", "arguments": {"path": "a \\"b\\"\\n", "lines": [1, 2], "deep": true}}'
-LB, LR = B.replace("arguments", "parameters"), R.replace("arguments", "parameters")
-XB = "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"
+LB = B.replace("arguments", "parameters")
+LR = R.replace("arguments", "parameters")
+XB = "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"  # noqa: E501
 XF = (
-    '<tool_call>\n<function=read_file>\n<parameter=path>\na "b"\n\n</parameter>\n<parameter=lines>\n[1, 2]\n'
+    "<tool_call>\n<function=read_file>\n<parameter=path>\na "
+    '"b"\n\n</parameter>\n<parameter=lines>\n[1, 2]\n'
     "</parameter>\n<parameter=deep>\nTrue\n</parameter>\n</function>\n</tool_call>"
 )
 O = "<|start|>assistant"
@@ -115,13 +138,25 @@ ANSWERS = [
         for tags in ("hermes", "hermes special", "hermes text")
         for said in (
             Said(tags, f"<tool_call>\n{B}\n</tool_call>", calls=(BERN,)),
-            Said(tags, f"<tool_call>\n{B}\n</tool_call>\n<tool_call>\n{F}\n</tool_call>\n", calls=(BERN, FILE)),
+            Said(
+                tags,
+                f"<tool_call>\n{B}\n</tool_call>\n<tool_call>\n{F}\n</tool_call>\n",
+                calls=(BERN, FILE),
+            ),
             Said(tags, f"I look.\n\n<tool_call>\n{B}\n</tool_call>", "I look.", (BERN,)),
             Said(tags, f"<tool_call>{B}</tool_call> Done.", " Done.", (BERN,)),
             Said(tags, f"<tool_call>[{B}, {R}]</tool_call>", calls=(BERN, ROME)),
             Said(tags, '<tool_call>\n{"name": "now"}\n</tool_call>', calls=(("now", {}),)),
-            Said(tags, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', calls=(("now", {}),)),
-            Said(tags, '<tool_call>{"arguments": {"city": "Bern"}, "name": "weather"}</tool_call>', calls=(BERN,)),
+            Said(
+                tags,
+                '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+                calls=(("now", {}),),
+            ),
+            Said(
+                tags,
+                '<tool_call>{"arguments": {"city": "Bern"}, "name": "weather"}</tool_call>',
+                calls=(BERN,),
+            ),
             Said(tags, f"<tool_call>{B[:-1]}, " + '"id": "1"}</tool_call>', calls=(BERN,)),
             Said(tags, f"<tool_call>\n{B[:-1]}\n</tool_call>", calls=(BERN,)),
             Said(
@@ -144,7 +179,13 @@ ANSWERS = [
     Said("listed", f"<tool_call>[{B}, {F}]</tool_call>", calls=(BERN, FILE)),
     Said("listed", f"<tool_call>[{B}, no]</tool_call>", ", no]</tool_call>", (BERN,)),
     Said("think", "<think>\nWhy?\n\nSo.\n</think>\n\nYes. ", "Yes. ", reasoning="Why?\n\nSo."),
-    Said("think", f"<think>\na<tool_call>\n</think>\n<tool_call>\n{B}\n</tool_call>", "", (BERN,), "a<tool_call>"),
+    Said(
+        "think",
+        f"<think>\na<tool_call>\n</think>\n<tool_call>\n{B}\n</tool_call>",
+        "",
+        (BERN,),
+        "a<tool_call>",
+    ),
     Said("think", "<think>\n\n</think>\n\nYes.", "Yes."),
     Said("think", "\n\nYes <think>no</think>", "\n\nYes <think>no</think>"),
     Said("think", "<think>\ncut", reasoning="cut"),
@@ -163,7 +204,9 @@ ANSWERS = [
     Said("mistral", f"[TOOL_CALLS] [{B[:-1]}, " + '"id": "abcdef123"}]', calls=(BERN,)),
     Said("mistral", "[TOOL_CALLS]none", "none"),
     Said(
-        "mistral named", '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}[TOOL_CALLS]now[ARGS]{}', calls=(BERN, ("now", {}))
+        "mistral named",
+        '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}[TOOL_CALLS]now[ARGS]{}',
+        calls=(BERN, ("now", {})),
     ),
     Said(
         "mistral named",
@@ -176,7 +219,11 @@ ANSWERS = [
     Said("coder", XB, calls=(BERN,)),
     Said("coder", f"I look.\n\n{XB}\n{XF}", "I look.", (BERN, FILE)),
     Said("coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", calls=(("now", {}),)),
-    Said("coder", "<tool_call>\n<function=rain>\n</function>", "<tool_call>\n<function=rain>\n</function>"),
+    Said(
+        "coder",
+        "<tool_call>\n<function=rain>\n</function>",
+        "<tool_call>\n<function=rain>\n</function>",
+    ),
     Said("coder", "<tool_call>\n<func", "<tool_call>\n<func"),
     Said("harmony", "<|channel|>final<|message|>Yes.", "Yes."),
     Said(
@@ -185,13 +232,23 @@ ANSWERS = [
         "Yes.",
         reasoning="Why?",
     ),
-    Said("harmony", f"<|channel|>analysis<|message|>Why?<|end|>{O}{OB}<|call|>", "", (BERN,), "Why?"),
+    Said(
+        "harmony", f"<|channel|>analysis<|message|>Why?<|end|>{O}{OB}<|call|>", "", (BERN,), "Why?"
+    ),
     Said("harmony", f"<|channel|>commentary<|message|>I look.<|end|>{O}{OB}", "I look.", (BERN,)),
-    Said("harmony", ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Bern"}', calls=(BERN,)),
+    Said(
+        "harmony",
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Bern"}',
+        calls=(BERN,),
+    ),
     Said("harmony", f"{OB.replace('weather', 'rain')}", '{"city": "Bern"}'),
     Said("harmony", f"{OB[: OB.index('{')]}no<|call|>", "no"),
     Said("harmony", "Hello", "Hello"),
     Said("harmony", "<|channel|>anal"),
     Said("harmony", f"<|channel|>{300 * 'no '}.", f"{300 * 'no '}."),
-    Said("harmony", f"<|channel|>commentary<|message|>A.<|end|>{O}<|channel|>final<|message|>B.", "A.\n\nB."),
+    Said(
+        "harmony",
+        f"<|channel|>commentary<|message|>A.<|end|>{O}<|channel|>final<|message|>B.",
+        "A.\n\nB.",
+    ),
 ]

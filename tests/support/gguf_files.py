@@ -1,4 +1,6 @@
-"""Writes GGUF files, of tiny models too, and decodes their blocks, for test_gguf.py and test_gguf_damage.py."""
+"""Writes GGUF files, of tiny models too, and decodes their blocks, for test_gguf.py and
+test_gguf_damage.py.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,48 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 
-U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
+U32 = 4
+I32 = 5
+F32 = 6
+BOOL = 7
+STRING = 8
+ARRAY = 9
+U64 = 10
 CODES = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
-NUMBER = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}
+NUMBER = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+}
 NUMBER |= {"Q2_K": 10, "Q3_K": 11, "IQ4_XS": 23, "Q6_K": 14, "IQ4_NL": 20, "BF16": 30}
-SIZES = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22)}
-SIZES |= {"Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
+SIZES = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+}
+SIZES |= {
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
 SIZES |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "Q2_K": (256, 84), "Q3_K": (256, 110)}
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where scales are; others: 0
+HALVES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+}  # where scales are; others: 0
 HALVES |= {"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
 QUANTIZED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
 
@@ -39,19 +75,26 @@ def value(kind: int, what) -> bytes:
         return text(what)
     if kind == ARRAY:
         inner, values = what
-        return struct.pack("<IQ", inner, len(values)) + b"".join(value(inner, each) for each in values)
+        return struct.pack("<IQ", inner, len(values)) + b"".join(
+            value(inner, each) for each in values
+        )
     return struct.pack(CODES[kind], what)
 
 
 def contents(metadata: dict, tensors: dict, version: int = 3) -> bytes:
     """metadata {key: (kind, value)}; tensors {name: (type, shape as in torch, bytes)}."""
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
-    head += b"".join(text(key) + struct.pack("<I", kind) + value(kind, what) for key, (kind, what) in metadata.items())
+    head += b"".join(
+        text(key) + struct.pack("<I", kind) + value(kind, what)
+        for key, (kind, what) in metadata.items()
+    )
     body = b""
     for name, (kind, shape, data) in tensors.items():
         body += bytes(-len(body) % 32)
         number = NUMBER.get(kind, kind)
-        head += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], number, len(body))
+        head += text(name) + struct.pack(
+            f"<I{len(shape)}QIQ", len(shape), *shape[::-1], number, len(body)
+        )
         body += data
     return head + bytes(-len(head) % 32) + body
 
@@ -85,23 +128,29 @@ def decoded(kind: str, data: bytes) -> list[float]:
             return q[j] & 63, q[j + 4] & 63
         return q[j + 4] & 15 | (q[j - 4] >> 6) << 4, q[j + 4] >> 4 | (q[j] >> 6) << 4
 
-    d, q = half(0), data[2:]
+    d = half(0)
+    q = data[2:]
     if kind == "Q8_0":
         return [d * np.float32(signed(x)) for x in q]
     if kind in ("Q4_0", "IQ4_NL"):
         levels = range(-8, 8) if kind == "Q4_0" else IQ4
-        return [d * np.float32(levels[x & 15]) for x in q] + [d * np.float32(levels[x >> 4]) for x in q]
+        return [d * np.float32(levels[x & 15]) for x in q] + [
+            d * np.float32(levels[x >> 4]) for x in q
+        ]
     if kind == "Q4_1":
-        m, q = half(2), data[4:]
+        m = half(2)
+        q = data[4:]
         return [d * np.float32(x & 15) + m for x in q] + [d * np.float32(x >> 4) + m for x in q]
     if kind in ("Q5_0", "Q5_1"):
         at = 2 if kind == "Q5_0" else 4
         m, less = (np.float32(0), 16) if kind == "Q5_0" else (half(2), 0)
-        high, q = int.from_bytes(data[at : at + 4], "little"), data[at + 4 :]
+        high = int.from_bytes(data[at : at + 4], "little")
+        q = data[at + 4 :]
         codes = [x & 15 for x in q] + [x >> 4 for x in q]
         return [d * np.float32((c | (high >> i & 1) << 4) - less) + m for i, c in enumerate(codes)]
     if kind in ("Q4_K", "Q5_K"):
-        least, scales = half(2), data[4:16]
+        least = half(2)
+        scales = data[4:16]
         high, q = (bytes(32), data[16:]) if kind == "Q4_K" else (data[16:48], data[48:])
         found = []
         for j in range(8):
@@ -111,29 +160,46 @@ def decoded(kind: str, data: bytes) -> list[float]:
                 found.append((d * np.float32(s)) * np.float32(code) - least * np.float32(m))
         return found
     if kind == "IQ4_XS":
-        more, low, q, found = int.from_bytes(data[2:4], "little"), data[4:8], data[8:], []
+        more = int.from_bytes(data[2:4], "little")
+        low = data[4:8]
+        q = data[8:]
+        found = []
         for j in range(8):
             s = d * np.float32((low[j // 2] >> 4 * (j % 2) & 15 | (more >> 2 * j & 3) << 4) - 32)
             part = q[16 * j : 16 * j + 16]
-            found += [s * np.float32(IQ4[x & 15]) for x in part] + [s * np.float32(IQ4[x >> 4]) for x in part]
+            found += [s * np.float32(IQ4[x & 15]) for x in part] + [
+                s * np.float32(IQ4[x >> 4]) for x in part
+            ]
         return found
     if kind == "Q2_K":
-        d, least, q = half(80), half(82), data[16:80]
+        d = half(80)
+        least = half(82)
+        q = data[16:80]
         return [
-            d * np.float32(data[i // 16] & 15) * np.float32(q[i // 128 * 32 + i % 32] >> i // 32 % 4 * 2 & 3)
+            d
+            * np.float32(data[i // 16] & 15)
+            * np.float32(q[i // 128 * 32 + i % 32] >> i // 32 % 4 * 2 & 3)
             - least * np.float32(data[i // 16] >> 4)
             for i in range(256)
         ]
     if kind == "Q3_K":
-        d, q, s = half(108), data[32:96], data[96:108]
-        scales = [(s[j % 8] >> j // 8 * 4 & 15 | (s[8 + j % 4] >> j // 4 * 2 & 3) << 4) - 32 for j in range(16)]
+        d = half(108)
+        q = data[32:96]
+        s = data[96:108]
+        scales = [
+            (s[j % 8] >> j // 8 * 4 & 15 | (s[8 + j % 4] >> j // 4 * 2 & 3) << 4) - 32
+            for j in range(16)
+        ]
         codes = [q[i // 128 * 32 + i % 32] >> i // 32 % 4 * 2 & 3 for i in range(256)]
         low = [c - (0 if data[i % 32] >> i // 32 & 1 else 4) for i, c in enumerate(codes)]
         return [d * np.float32(scales[i // 16]) * np.float32(c) for i, c in enumerate(low)]
     assert kind == "Q6_K"
-    d, found = half(208), [np.float32(0)] * 256
+    d = half(208)
+    found = [np.float32(0)] * 256
     for n in (0, 1):
-        low, high, scales = data[64 * n :], data[128 + 32 * n :], data[192 + 8 * n :]
+        low = data[64 * n :]
+        high = data[128 + 32 * n :]
+        scales = data[192 + 8 * n :]
         for i in range(32):
             codes = (
                 low[i] & 15 | (high[i] & 3) << 4,
@@ -151,7 +217,9 @@ IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def tokenizer() -> dict:
-    """Metadata of a byte-level tokenizer: 256 bytes, 3 merges, 2 control tokens and a user-defined one."""
+    """Metadata of a byte-level tokenizer: 256 bytes, 3 merges, 2 control tokens and a user-defined
+    one.
+    """
     merges = ["h e", "he l", "Ġ t"]
     tokens = [*sorted(ByteLevel.alphabet()), "he", "hel", "Ġt", "<|start|>", "<|end|>", "<think>"]
     key = "tokenizer.ggml."
@@ -163,7 +231,10 @@ def tokenizer() -> dict:
         f"{key}merges": (ARRAY, (STRING, merges)),
         f"{key}bos_token_id": (U32, 259),
         f"{key}eos_token_id": (U32, 260),
-        "tokenizer.chat_template": (STRING, "{% for m in messages %}<|start|>{{ m['content'] }}<|end|>{% endfor %}"),
+        "tokenizer.chat_template": (
+            STRING,
+            "{% for m in messages %}<|start|>{{ m['content'] }}<|end|>{% endfor %}",
+        ),
     }
 
 
@@ -187,7 +258,11 @@ def sizes(config, arch: str) -> dict:
 
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
 PARTS |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
-PARTS |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+PARTS |= {
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 PARTS |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -200,21 +275,37 @@ def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
     return f"blk.{layer}.{parts[part]}.{leaf}"
 
 
-def of_model(hf, kind: str = "F32", quantized: str | None = None, words: bool = True) -> tuple[dict, dict]:
-    """(metadata, tensors) of a Transformers model; `quantized` stores matrices as random blocks of that type instead.
+def of_model(
+    hf, kind: str = "F32", quantized: str | None = None, words: bool = True
+) -> tuple[dict, dict]:
+    """(metadata, tensors) of a Transformers model; `quantized` stores matrices as random blocks of
+    that type instead.
 
-    As converters do, rows of queries and keys of a llama are stored with rotated pairs beside each other.
+    As converters do, rows of queries and keys of a llama are stored with rotated pairs beside each
+    other.
     """
-    c, arch = hf.config, hf.config.model_type
+    c = hf.config
+    arch = hf.config.model_type
     tensors = {}
     for name, p in hf.named_parameters():
-        x, stored = p.detach(), name_of(name)
+        x = p.detach()
+        stored = name_of(name)
         if arch == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             heads = c.num_attention_heads if ".attn_q." in stored else c.num_key_value_heads
             x = x.view(heads, 2, c.head_dim // 2, -1).transpose(1, 2).reshape(x.shape)
         if quantized and x.dim() == 2:
-            scale = 0.0004 if SIZES[quantized][0] == 256 else 0.002 if quantized in ("Q8_0", "IQ4_NL") else 0.02
-            tensors[stored] = (quantized, tuple(x.shape), blocks(quantized, tuple(x.shape), len(tensors), scale))
+            scale = (
+                0.0004
+                if SIZES[quantized][0] == 256
+                else 0.002
+                if quantized in ("Q8_0", "IQ4_NL")
+                else 0.02
+            )
+            tensors[stored] = (
+                quantized,
+                tuple(x.shape),
+                blocks(quantized, tuple(x.shape), len(tensors), scale),
+            )
         else:
             tensors[stored] = (
                 kind if x.dim() == 2 else "F32",
@@ -229,7 +320,7 @@ def write(path: Path, metadata: dict, tensors: dict, version: int = 3) -> Path:
     return path
 
 
-# Tiny models in files ------------------------------------------------------------------------------------------------
+# Tiny models in files -----------------------------------------------------------------------------
 
 VOCAB = 262
 KINDS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -246,7 +337,9 @@ def stock(kind: str = "llama", tied: bool = False, **sizes):
     return model
 
 
-def saved(folder: Path, *args, change=lambda metadata, tensors: None, version: int = 3, hf=None, **options) -> Path:
+def saved(
+    folder: Path, *args, change=lambda metadata, tensors: None, version: int = 3, hf=None, **options
+) -> Path:
     metadata, tensors = of_model(hf or stock(), *args, **options)
     change(metadata, tensors)
     return write(folder / "model.gguf", metadata, tensors, version)

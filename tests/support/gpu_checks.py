@@ -1,4 +1,5 @@
-"""Triton's kernels and the step at fixed places beside the reference: run under the interpreter by gpu_interpreted.py.
+"""Triton's kernels and the step at fixed places beside the reference: run under the interpreter by
+gpu_interpreted.py.
 
 Memory that a kernel must write or must not read is NaN.
 """
@@ -35,20 +36,29 @@ def poisoned(*args, **options) -> torch.Tensor:
 
 def close(found, wanted, tolerance: float = 2e-5) -> None:
     for name in ("out", "logits", "weights"):
-        a, b = getattr(found, name), getattr(wanted, name)
+        a = getattr(found, name)
+        b = getattr(wanted, name)
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(
-                a.float(), b.float(), rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+                a.float(),
+                b.float(),
+                rtol=tolerance,
+                atol=tolerance,
+                msg=lambda m, n=name: f"{n}: {m}",
             )
 
 
 def case(H: int, K: int, T: int, D: int, sizes: list[int], masked: list[int], seed: int) -> tuple:
     g = torch.Generator().manual_seed(seed)
-    poison = [torch.full((K, s + 5, D), float("nan")) for s in sizes]  # slots behind a segment's end must not be read
+    poison = [
+        torch.full((K, s + 5, D), float("nan")) for s in sizes
+    ]  # slots behind a segment's end must not be read
     segments = []
     for s, m, p in zip(sizes, masked, poison, strict=True):
-        k, v = (torch.cat([torch.randn(K, s, D, generator=g), p[:, s:]], 1)[:, :s] for _ in range(2))
+        k, v = (
+            torch.cat([torch.randn(K, s, D, generator=g), p[:, s:]], 1)[:, :s] for _ in range(2)
+        )
         visible = None
         if m:
             visible = torch.rand(T, m, generator=g) < 0.5
@@ -74,22 +84,31 @@ def attention() -> None:
         close(gpu.attend(q, segments, scale), reference.attend(q, segments, scale))
         kept = [0, T - 1]  # one row twice, where there is one
         options = {"softcap": 5.0, "sink": torch.randn(H), "keep": kept}
-        close(gpu.attend(q, segments, scale, **options), reference.attend(q, segments, scale, **options))
+        close(
+            gpu.attend(q, segments, scale, **options),
+            reference.attend(q, segments, scale, **options),
+        )
 
 
 def gumbel() -> None:
-    seed, position = torch.tensor([3, -(1 << 61)]), torch.tensor([[0, 5, 1 << 33], [7, 8, 9]])
-    found, wanted = gpu.gumbel(seed, position, 100, 64), noise.gumbel(seed, position, 100)
+    seed = torch.tensor([3, -(1 << 61)])
+    position = torch.tensor([[0, 5, 1 << 33], [7, 8, 9]])
+    found = gpu.gumbel(seed, position, 100, 64)
+    wanted = noise.gumbel(seed, position, 100)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def first_use() -> None:
     """What a GPU is tried on before its kernels are used."""
-    trial.compare(torch.device("cpu"), (torch.float32, torch.float16))  # the interpreter's bfloat16 products are wrong
+    trial.compare(
+        torch.device("cpu"), (torch.float32, torch.float16)
+    )  # the interpreter's bfloat16 products are wrong
 
 
 class Both:
-    """A tiny model by its ordinary path and by the step at fixed places, on caches that hold the same two rows."""
+    """A tiny model by its ordinary path and by the step at fixed places, on caches that hold the
+    same two rows.
+    """
 
     def __init__(self, name: str):
         self.lm = LM(tiny.stock(name), name)
@@ -107,13 +126,18 @@ class Both:
                     x[:, n:] = float("nan")
 
     def __call__(
-        self, tree: Tree, start: int = 0, view: View | None = None, wish: Callable[[], Captures] = Captures
+        self,
+        tree: Tree,
+        start: int = 0,
+        view: View | None = None,
+        wish: Callable[[], Captures] = Captures,
     ) -> Captures:
         """The same pass twice: logits, taps and slots must agree."""
         if not start:
             for cache in self.caches:
                 self.poison(cache)
-        wanted, found = wish(), wish()
+        wanted = wish()
+        found = wish()
         logits = self.lm(tree, self.caches[0], start, view, wanted)
         self.lm.backend = self.step
         try:
@@ -123,7 +147,8 @@ class Both:
         real = tree.parent[:, start:] != PAD
         torch.testing.assert_close(ours[real], logits[real], rtol=1e-4, atol=1e-4)
         for name in ("scores", "states"):
-            a, b = getattr(found, name), getattr(wanted, name)
+            a = getattr(found, name)
+            b = getattr(wanted, name)
             assert a.keys() == b.keys()
             for key in a:
                 x, y = (a[key], b[key]) if name == "scores" else (a[key][real], b[key][real])
@@ -133,7 +158,9 @@ class Both:
                 there = torch.cat([torch.ones(n, dtype=torch.bool), (tree.parent[b] != PAD)])
                 for x, y in zip(*(c.read(layer, b) for c in self.caches), strict=True):
                     end = n + tree.size
-                    torch.testing.assert_close(x[:, :end][:, there], y[:, :end][:, there], rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(
+                        x[:, :end][:, there], y[:, :end][:, there], rtol=1e-4, atol=1e-4
+                    )
                     assert x[:, end:].isnan().all() and y[:, end:].isnan().all()
         return found
 
@@ -148,23 +175,34 @@ def views(layers: int) -> View:
     """20 picked slots of the second row; the first row, picking nothing, sees everything."""
     indices = torch.full((layers, 2, 20), -1)
     for layer in range(layers):
-        indices[layer, 1] = torch.randperm(70, generator=torch.Generator().manual_seed(layer))[:20].sort().values
+        indices[layer, 1] = (
+            torch.randperm(70, generator=torch.Generator().manual_seed(layer))[:20].sort().values
+        )
     return View(indices, torch.tensor([0, 75]), {i: i for i in range(layers)})
 
 
 def passes() -> None:
-    """Plain, a tree of ragged rows that is padded to a size, and under a view its levels one after another."""
-    both, whole = Both("qwen3"), branches(6, 5)
+    """Plain, a tree of ragged rows that is padded to a size, and under a view its levels one after
+    another.
+    """
+    both = Both("qwen3")
+    whole = branches(6, 5)
     both(Tree.root(torch.tensor([5, 6])))
     both(branches(3, 8))
     view = views(3)
     for start, size in ((0, 3), (3, 7)):
-        part = Tree(whole.tokens[:, :size], whole.parent[:, :size], whole.depth[:, :size], whole.mask[:, :size, :size])
+        part = Tree(
+            whole.tokens[:, :size],
+            whole.parent[:, :size],
+            whole.depth[:, :size],
+            whole.mask[:, :size, :size],
+        )
         both(part, start, view)
 
 
 def captured() -> None:
-    both, whole = Both("qwen3"), branches(4, 3)
+    both = Both("qwen3")
+    whole = branches(4, 3)
     both(Tree.root(torch.tensor([5, 6])), wish=lambda: Captures(CaptureSpec("ends", "logits")))
     both(whole, wish=lambda: Captures(CaptureSpec("ends", "weights", split=True)))
     both(whole, wish=lambda: Captures(CaptureSpec("mean", "weights", hidden=(0, 2, 3))))
@@ -184,7 +222,16 @@ class NoHost(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        odd = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "lift_fresh", "unique", "item")
+        odd = (
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "equal",
+            "is_nonzero",
+            "lift_fresh",
+            "unique",
+            "item",
+        )
         assert name not in odd, f"{name} waits for the host"
         return func(*args, **(kwargs or {}))
 
@@ -193,7 +240,8 @@ class Launches:
     """A kernel that keeps the grids and numbers it is launched with."""
 
     def __init__(self, kernel, seen: list):
-        self.kernel, self.seen = kernel, seen
+        self.kernel = kernel
+        self.seen = seen
 
     def __getitem__(self, grid):
         def launch(*args, **options):
@@ -204,9 +252,17 @@ class Launches:
 
 
 def fixed() -> None:
-    """A pass asks nothing of the host, and what it launches is the same whatever its buffers hold."""
-    both, seen = Both("qwen3"), []
-    names = [(slots, "attend_slots"), (slots, "write_slots"), (slots, "mean_scores"), (gpu, "merge_splits")]
+    """A pass asks nothing of the host, and what it launches is the same whatever its buffers
+    hold.
+    """
+    both = Both("qwen3")
+    seen = []
+    names = [
+        (slots, "attend_slots"),
+        (slots, "write_slots"),
+        (slots, "mean_scores"),
+        (gpu, "merge_splits"),
+    ]
     kernels = [getattr(module, name) for module, name in names]
     for (module, name), kernel in zip(names, kernels, strict=True):
         setattr(module, name, Launches(kernel, seen))
@@ -234,7 +290,12 @@ def lossless() -> None:
     both.lm.backend = both.step
     assert engine.generate(both.lm, prompts, max_new_tokens=6) == plain
     assert (
-        engine.generate(both.lm, prompts, build("vegas-tree", both.lm, widths=[2, 2], min_budget=8), max_new_tokens=6)
+        engine.generate(
+            both.lm,
+            prompts,
+            build("vegas-tree", both.lm, widths=[2, 2], min_budget=8),
+            max_new_tokens=6,
+        )
         == plain
     )
 

@@ -1,4 +1,6 @@
-"""Triton's kernels as a GPU would get them: types and sizes of an 8B model's passes, compiled to cubins without one."""
+"""Triton's kernels as a GPU would get them: types and sizes of an 8B model's passes, compiled to
+cubins without one.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,30 @@ from longdraft.ops.triton import functions as gpu
 from longdraft.ops.triton import kernels, row_kernels, scan_kernels, scans, slots
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may have
-HALF, FLOAT, LONG, BYTE, INT = "*bf16", "*fp32", "*i64", "*u8", "*i32"
+HALF = "*bf16"
+FLOAT = "*fp32"
+LONG = "*i64"
+BYTE = "*u8"
+INT = "*i32"
 DTYPES = {HALF: torch.bfloat16, FLOAT: torch.float32}
-STRIDES = ("q_row", "q_head", "q_node", "k_row", "k_head", "k_node", "v_row", "v_head", "v_node", "k_slot", "v_slot")
+STRIDES = (
+    "q_row",
+    "q_head",
+    "q_node",
+    "k_row",
+    "k_head",
+    "k_node",
+    "v_row",
+    "v_head",
+    "v_node",
+    "k_slot",
+    "v_slot",
+)
 
 
-def build(kernel: Any, capability: int, warps: int, types: dict[str, str], constants: dict[str, Any]) -> Any:
+def build(
+    kernel: Any, capability: int, warps: int, types: dict[str, str], constants: dict[str, Any]
+) -> Any:
     """Compiles with every pointer and stride a multiple of 16, as torch's are."""
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
@@ -40,7 +60,13 @@ def attention(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> 
     types = dict.fromkeys(("q", "k", "v"), kind) | dict.fromkeys(("out", "lse", "logits"), FLOAT)
     types |= {"visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
     constants = gpu.sizes(DTYPES[kind], 4 * nodes, nodes, dim, dim, 2, True, False)
-    build(kernels.attend_split, capability, gpu.tiling(4 * nodes, dim, DTYPES[kind])[1], types, constants)
+    build(
+        kernels.attend_split,
+        capability,
+        gpu.tiling(4 * nodes, dim, DTYPES[kind])[1],
+        types,
+        constants,
+    )
 
 
 def over_slots(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> None:
@@ -49,10 +75,22 @@ def over_slots(capability: int, nodes: int, kind: str = HALF, dim: int = 128) ->
         ("out", "lse", "logits"), FLOAT
     )
     types |= {"q": kind, "visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
-    kinds = [(0, True, 0, False)] if nodes > 1 else [(0, False, 0, False), (2, False, 0, False), (0, True, 4096, True)]
+    kinds = (
+        [(0, True, 0, False)]
+        if nodes > 1
+        else [(0, False, 0, False), (2, False, 0, False), (0, True, 4096, True)]
+    )
     for options in kinds:
-        constants = slots.sizes(DTYPES[kind], 8, 4 * nodes, nodes, 16 if nodes <= 16 else 128, dim, *options)
-        build(kernels.attend_slots, capability, gpu.tiling(4 * nodes, dim, DTYPES[kind])[1], types, constants)
+        constants = slots.sizes(
+            DTYPES[kind], 8, 4 * nodes, nodes, 16 if nodes <= 16 else 128, dim, *options
+        )
+        build(
+            kernels.attend_slots,
+            capability,
+            gpu.tiling(4 * nodes, dim, DTYPES[kind])[1],
+            types,
+            constants,
+        )
 
 
 def other_sizes(capability: int, nodes: int) -> None:
@@ -68,7 +106,11 @@ def around(capability: int, nodes: int) -> None:
     types = dict.fromkeys(("out", "lse", "sink", "total"), FLOAT) | {"mixed": HALF}
     constants = {"R": 4 * nodes, "W": nodes, "DV": 128, "WIDE_V": 128, "SPLITS": 64, "SINK": True}
     build(kernels.merge_splits, capability, 4, types, constants)
-    types = dict.fromkeys(("logits", "total", "scores"), FLOAT) | {"keep": LONG, "place": INT, "bounds": LONG}
+    types = dict.fromkeys(("logits", "total", "scores"), FLOAT) | {
+        "keep": LONG,
+        "place": INT,
+        "bounds": LONG,
+    }
     for weights, pooled in ((True, True), (True, False), (False, False)):
         constants = {
             "W": nodes,
@@ -95,7 +137,8 @@ def recurrent(capability: int, name: str) -> None:
     types = dict.fromkeys(("k", "v", "q", "beta"), HALF) | {"order": INT, "scale": "fp32"}
     types |= dict.fromkeys(("gate", "state", "out", "saved"), FLOAT)
     types |= {} if delta else {"v": FLOAT}  # inputs times their time steps
-    k, v = torch.empty(1, groups, N, device="meta"), torch.empty(1, heads, P, device="meta")
+    k = torch.empty(1, groups, N, device="meta")
+    v = torch.empty(1, heads, P, device="meta")
     gate = torch.empty(1, heads, *[N] * channels, device="meta")
     terms = Terms(k, v, gate, gate if delta else None, normalized=delta)
     build(scan_kernels.scan_steps, capability, 4, types, scans.sizes(terms))
@@ -113,6 +156,12 @@ def rows(capability: int) -> None:
     build(row_kernels.rms_rows, capability, 4, types, {"D": 4096, "WIDE": 4096})
     types = dict.fromkeys(("x", "cos", "sin", "out"), HALF)
     build(row_kernels.rotate_heads, capability, 4, types, {"W": 8, "HALF": 64, "WIDE": 64})
-    build(row_kernels.gate_values, capability, 4, dict.fromkeys(("gate", "up", "out"), HALF), {"WIDE": 1024})
+    build(
+        row_kernels.gate_values,
+        capability,
+        4,
+        dict.fromkeys(("gate", "up", "out"), HALF),
+        {"WIDE": 1024},
+    )
     types = {"seed": LONG, "position": LONG, "out": FLOAT}
     build(row_kernels.gumbel_noise, capability, 4, types, {"WIDE": 1024})

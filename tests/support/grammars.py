@@ -37,9 +37,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     signs = [c for c in map(chr, range(33, 127)) if c not in "`~^@#$%&"]
     words = ["<s>", "<pad>", "</s>", "Ġ", *signs, *(a + b for a, b in pairs)][:96]
     made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, pairs))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     made.add_special_tokens([AddedToken(word, special=True) for word in ("<s>", "<pad>", "</s>")])
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 @cache
@@ -64,8 +69,11 @@ def said(tokens: list[int]) -> str:
 
 
 def by_hand(constraint: Grammar, prompt: list[int], new: int, model: str = "llama") -> list[int]:
-    """Greedy decoding under a constraint, written anew: each token is tried on a matcher that reads the whole text."""
-    lm, text = tiny.target(model), list[int]()
+    """Greedy decoding under a constraint, written anew: each token is tried on a matcher that reads
+    the whole text.
+    """
+    lm = tiny.target(model)
+    text = list[int]()
     while len(text) < new:
         best = logits_after(lm, prompt + text).argsort(descending=True).tolist()
         allowed = after(constraint, text)
@@ -76,7 +84,9 @@ def by_hand(constraint: Grammar, prompt: list[int], new: int, model: str = "llam
 
 
 def after(constraint: Grammar, text: list[int]) -> set[int] | None:
-    """The tokens that may follow a text: asked of a matcher that has read nothing else; None: the text is outside."""
+    """The tokens that may follow a text: asked of a matcher that has read nothing else; None: the
+    text is outside.
+    """
     if END in text:
         return {END}
     matcher: Any = constraint._fresh.deep_copy()
@@ -98,7 +108,9 @@ def constrained(sampler: Sampler, kind: str = "schema") -> Sampler:
     return replace(sampler, constraint=grammar(kind))
 
 
-def plain(sampler: Sampler, lengths: tuple[int, ...], new: int, kind: str, model: str = "llama") -> list[list[int]]:
+def plain(
+    sampler: Sampler, lengths: tuple[int, ...], new: int, kind: str, model: str = "llama"
+) -> list[list[int]]:
     return generate(
         tiny.target(model),
         tiny.prompts(*lengths),

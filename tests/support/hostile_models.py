@@ -1,7 +1,8 @@
-"""Model folders that ask for code, packages, files or the network. As a program: load each, and say what happened.
+"""Model folders that ask for code, packages, files or the network. As a program: load each, and say
+what happened.
 
-It is a process of its own because the packages asked for must look installed, and the Hub reachable, when
-Transformers is imported. Nothing here can do harm: what is asked for is a recorder.
+It is a process of its own because the packages asked for must look installed, and the Hub
+reachable, when Transformers is imported. Nothing here can do harm: what is asked for is a recorder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 TOUCHED: list[str] = []  # what was asked for in vain, and must not have been asked for
-RUN = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"  # of a Python file in the folder
+# of a Python file in the folder
+RUN = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 Change = Callable[[Path], Any]
 
 
@@ -56,11 +58,15 @@ def shards(name: Any) -> Change:
 
 
 DEEP = '{"a": ' * 100_000 + "1" + "}" * 100_000
-# What the folder says, and the words of the refusal; None: it loads, and says the same text as the folder unchanged.
+# What the folder says, and the words of the refusal; None: it loads, and says the same text as the
+# folder unchanged.
 CASES: dict[str, tuple[list[Change], str | None]] = {
     "nothing": ([], None),
     "attention of a Hub repository": ([config(attn_implementation="evil/kernel")], None),
-    "attention of a known repository": ([config(attn_implementation="kernels-community/flash-attn3")], None),
+    "attention of a known repository": (
+        [config(attn_implementation="kernels-community/flash-attn3")],
+        None,
+    ),
     "flash attention": ([config(attn_implementation="flash_attention_2")], None),
     "a private name of attention": (
         [config(_attn_implementation="evil/kernel", _attn_implementation_internal="evil/kernel")],
@@ -75,11 +81,21 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
     ),
     "another name": ([config(_name_or_path="evil/repo", name_or_path="evil/repo")], None),
     "code of the folder": (
-        [config(auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}), write("evil.py", RUN)],
+        [
+            config(auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}),
+            write("evil.py", RUN),
+        ],
         None,
     ),
     "code of a repository": (
-        [config(auto_map={"AutoConfig": "evil/repo--evil.C", "AutoModelForCausalLM": "evil/repo--evil.M"})],
+        [
+            config(
+                auto_map={
+                    "AutoConfig": "evil/repo--evil.C",
+                    "AutoModelForCausalLM": "evil/repo--evil.M",
+                }
+            )
+        ],
         None,
     ),
     "a model of the folder's own": (
@@ -92,14 +108,20 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
         None,
     ),
     "a tokenizer of the folder": (
-        [edit("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]}), write("evil.py", RUN)],
+        [
+            edit("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]}),
+            write("evil.py", RUN),
+        ],
         None,
     ),
     "a tokenizer that is a model": (
         [edit("tokenizer_config.json", tokenizer_class="AutoModelForCausalLM")],
         "which is not a tokenizer",
     ),
-    "a tokenizer that is a number": ([edit("tokenizer_config.json", tokenizer_class=7)], "which is not a tokenizer"),
+    "a tokenizer that is a number": (
+        [edit("tokenizer_config.json", tokenizer_class=7)],
+        "which is not a tokenizer",
+    ),
     "an adapter": (
         [
             edit(
@@ -116,15 +138,27 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
         "quantized (bitsandbytes)",
     ),
     "gptq": ([config(quantization_config={"quant_method": "gptq", "bits": 4})], "quantized (gptq)"),
-    "an unknown quantization": ([config(quantization_config={"quant_method": "evil"})], "quantized (evil)"),
+    "an unknown quantization": (
+        [config(quantization_config={"quant_method": "evil"})],
+        "quantized (evil)",
+    ),
     "an odd quantization": ([config(quantization_config=[1])], "cannot load"),
-    "weights above": ([shards("../../x.safetensors")], "may only name *.safetensors files in the model's own folder"),
+    "weights above": (
+        [shards("../../x.safetensors")],
+        "may only name *.safetensors files in the model's own folder",
+    ),
     "weights at the root": (
         [shards("/tmp/x.safetensors")],
         "may only name *.safetensors files in the model's own folder",
     ),
-    "pickled weights": ([shards("x.bin")], "may only name *.safetensors files in the model's own folder"),
-    "weights of no name": ([shards(None)], "may only name *.safetensors files in the model's own folder"),
+    "pickled weights": (
+        [shards("x.bin")],
+        "may only name *.safetensors files in the model's own folder",
+    ),
+    "weights of no name": (
+        [shards(None)],
+        "may only name *.safetensors files in the model's own folder",
+    ),
     "a deep config": ([write("config.json", DEEP)], "cannot load"),
     "a list for a config": ([write("config.json", "[1, 2]")], "cannot load"),
     "a deep index": ([write("model.safetensors.index.json", DEEP)], "nested too deeply"),
@@ -133,7 +167,16 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
 }
 
 
-PACKAGES = ("evil", "peft", "bitsandbytes", "gptqmodel", "optimum", "deep_gemm", "sonicmoe", "flash_attn")
+PACKAGES = (
+    "evil",
+    "peft",
+    "bitsandbytes",
+    "gptqmodel",
+    "optimum",
+    "deep_gemm",
+    "sonicmoe",
+    "flash_attn",
+)
 
 
 class Recorder(importlib.abc.MetaPathFinder):
@@ -185,7 +228,9 @@ def main(root: Path) -> dict[str, dict[str, Any]]:
         try:
             target, tokenizer = longdraft.load(str(folder), "float32", "cpu")
             outcome = "loaded"
-            text = longdraft.generate(target, [tokenizer("def main(argv):")["input_ids"]], max_new_tokens=8)[0]
+            text = longdraft.generate(
+                target, [tokenizer("def main(argv):")["input_ids"]], max_new_tokens=8
+            )[0]
         except longdraft.InputError as error:
             outcome = str(error)
         except Exception as error:

@@ -20,10 +20,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # model_type, and changed fi
     # the layout of E2B and E4B: layers 4 and 5 read the keys of layers 2 and 3
     "shared": ("gemma4_text", GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
     "shared-by-many": ("gemma4_text", GEMMA4 | {"num_kv_shared_layers": 4}),
-    # the layout of 26B and 31B: other key heads in layers with full attention, whose keys and values share weights
+    # the layout of 26B and 31B: other key heads in layers with full attention, whose keys and
+    # values share weights
     "global-heads": (
         "gemma4_text",
-        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+        },
     ),
     "gemma3n": ("gemma3n_text", {}),
     "differential": ("diffllama", {"num_key_value_heads": 4, "num_attention_heads": 8}),

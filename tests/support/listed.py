@@ -1,4 +1,6 @@
-"""The one list of methods that the tests of losslessness run through, and the part of each product `make test` runs."""
+"""The one list of methods that the tests of losslessness run through, and the part of each product
+`make test` runs.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ OPTIONS = {
     "triforce": {"budget": 24, "window": 12, "sink": 2, "gamma": 5},
     "medusa": {"widths": [24, 3]},
     "tokenswift": SWIFT,
-    "eagle2": EAGLE | {"reach": 40, "window": 18, "sink": 3},  # a row of 31 grows beyond it beside longer ones
+    "eagle2": EAGLE
+    | {"reach": 40, "window": 18, "sink": 3},  # a row of 31 grows beyond it beside longer ones
     "eagle3": EAGLE | {"reach": 20, "window": 12, "sink": 2},
     "mtp": {"widths": [24, 4, 4], "sink": 3, "window": 20},
     "dflash": {"nodes": 60, "window": 16},
@@ -66,7 +69,9 @@ OPTIONS = {
 
 
 def make(name: str, target: LM, part=None, **options) -> Drafter:
-    """The named method with these options; where it needs weights and is given none, random ones."""
+    """The named method with these options; where it needs weights and is given none, random
+    ones.
+    """
     needs = find(name).needs
     if part is None and needs == "glide":
         part = tiny.taught_glide(target)
@@ -75,34 +80,59 @@ def make(name: str, target: LM, part=None, **options) -> Drafter:
     return build(name, target, part, **options)
 
 
-# Variants of named methods, compositions that have no name, and `auto` with costs at which drafts always pay.
+# Variants of named methods, compositions that have no name, and `auto` with costs at which drafts
+# always pay.
 COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "vegas as published": lambda t: make("vegas", t, **SMALL, score="logits", rows="ends", reach=0),
     "vegas tree": lambda t: SelfDrafter(t, Guided(0.07, 16), WIDTHS),
-    "vegas, then lookup": lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [1, 1]), Lookup(2, 4)),
-    "vegas tree, then lookup": lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [2, 2]), Lookup(1, 3)),
+    "vegas, then lookup": lambda t: Sequential(
+        SelfDrafter(t, Guided(0.07, 16), [1, 1]), Lookup(2, 4)
+    ),
+    "vegas tree, then lookup": lambda t: Sequential(
+        SelfDrafter(t, Guided(0.07, 16), [2, 2]), Lookup(1, 3)
+    ),
     "suffix over texts": lambda t: make("suffix", t, nodes=6, earlier=99),
     "quest tree": lambda t: SelfDrafter(t, Quest(0.07, 16, page=4, dense=0), [2, 3]),
-    "specextend by itself": lambda t: SelfDrafter(t, Retrieval(0.07, 16, chunk=8, every=2), [1] * 4),
-    "triforce by itself": lambda t: Hierarchical(t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [2]), 4),
+    "specextend by itself": lambda t: SelfDrafter(
+        t, Retrieval(0.07, 16, chunk=8, every=2), [1] * 4
+    ),
+    "triforce by itself": lambda t: Hierarchical(
+        t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [2]), 4
+    ),
     "sd, the end alone": lambda t: make("sd", t, gamma=4, reads=12),
     "budgetdraft by itself": lambda t: make("budgetdraft", t, t, gamma=4, budget=40, every=2),
-    "budgetdraft by itself, the end alone": lambda t: SmallModelDrafter(t, Chunks(24, every=2), [1] * 4, tail=26),
+    "budgetdraft by itself, the end alone": lambda t: SmallModelDrafter(
+        t, Chunks(24, every=2), [1] * 4, tail=26
+    ),
     "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40, score="last_key"), WIDTHS),
-    "budgetdraft tree, then lookup": lambda t: Sequential(SmallModelDrafter(t, Chunks(40), [2, 2]), Lookup(1, 3)),
-    "longspec, then lookup": lambda t: Sequential(GlideDrafter(tiny.taught_glide(t), [2, 2]), Lookup(1, 3)),
-    "tokenswift by chance": lambda t: make("tokenswift", t, **SWIFT | {"widths": [2, 1, 1, 1], "choice": "random"}),
+    "budgetdraft tree, then lookup": lambda t: Sequential(
+        SmallModelDrafter(t, Chunks(40), [2, 2]), Lookup(1, 3)
+    ),
+    "longspec, then lookup": lambda t: Sequential(
+        GlideDrafter(tiny.taught_glide(t), [2, 2]), Lookup(1, 3)
+    ),
+    "tokenswift by chance": lambda t: make(
+        "tokenswift", t, **SWIFT | {"widths": [2, 1, 1, 1], "choice": "random"}
+    ),
     "medusa, then lookup": lambda t: Sequential(make("medusa", t), Lookup(1, 3)),
     "longspec, best paths": lambda t: make("longspec", t, **GLIDE, nodes=9),
     "eagle3, then reuse": lambda t: Sequential(make("eagle3", t, **EAGLE), Reuse(3, 2)),
-    "vegas tree, then reuse": lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)),
+    "vegas tree, then reuse": lambda t: Sequential(
+        SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)
+    ),
     "auto": lambda t: Auto([BUILD["longspec"](t), BUILD["vegas"](t), Lookup()], Stated()),
     "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
-    "vegas tree by an int8 copy": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"),
+    "vegas tree by an int8 copy": lambda t: make(
+        "vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"
+    ),
     "vegas with int4 keys": lambda t: make("vegas", t, **SMALL, draft_kv="int4"),
-    "vegas tree with int8 keys": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_kv="int8"),
+    "vegas tree with int8 keys": lambda t: make(
+        "vegas-tree", t, widths=[3, 4], min_budget=16, draft_kv="int8"
+    ),
     "snapkv with int4 keys": lambda t: make("magicdec-snapkv", t, **SMALL, draft_kv="int4"),
-    "window with int8 keys": lambda t: SelfDrafter(t, Coded(SinkWindow(4, 0.07, 40), 8, recent=5), [1] * 4),
+    "window with int8 keys": lambda t: SelfDrafter(
+        t, Coded(SinkWindow(4, 0.07, 40), 8, recent=5), [1] * 4
+    ),
     "every key in 4 bits": lambda t: SelfDrafter(t, Coded(Full(), 4, recent=8), [1] * 3),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
 }
@@ -113,11 +143,18 @@ def named(name: str) -> Callable[[LM], Drafter]:
 
 
 BUILD = {name: named(name) for name in OPTIONS} | COMPOSED
-FROM_TEXT = {"lookup", "suffix", "suffix over texts", "recycle"}  # random text gives them next to nothing to find
+FROM_TEXT = {
+    "lookup",
+    "suffix",
+    "suffix over texts",
+    "recycle",
+}  # random text gives them next to nothing to find
 ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
 
-# `make test` leaves out what is marked `full`: of a product of methods and models it runs every named method on the
-# first model and three on the others (a view of the target, drafter weights, n-grams); of the samplers two. Of COMPOSED
+# `make test` leaves out what is marked `full`: of a product of methods and models it runs every
+# named method on the
+# first model and three on the others (a view of the target, drafter weights, n-grams); of the
+# samplers two. Of COMPOSED
 # it runs what no named method has, and all of it only in test_lossless.py.
 full = pytest.mark.full
 THREE = ("vegas", "longspec", "lookup")
@@ -140,19 +177,29 @@ def case(*values, id: str, daily: bool):
 
 
 def each_method_on(*models: str, first: Collection[str] = DAILY) -> pytest.MarkDecorator:
-    """Parametrized by the product of these models and all methods; `first` are those of `make test` on models[0]."""
+    """Parametrized by the product of these models and all methods; `first` are those of `make test`
+    on models[0].
+    """
     daily = {models[0]: first}
-    cases = [case(m, name, id=f"{m}-{name}", daily=name in daily.get(m, THREE)) for m, name in product(models, BUILD)]
+    cases = [
+        case(m, name, id=f"{m}-{name}", daily=name in daily.get(m, THREE))
+        for m, name in product(models, BUILD)
+    ]
     return pytest.mark.parametrize("model,method", cases)
 
 
-each_method = pytest.mark.parametrize("method", [case(name, id=name, daily=name in DAILY) for name in BUILD])
-each_sampler = pytest.mark.parametrize("sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()])
+each_method = pytest.mark.parametrize(
+    "method", [case(name, id=name, daily=name in DAILY) for name in BUILD]
+)
+each_sampler = pytest.mark.parametrize(
+    "sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()]
+)
 each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 
 
 read_in_any_parts = pytest.mark.skipif(
-    tiny.target("llama").prompt_block > 1, reason="torch reads prompts here, in blocks: test_prompt_blocks.py"
+    tiny.target("llama").prompt_block > 1,
+    reason="torch reads prompts here, in blocks: test_prompt_blocks.py",
 )
 
 
@@ -166,7 +213,9 @@ def exact(model: str) -> str:
 # Options with which a draft reads the whole context: every draft is accepted.
 FULL_BUDGET = {
     "vegas": lambda t: build("vegas", t, gamma=5, min_budget=999),
-    "vegas by share": lambda t: build("vegas", t, gamma=5, keep_ratio=1.0, min_budget=1, score="weights"),
+    "vegas by share": lambda t: build(
+        "vegas", t, gamma=5, keep_ratio=1.0, min_budget=1, score="weights"
+    ),
     "magicdec-stream": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999),
     "no sink": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999, sink=0),
     "random-picks": lambda t: build("random-picks", t, gamma=5, min_budget=999),

@@ -27,10 +27,14 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def small(target: LM, policy: Policy | None = None) -> SmallModelDrafter:
-    return SmallModelDrafter(random_lm(target, 1), policy or SinkWindow(2, 0.0, 8), [1, 1], target.vocab)
+    return SmallModelDrafter(
+        random_lm(target, 1), policy or SinkWindow(2, 0.0, 8), [1, 1], target.vocab
+    )
 
 
-def begun(lm: LM, drafter: Drafter, sampler=SAMPLERS["T=1"], limit: int = 60, lengths=LENGTHS) -> Sequences:
+def begun(
+    lm: LM, drafter: Drafter, sampler=SAMPLERS["T=1"], limit: int = 60, lengths=LENGTHS
+) -> Sequences:
     seqs = prefill(lm, tiny.prompts(*lengths), limit, sampler, SEED, ())
     drafter.start(seqs)
     step(lm, drafter, seqs, match, Stats(), draft=False)
@@ -40,17 +44,24 @@ def begun(lm: LM, drafter: Drafter, sampler=SAMPLERS["T=1"], limit: int = 60, le
 def check_cache(lm: LM, cache: KVCache, tokens: list[list[int]]) -> None:
     """A cache holds what the model computes of a prefix of each row's tokens."""
     for b, row in enumerate(tokens):
-        n, fresh = int(cache.length[b]), lm.new_cache(1, 128)
+        n = int(cache.length[b])
+        fresh = lm.new_cache(1, 128)
         lm.prefill(row[:n], fresh)
         for layer in cache.layers if n else []:
             for found, want in zip(cache.read(layer, b), fresh.read(layer, 0), strict=True):
-                assert torch.allclose(found[:, :n], want[:, :n], atol=1e-4), f"row {b}, layer {layer}"
+                assert torch.allclose(found[:, :n], want[:, :n], atol=1e-4), (
+                    f"row {b}, layer {layer}"
+                )
 
 
 def check_caches(model: str = "llama", policy: Callable[[], Policy] = POLICIES["chunks"]) -> None:
-    """After every round the target's cache and the small model's hold what was said, and nothing of a middle level."""
+    """After every round the target's cache and the small model's hold what was said, and nothing of
+    a middle level.
+    """
     lm = tiny.target(model)
-    inner = small(lm, Full())  # under a sparse view its own keys would be approximations, as published
+    inner = small(
+        lm, Full()
+    )  # under a sparse view its own keys would be approximations, as published
     drafter = Hierarchical(lm, policy(), inner, 4)
     with torch.inference_mode():
         seqs = begun(lm, drafter)

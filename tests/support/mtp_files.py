@@ -1,4 +1,6 @@
-"""Tiny checkpoints with MTP layers, under the names that families of models have in their releases."""
+"""Tiny checkpoints with MTP layers, under the names that families of models have in their
+releases.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ LISTS = ("layer_types", "mlp_layer_types")
 class Family:
     """How a family writes MTP layer i (from 0).
 
-    own: the names of norm_token, norm_feature, fuse, norm_out; at: where the decoder layer's weights are.
+    own: the names of norm_token, norm_feature, fuse, norm_out; at: where the decoder layer's
+    weights are.
     """
 
     config: Callable[[int], Any]  # of a body of BODY layers with so many MTP layers behind it
@@ -62,7 +65,11 @@ def _behind(names: str) -> Callable[[int], list[str]]:
 
 
 def _mellum(count: int) -> Any:
-    options = EXPERTS | {"num_experts": 4, "sliding_window": 8, "layer_types": TYPES + ["sliding_attention"] * count}
+    options = EXPERTS | {
+        "num_experts": 4,
+        "sliding_window": 8,
+        "layer_types": TYPES + ["sliding_attention"] * count,
+    }
     return MellumConfig(**_base(count), **options)
 
 
@@ -70,39 +77,67 @@ def _mimo_v2(count: int) -> Any:
     types = TYPES + ["sliding_attention"] * count
     mlps = ["dense"] + ["sparse"] * (BODY - 1) + ["dense"] * count
     options = EXPERTS | {"n_routed_experts": 4, "v_head_dim": 12, "sliding_window": 8}
-    return MiMoV2FlashConfig(**_base(count, num_key_value_heads=1), **options, layer_types=types, mlp_layer_types=mlps)
+    return MiMoV2FlashConfig(
+        **_base(count, num_key_value_heads=1), **options, layer_types=types, mlp_layer_types=mlps
+    )
 
 
 def _glm(count: int) -> Any:
-    return Glm4MoeConfig(**_base(count), **EXPERTS, n_routed_experts=4, first_k_dense_replace=1, use_qk_norm=True)
+    return Glm4MoeConfig(
+        **_base(count), **EXPERTS, n_routed_experts=4, first_k_dense_replace=1, use_qk_norm=True
+    )
 
 
-HYBRID = ["linear_attention", "full_attention", "linear_attention"]  # the last layer of the body has no keys
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+HYBRID = [
+    "linear_attention",
+    "full_attention",
+    "linear_attention",
+]  # the last layer of the body has no keys
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 
 
 def _qwen3_next(count: int) -> Any:
     options = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32}
-    return Qwen3NextConfig(**_base(count), **options, **LINEAR, layer_types=HYBRID + ["full_attention"] * count)
+    return Qwen3NextConfig(
+        **_base(count), **options, **LINEAR, layer_types=HYBRID + ["full_attention"] * count
+    )
 
 
 def _qwen3_5(count: int) -> Any:
-    return Qwen3_5TextConfig(**_base(count, head_dim=16), **LINEAR, layer_types=HYBRID + ["full_attention"] * count)
+    return Qwen3_5TextConfig(
+        **_base(count, head_dim=16), **LINEAR, layer_types=HYBRID + ["full_attention"] * count
+    )
 
 
 def _qwen(config: Callable[[int], Any]) -> Family:
     names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-    return Family(config, lambda i: f"mtp.layers.{i}.", lambda i: [f"mtp.{n}.weight" for n in names], centered=True)
+    return Family(
+        config,
+        lambda i: f"mtp.layers.{i}.",
+        lambda i: [f"mtp.{n}.weight" for n in names],
+        centered=True,
+    )
 
 
-NEXTN = partial(Family, at=lambda i: f"model.layers.{BODY + i}.", own=_behind("enorm hnorm eh_proj shared_head.norm"))
+NEXTN = partial(
+    Family,
+    at=lambda i: f"model.layers.{BODY + i}.",
+    own=_behind("enorm hnorm eh_proj shared_head.norm"),
+)
 FAMILIES = {
     "deepseek_v3": NEXTN(_deepseek),
     "glm4_moe": NEXTN(_glm),
     "mellum": Family(
         _mellum,
         at=lambda i: f"mtp.layers.{i}.",
-        own=lambda i: [f"mtp.{n}.weight" for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")],
+        own=lambda i: [
+            f"mtp.{n}.weight" for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+        ],
         window=8,
     ),
     "qwen3_next": _qwen(_qwen3_next),
@@ -110,7 +145,10 @@ FAMILIES = {
     "mimo_v2_flash": Family(
         _mimo_v2,
         at=lambda i: f"model.mtp.layers.{i}.",
-        own=lambda i: [f"model.mtp.layers.{i}.{n}.weight" for n in ("enorm", "hnorm", "eh_proj", "final_layernorm")],
+        own=lambda i: [
+            f"model.mtp.layers.{i}.{n}.weight"
+            for n in ("enorm", "hnorm", "eh_proj", "final_layernorm")
+        ],
         inner=lambda name: name.replace("post_attention_layernorm", "pre_mlp_layernorm"),
         window=8,
     ),
@@ -129,7 +167,9 @@ FAMILIES = {
 
 @dataclass
 class Made:
-    """A checkpoint's folder, the longer model whose last layers are its MTP layers, and what joins them to the body."""
+    """A checkpoint's folder, the longer model whose last layers are its MTP layers, and what joins
+    them to the body.
+    """
 
     folder: Path
     donor: Any
@@ -137,8 +177,11 @@ class Made:
 
 
 def write(folder: Path, family: str, count: int = 1) -> Made:
-    """A model of BODY + count layers, saved by Transformers; then its last layers are named as MTP layers."""
-    made, config = FAMILIES[family], FAMILIES[family].config(count)
+    """A model of BODY + count layers, saved by Transformers; then its last layers are named as MTP
+    layers.
+    """
+    made = FAMILIES[family]
+    config = FAMILIES[family].config(count)
     torch.manual_seed(1)
     donor = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for name, p in donor.named_parameters():
@@ -148,7 +191,8 @@ def write(folder: Path, family: str, count: int = 1) -> Made:
             torch.nn.init.uniform_(p, 0.5, 1.5)
     donor.save_pretrained(folder)
     file = folder / "model.safetensors"
-    weights, d = load_file(file), config.hidden_size
+    weights = load_file(file)
+    d = config.hidden_size
     scale = lambda: torch.rand(d) + 0.5  # noqa: E731
     joints = [[scale(), scale(), torch.randn(d, 2 * d) / 8, scale()] for _ in range(count)]
     for i, joint in enumerate(joints):
@@ -172,11 +216,20 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @torch.inference_mode()
 def plain_layer(made: Made, family: str, i: int, features: Tensor, tokens: Tensor) -> Tensor:
-    """The output [N,d] of MTP layer i for pairs i, i+1, ... of features [N,d] with tokens [N]: no cache, no ring."""
-    facts, config, body = FAMILIES[family], made.donor.config, made.donor.model
+    """The output [N,d] of MTP layer i for pairs i, i+1, ... of features [N,d] with tokens [N]: no
+    cache, no ring.
+    """
+    facts = FAMILIES[family]
+    config = made.donor.config
+    body = made.donor.model
     (norm_token, norm_feature, fuse, norm_out), eps = made.joints[i], config.rms_norm_eps
-    norm_token, norm_feature, norm_out = (w + facts.centered for w in (norm_token, norm_feature, norm_out))
-    parts = [normed(body.embed_tokens(tokens), norm_token, eps), normed(features, norm_feature, eps)]
+    norm_token, norm_feature, norm_out = (
+        w + facts.centered for w in (norm_token, norm_feature, norm_out)
+    )
+    parts = [
+        normed(body.embed_tokens(tokens), norm_token, eps),
+        normed(features, norm_feature, eps),
+    ]
     x = (torch.cat(parts[::-1] if facts.hidden_first else parts, -1) @ fuse.T)[None]
     place = torch.arange(len(tokens))[None] + 1 + i
     behind = place[0, :, None] - place[0]
@@ -185,5 +238,7 @@ def plain_layer(made: Made, family: str, i: int, features: Tensor, tokens: Tenso
     kind = ("sliding_attention",) if facts.window else ()
     by_grid = hasattr(body.rotary_emb, "mrope_section")
     rotation = body.rotary_emb(x, place.expand(3, -1, -1) if by_grid else place, *kind)
-    out = body.layers[BODY + i](x, attention_mask=mask, position_ids=place, position_embeddings=rotation)
+    out = body.layers[BODY + i](
+        x, attention_mask=mask, position_ids=place, position_embeddings=rotation
+    )
     return normed(out[0], norm_out, eps)

@@ -18,7 +18,9 @@ from longdraft.ops import Segment, attend
 
 @dataclass
 class Whole:
-    """Attention of every pair to those that it sees, by a mask [N,N]; keeps the keys and values [K,N,D]."""
+    """Attention of every pair to those that it sees, by a mask [N,N]; keeps the keys and values
+    [K,N,D].
+    """
 
     mask: torch.Tensor
     calls: int = 0
@@ -28,13 +30,20 @@ class Whole:
         return attend(q[0], [Segment(k[0], v[0], self.mask)], scale, softcap, sink).out[None]
 
 
-def recomputed(module: MtpLayers, text: list[int], sink: int, window: int) -> list[tuple[torch.Tensor, tuple]]:
-    """Of each layer: the output [N,d] of every pair, and its key and value, from one pass over the text."""
-    lm, tokens = module.target, torch.tensor([text])
+def recomputed(
+    module: MtpLayers, text: list[int], sink: int, window: int
+) -> list[tuple[torch.Tensor, tuple]]:
+    """Of each layer: the output [N,d] of every pair, and its key and value, from one pass over the
+    text.
+    """
+    lm = module.target
+    tokens = torch.tensor([text])
     captured = Captures(CaptureSpec(hidden=(lm.config.num_hidden_layers,)))
     lm(Tree.chain(tokens[:, :-1]), lm.new_cache(1, len(text)), captured=captured)
-    feature, pair = module.feature(captured.states[lm.config.num_hidden_layers]), torch.arange(len(text) - 1)
-    behind, found = pair[:, None] - pair, []
+    feature = module.feature(captured.states[lm.config.num_hidden_layers])
+    pair = torch.arange(len(text) - 1)
+    behind = pair[:, None] - pair
+    found = []
     for i in range(len(module)):
         seen = (behind >= 0) & ((behind < window) | (pair < sink)) & (pair >= i)
         whole = Whole(seen | (behind == 0))
@@ -45,9 +54,12 @@ def recomputed(module: MtpLayers, text: list[int], sink: int, window: int) -> li
 
 
 class Watched(Mtp):
-    """Compares its rings with recomputation before every draft, and checks the shape of its trees."""
+    """Compares its rings with recomputation before every draft, and checks the shape of its
+    trees.
+    """
 
-    checked, slots = 0, 0
+    checked = 0
+    slots = 0
 
     def ready(self, seqs):
         super().ready(seqs)
@@ -55,15 +67,23 @@ class Watched(Mtp):
             n = int(seqs.cache.length[b])
             assert int(self.fed[b]) == n
             if n:
-                self.compare(b, recomputed(self.module, seqs.tokens[b, : n + 1].tolist(), self.sink, self.window))
+                self.compare(
+                    b,
+                    recomputed(
+                        self.module, seqs.tokens[b, : n + 1].tolist(), self.sink, self.window
+                    ),
+                )
         self.slots = max(ring.cache.read(0, 0)[0].shape[1] for ring in self.rings)
 
     def compare(self, b, want):
-        since, n = int(self.since[b]), int(self.fed[b])
+        since = int(self.since[b])
+        n = int(self.fed[b])
         for i, (ring, (output, keys)) in enumerate(zip(self.rings, want, strict=True)):
             held = ring.held[b][ring.held[b] >= 0]
             first = max(since + i, n - self.window)
-            assert sorted(held.tolist()) == sorted({*range(i, min(self.sink, n)), *range(max(first, i), n)})
+            assert sorted(held.tolist()) == sorted(
+                {*range(i, min(self.sink, n)), *range(max(first, i), n)}
+            )
             if n > i:
                 for mine, theirs in zip(ring.cache.read(0, b), keys, strict=True):
                     close(mine[:, (ring.held[b] >= 0).nonzero()[:, 0]], theirs[:, held], 1e-4)
@@ -76,8 +96,17 @@ class Watched(Mtp):
         return tree
 
 
-def watch(layers: int = 1, widths=(24, 4), sink: int = 3, window: int = 12, model: str = "llama", adaptive=False):
-    """A run of rows of unequal lengths, one of a single token, that accept unequally and end at different times."""
+def watch(
+    layers: int = 1,
+    widths=(24, 4),
+    sink: int = 3,
+    window: int = 12,
+    model: str = "llama",
+    adaptive=False,
+):
+    """A run of rows of unequal lengths, one of a single token, that accept unequally and end at
+    different times.
+    """
     lm = tiny.target(model)
     drafter = Watched(random_mtp(lm, 0, layers), widths, sink, window)
     build = lambda t: AdaptiveDraft(drafter) if adaptive else drafter  # noqa: E731

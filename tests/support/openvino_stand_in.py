@@ -1,6 +1,8 @@
-"""Stands in for a Python with openvino-genai: run as an interpreter, it executes longdraft's script with fake packages.
+"""Stands in for a Python with openvino-genai: run as an interpreter, it executes longdraft's script
+with fake packages.
 
-Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "dies": last words}.
+Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error,
+"dies": last words}.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from typing import Any
 class LLMPipeline:
     def __init__(self, file: str, device: str, **options: object):
         text = Path(file).read_bytes().removeprefix(b"GGUF") if Path(file).is_file() else b""
-        self.model, self.options = json.loads(text or "{}"), options
+        self.model = json.loads(text or "{}")
+        self.options = options
         if "refuses" in self.model:
-            raise RuntimeError(f"Exception from a source file:\nCheck 'x' failed\n\n{self.model['refuses']}\n\n")
+            raise RuntimeError(
+                f"Exception from a source file:\nCheck 'x' failed\n\n{self.model['refuses']}\n\n"
+            )
         if options.get("enable_save_ov_model"):
             (Path(file).parent / "openvino_model.xml").write_text("saved")
 
-    def generate(self, inputs: SimpleNamespace, config: SimpleNamespace, streamer: StreamerBase) -> SimpleNamespace:
+    def generate(
+        self, inputs: SimpleNamespace, config: SimpleNamespace, streamer: StreamerBase
+    ) -> SimpleNamespace:
         print("native code prints this to stdout")
         if "dies" in self.model:
             print(self.model["dies"], file=sys.stderr, flush=True)
@@ -53,7 +60,9 @@ def main() -> None:
         return
     core = SimpleNamespace(get_property=lambda device, name: "bfloat16")
     modules: dict[str, Any] = sys.modules
-    modules["openvino"] = SimpleNamespace(__version__="2026.4.1", Core=lambda: core, Tensor=lambda array: array)
+    modules["openvino"] = SimpleNamespace(
+        __version__="2026.4.1", Core=lambda: core, Tensor=lambda array: array
+    )
     modules["openvino_genai"] = SimpleNamespace(
         LLMPipeline=LLMPipeline,
         StreamerBase=StreamerBase,

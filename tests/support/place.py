@@ -1,4 +1,6 @@
-"""A folder with a tiny model, prompts and what can be wrong with either; the command line called in it."""
+"""A folder with a tiny model, prompts and what can be wrong with either; the command line called in
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,21 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from longdraft.cli import main
 from longdraft.training import tokenizer as bpe
 
-WORDS = ["draft", "tree", "cache", "token", "naïve", "verify", "日本", "accept", "leaf", "été", "🎉", "root", "\n"]
+WORDS = [
+    "draft",
+    "tree",
+    "cache",
+    "token",
+    "naïve",
+    "verify",
+    "日本",
+    "accept",
+    "leaf",
+    "été",
+    "🎉",
+    "root",
+    "\n",
+]
 BRIEF = ("--max-new-tokens", "24", "--dtype", "float32")
 SHORT = (*BRIEF, "--ignore-eos")
 
@@ -41,13 +57,18 @@ def place(tmp_path_factory):
     (root / "latin1.txt").write_bytes("été".encode("latin-1"))
     (root / "zero.bin").write_bytes(b"ab\0cd")
     config = (root / "tiny" / "config.json").read_text()
-    for name, weights in (("bare", None), ("pickled", "pytorch_model.bin"), ("broken", "model.safetensors")):
+    for name, weights in (
+        ("bare", None),
+        ("pickled", "pytorch_model.bin"),
+        ("broken", "model.safetensors"),
+    ):
         (root / name).mkdir()
         (root / name / "config.json").write_text(config)
         if weights:
             (root / name / weights).write_bytes(b"not weights")
     (root / "nothing").mkdir()
-    before, old = torch.get_num_threads(), os.getcwd()
+    before = torch.get_num_threads()
+    old = os.getcwd()
     os.chdir(root)
     yield root
     os.chdir(old)

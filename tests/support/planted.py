@@ -47,30 +47,54 @@ def reject_plant(fault):
 
 # fault: (plant, check); a fault may stand here more than once, " v ..." tells its lines apart
 PLANTED = {
-    "one draw per path (TokenSwift) v law": (plant_verifier("match", broken.per_path_draws), match_law),
-    "one draw per path (TokenSwift) v plain": (plant_verifier("match", broken.per_path_draws), tree),
+    "one draw per path (TokenSwift) v law": (
+        plant_verifier("match", broken.per_path_draws),
+        match_law,
+    ),
+    "one draw per path (TokenSwift) v plain": (
+        plant_verifier("match", broken.per_path_draws),
+        tree,
+    ),
     "ratio by tree slot (LongSpec)": (reject_plant("ratio by tree slot"), tree_law),
     "redraws from p, not the residual (TriForce)": (reject_plant("redraws from p"), tree_law),
     "q forced to 1": (reject_plant("q forced to 1"), tree_law),
     "q keeps a refused token": (reject_plant("q keeps a refused token"), tree_law),
-    "ratio test of a child that is no draw": (reject_plant("tests a child that is no draw"), narrow_law),
+    "ratio test of a child that is no draw": (
+        reject_plant("tests a child that is no draw"),
+        narrow_law,
+    ),
     "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, penalized),
     "position off by one": (broken.wrong_position, chain),
-    "position off by one v stock": (broken.wrong_position, partial(structure.check_tree_pass, "llama")),
+    "position off by one v stock": (
+        broken.wrong_position,
+        partial(structure.check_tree_pass, "llama"),
+    ),
     "a node sees its sibling": (broken.sees_sibling, tree),
-    "a node sees its sibling v stock": (broken.sees_sibling, partial(structure.check_tree_pass, "llama")),
+    "a node sees its sibling v stock": (
+        broken.sees_sibling,
+        partial(structure.check_tree_pass, "llama"),
+    ),
     "a node sees its sibling v naive": (broken.sees_sibling, structure.check_branching_shape),
     "kept slots shifted by one": (broken.keep_shifted, tree),
     "kept slots shifted by one v cache": (broken.keep_shifted, structure.check_branching_keep),
     "kept slots not moved": (broken.keep_in_place, tree),
     "kept slots not moved v cache": (broken.keep_in_place, structure.check_branching_keep),
     "length off by one after acceptance": (broken.length_off, chain),
-    "length off by one after acceptance v cache": (broken.length_off, structure.check_branching_keep),
+    "length off by one after acceptance v cache": (
+        broken.length_off,
+        structure.check_branching_keep,
+    ),
     "rollback leaves one slot": (broken.rollback_off, structure.check_rollback),
     "draft overwrites committed slots": (broken.corrupting_draft, chain),
-    "the middle level counts as verified (TriForce)": (plant_verifier("match", broken.unverified), levels),
+    "the middle level counts as verified (TriForce)": (
+        plant_verifier("match", broken.unverified),
+        levels,
+    ),
     "the middle level's slots stay committed (TriForce)": (broken.middle_stays, levels),
-    "the middle level's slots stay committed (TriForce) v cache": (broken.middle_stays, check_caches),
+    "the middle level's slots stay committed (TriForce) v cache": (
+        broken.middle_stays,
+        check_caches,
+    ),
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, levels),
     "the middle level's keys stay (TriForce) v cache": (broken.middle_keys_stay, check_caches),
     "an MTP ring keeps refused drafts": (broken.refused_pairs_stay, check_ring),
@@ -119,7 +143,8 @@ def coin_of_zero():
     return check_impossible, bad
 
 
-# fault: () -> (check, the check of a twin); no plant, since the fault lies in what the check is given
+# fault: () -> (check, the check of a twin); no plant, since the fault lies in what the check is
+# given
 APART = {
     "top-k children tested as draws (LongSpec)": top_k_children,
     "draft noise used by two rounds": noise_used_twice,

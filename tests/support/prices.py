@@ -12,7 +12,8 @@ from longdraft.drafters import Drafter
 
 @dataclass
 class Stated:
-    """A draft costs `fixed` and `each` per level; verifying costs `node` per node and `look` if scores are kept.
+    """A draft costs `fixed` and `each` per level; verifying costs `node` per node and `look` if
+    scores are kept.
 
     more: multiplies the cost of a draft by the number of rows. corrects: whether steps are timed.
     """

@@ -39,9 +39,17 @@ def serving(
     method: str = "vegas", drafter: Any = None, session: dict | None = None, **settings: Any
 ) -> Iterator[Server]:
     lm, tokenizer = loaded()
-    options = {"batch": 4, "slots": 512, "chunk": 64, "queue": 16, "prefixes": PrefixCache(4096)} | (session or {})
+    options = {
+        "batch": 4,
+        "slots": 512,
+        "chunk": 64,
+        "queue": 16,
+        "prefixes": PrefixCache(4096),
+    } | (session or {})
     made = Session(lm, drafter or build(method, lm), **options)
-    server = Server(made, tokenizer, Settings("tiny", method, **({"port": 0, "most_new": 256} | settings)))
+    server = Server(
+        made, tokenizer, Settings("tiny", method, **({"port": 0, "most_new": 256} | settings))
+    )
     thread = threading.Thread(target=lambda: setattr(server, "status", server.run()), daemon=True)
     thread.start()
     deadline = time.monotonic() + 30
@@ -79,13 +87,23 @@ def chunks(response: httpx.Response) -> list[dict]:
 
 
 def asked(**more: Any) -> dict:
-    return {"model": "tiny", "prompt": TEXT, "max_tokens": NEW, "seed": 3, "ignore_eos": True} | more
+    return {
+        "model": "tiny",
+        "prompt": TEXT,
+        "max_tokens": NEW,
+        "seed": 3,
+        "ignore_eos": True,
+    } | more
 
 
-def said(prompt: list[int], sampler: Sampler | None = None, seed: int = 3, eos: Any = (), new: int = NEW) -> str:
+def said(
+    prompt: list[int], sampler: Sampler | None = None, seed: int = 3, eos: Any = (), new: int = NEW
+) -> str:
     """What `generate` says."""
     lm, tokenizer = loaded()
-    [tokens] = generate(lm, [prompt], max_new_tokens=new, sampler=sampler or Sampler(1.0), seed=seed, eos=eos)
+    [tokens] = generate(
+        lm, [prompt], max_new_tokens=new, sampler=sampler or Sampler(1.0), seed=seed, eos=eos
+    )
     return text_of(tokenizer, tokens)
 
 
@@ -97,7 +115,11 @@ def quiet(server: Server, most_s: float = 10) -> bool:
     """Whether nothing runs or waits, soon."""
     deadline = time.monotonic() + most_s
     while time.monotonic() < deadline:
-        if not server.engine.open and not server.engine.session.running and not server.engine.session.waiting:
+        if (
+            not server.engine.open
+            and not server.engine.session.running
+            and not server.engine.session.waiting
+        ):
             return True
         time.sleep(0.01)
     return False

@@ -13,8 +13,17 @@ from longdraft.drafters import Drafter
 SLOTS = 160
 
 
-# prompt tokens, new tokens, the place of a token in the text that is made an end token (None: the text has no end)
-REQUESTS = [(70, 14, None), (31, 3, None), (9, 20, 7), (50, 1, None), (1, 9, None), (44, 17, 4), (12, 6, None)]
+# prompt tokens, new tokens, the place of a token in the text that is made an end token (None: the
+# text has no end)
+REQUESTS = [
+    (70, 14, None),
+    (31, 3, None),
+    (9, 20, 7),
+    (50, 1, None),
+    (1, 9, None),
+    (44, 17, 4),
+    (12, 6, None),
+]
 
 
 @cache
@@ -30,12 +39,16 @@ def request(model: str, i: int, sampler: str = "T=1") -> tuple[dict, list[int]]:
     return {"prompt": prompt, **options}, text
 
 
-def session(model: str, drafter: Drafter | None = None, batch: int = 3, sampler: str = "T=1", **more) -> Session:
+def session(
+    model: str, drafter: Drafter | None = None, batch: int = 3, sampler: str = "T=1", **more
+) -> Session:
     return Session(tiny.target(model), drafter, batch, SLOTS, SAMPLERS[sampler], **more)
 
 
 class Ends:
-    """All events of a session: texts so far, how each request ended, and that none ends twice or goes on afterward."""
+    """All events of a session: texts so far, how each request ended, and that none ends twice or
+    goes on afterward.
+    """
 
     def __init__(self) -> None:
         self.texts: dict[int, list[int]] = {}

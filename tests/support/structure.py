@@ -1,4 +1,6 @@
-"""What must hold of trees, caches and views: functions that raise AssertionError, as in checks.py."""
+"""What must hold of trees, caches and views: functions that raise AssertionError, as in
+checks.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.tree import PAD, Tree
 from longdraft.views import View
 
-# Trees and the cache -------------------------------------------------------------------------------------------------
+# Trees and the cache ------------------------------------------------------------------------------
 
 
 def branching(B: int, tokens: Tensor | None = None) -> Tree:
@@ -46,9 +48,15 @@ def check_branching_shape() -> None:
 
 
 @torch.no_grad()
-def check_tree_pass(model: str, tree: Tree | None = None, lengths: tuple[int, ...] = (40, 27), chunk: int = 16) -> None:
-    """A pass over a tree gives each node the logits that stock attention gives the last token of its own path."""
-    lm, eager, prompts = tiny.target(model), tiny.eager(model), tiny.prompts(*lengths)
+def check_tree_pass(
+    model: str, tree: Tree | None = None, lengths: tuple[int, ...] = (40, 27), chunk: int = 16
+) -> None:
+    """A pass over a tree gives each node the logits that stock attention gives the last token of
+    its own path.
+    """
+    lm = tiny.target(model)
+    eager = tiny.eager(model)
+    prompts = tiny.prompts(*lengths)
     tree = branching(len(prompts)) if tree is None else tree
     cache = lm.new_cache(len(prompts), 64)
     for b, prompt in enumerate(prompts):
@@ -71,15 +79,22 @@ def close(found: Tensor, want: Tensor, tolerance: float = 2e-5) -> None:
 
 @torch.no_grad()
 def check_keep(tree: Tree, nodes: list[int], model: str = "llama") -> None:
-    """After `keep` the cache is the one that plain decoding of the same tokens fills, and the next pass agrees."""
-    lm, prompts = tiny.target(model), tiny.prompts(*(9, 5, 12)[: len(nodes)])
-    cache, want = lm.new_cache(len(prompts), 32), lm.new_cache(len(prompts), 32)
+    """After `keep` the cache is the one that plain decoding of the same tokens fills, and the next
+    pass agrees.
+    """
+    lm = tiny.target(model)
+    prompts = tiny.prompts(*(9, 5, 12)[: len(nodes)])
+    cache = lm.new_cache(len(prompts), 32)
+    want = lm.new_cache(len(prompts), 32)
     for b, prompt in enumerate(prompts):
         lm.prefill(prompt, cache.row(b))
     lm(tree, cache)
     paths = [ancestors(tree.parent[b].tolist(), node) for b, node in enumerate(nodes)]
     most = max(map(len, paths))
-    cache.keep(torch.tensor([p + [p[-1]] * (most - len(p)) for p in paths]), torch.tensor([len(p) for p in paths]))
+    cache.keep(
+        torch.tensor([p + [p[-1]] * (most - len(p)) for p in paths]),
+        torch.tensor([len(p) for p in paths]),
+    )
     for b, (prompt, path) in enumerate(zip(prompts, paths, strict=True)):
         lm.prefill(prompt + tree.tokens[b, path].tolist(), want.row(b))
     assert cache.length.tolist() == want.length.tolist()
@@ -92,16 +107,23 @@ def check_keep(tree: Tree, nodes: list[int], model: str = "llama") -> None:
 
 
 @torch.no_grad()
-def check_rounds(rounds: list[tuple[Tree, list[list[int]], list[int]]], lengths: tuple, model: str = "llama") -> None:
-    """After passes over trees, of which `counts` nodes of a path were kept each time, the cache is a plain one."""
-    lm, text = tiny.target(model), [list(p) for p in tiny.prompts(*lengths)]
+def check_rounds(
+    rounds: list[tuple[Tree, list[list[int]], list[int]]], lengths: tuple, model: str = "llama"
+) -> None:
+    """After passes over trees, of which `counts` nodes of a path were kept each time, the cache is
+    a plain one.
+    """
+    lm = tiny.target(model)
+    text = [list(p) for p in tiny.prompts(*lengths)]
     cache = lm.new_cache(len(text), 4)
     for b, prompt in enumerate(text):
         lm.prefill(prompt, cache.row(b))
     for tree, paths, counts in rounds:
         lm(tree, cache)
         most = max(map(len, paths))
-        cache.keep(torch.tensor([p + [p[-1]] * (most - len(p)) for p in paths]), torch.tensor(counts))
+        cache.keep(
+            torch.tensor([p + [p[-1]] * (most - len(p)) for p in paths]), torch.tensor(counts)
+        )
         for b, (path, count) in enumerate(zip(paths, counts, strict=True)):
             text[b] += tree.tokens[b, path[:count]].tolist()
     assert cache.length.tolist() == [len(t) for t in text]
@@ -119,12 +141,16 @@ def check_branching_keep() -> None:
 
 @torch.no_grad()
 def check_rollback() -> None:
-    """What is committed inside a rollback is scratch again after it, also when it ends in an exception."""
-    lm, prompt = tiny.target("llama"), tiny.prompts(12)[0]
+    """What is committed inside a rollback is scratch again after it, also when it ends in an
+    exception.
+    """
+    lm = tiny.target("llama")
+    prompt = tiny.prompts(12)[0]
     cache = lm.new_cache(1, 40)
     lm.prefill(prompt, cache)
     root = Tree.root(torch.tensor([5]))
-    want, before = lm(root, cache), [x.clone() for x in cache.read(0, 0)]
+    want = lm(root, cache)
+    before = [x.clone() for x in cache.read(0, 0)]
     try:
         with cache.rollback():
             lm.prefill([9, 8, 7], cache)
@@ -133,15 +159,19 @@ def check_rollback() -> None:
     except KeyError:
         pass
     assert cache.length.tolist() == [12]
-    assert all(torch.equal(x[:, :12], y[:, :12]) for x, y in zip(cache.read(0, 0), before, strict=True))
+    assert all(
+        torch.equal(x[:, :12], y[:, :12]) for x, y in zip(cache.read(0, 0), before, strict=True)
+    )
     assert torch.equal(lm(root, cache), want)
 
 
-# Views ---------------------------------------------------------------------------------------------------------------
+# Views --------------------------------------------------------------------------------------------
 
 
 def check_view(view: View, cache: KVCache, budget: list[int] | None = None) -> None:
-    """Picks are committed, below `since`, without repeats; with the slots from `since` on they are `budget` or more."""
+    """Picks are committed, below `since`, without repeats; with the slots from `since` on they are
+    `budget` or more.
+    """
     for b, n in enumerate(cache.length.tolist()):
         tail_start = int(view.tail_start[b])
         assert 0 <= tail_start <= n
@@ -155,8 +185,12 @@ def check_view(view: View, cache: KVCache, budget: list[int] | None = None) -> N
 
 @torch.no_grad()
 def check_view_pass(view: View, seen: list[int], model: str = "llama") -> None:
-    """A pass under a view of 30 committed slots equals stock attention whose mask shows those slots alone."""
-    lm, eager, prompt = tiny.target(model), tiny.eager(model), tiny.prompts(30)[0]
+    """A pass under a view of 30 committed slots equals stock attention whose mask shows those slots
+    alone.
+    """
+    lm = tiny.target(model)
+    eager = tiny.eager(model)
+    prompt = tiny.prompts(30)[0]
     cache = lm.new_cache(1, 40)
     lm.prefill(prompt, cache)
     chain = Tree.chain(torch.tensor([[5, 17, 33]]))

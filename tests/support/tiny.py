@@ -47,26 +47,41 @@ BASE = {
     "eos_token_id": 2,
 }
 MOE = {"num_experts_per_tok": 2}
-MIXED = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MIXED = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 CONFIGS = {
     "llama": LlamaConfig(**BASE),
     "qwen3": Qwen3Config(**BASE),
     "mistral-window": MistralConfig(**BASE, sliding_window=24),
-    "gpt-oss": GptOssConfig(**{**BASE, "num_hidden_layers": 4}, num_local_experts=4, sliding_window=24, **MOE),
+    "gpt-oss": GptOssConfig(
+        **{**BASE, "num_hidden_layers": 4}, num_local_experts=4, sliding_window=24, **MOE
+    ),
     "qwen3-moe": Qwen3MoeConfig(**BASE, num_experts=4, moe_intermediate_size=32, **MOE),
 }
-MAIN = tuple(CONFIGS)  # what the whole lossless matrix runs on; of the others, single passes and a method or two
+MAIN = tuple(
+    CONFIGS
+)  # what the whole lossless matrix runs on; of the others, single passes and a method or two
 CONFIGS |= {
-    "llama-loops": LlamaConfig(**BASE),  # its next token depends on its last one alone, so greedy text runs in circles
+    "llama-loops": LlamaConfig(
+        **BASE
+    ),  # its next token depends on its last one alone, so greedy text runs in circles
     "llama-torch": LlamaConfig(**BASE),  # the same model by the path that needs no compiler
     "qwen3-torch": Qwen3Config(**BASE),
     "llama-mha": LlamaConfig(**{**BASE, "num_key_value_heads": 4}),
     "llama-mqa": LlamaConfig(**{**BASE, "num_key_value_heads": 1, "head_dim": 20}),
-    "llama-6of3": LlamaConfig(**{**BASE, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "llama-6of3": LlamaConfig(
+        **{**BASE, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+    ),
     "qwen2": Qwen2Config(**BASE),
-    "wide": Qwen3Config(**{**BASE, "head_dim": 64, "max_position_embeddings": 2048}),  # as wide as matrix tiles want
+    "wide": Qwen3Config(
+        **{**BASE, "head_dim": 64, "max_position_embeddings": 2048}
+    ),  # as wide as matrix tiles want
     "qwen3-mixed": Qwen3Config(**BASE, use_sliding_window=True, **MIXED),
-    "gemma2-softcap": Gemma2Config(**BASE, **MIXED, query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
+    "gemma2-softcap": Gemma2Config(
+        **BASE, **MIXED, query_pre_attn_scalar=16, attn_logit_softcapping=5.0
+    ),
     "gemma3": Gemma3TextConfig(**BASE, **MIXED, query_pre_attn_scalar=16),
     "phi3": Phi3Config(**BASE),
     "mixtral": MixtralConfig(**BASE, num_local_experts=4, **MOE),
@@ -90,30 +105,45 @@ CONFIGS |= {
 }
 CONFIGS |= {  # with recurrent layers
     "qwen3.5": Qwen3_5TextConfig(
-        **{**BASE, "num_hidden_layers": 4, "max_position_embeddings": 4096},  # for texts beyond its checkpoints
+        **{
+            **BASE,
+            "num_hidden_layers": 4,
+            "max_position_embeddings": 4096,
+        },  # for texts beyond its checkpoints
         linear_key_head_dim=8,
         linear_value_head_dim=16,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
     ),
 }
-CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])  # for texts beyond a drafter's window and a state's checkpoints
+CONFIGS["qwen3.5-long"] = deepcopy(
+    CONFIGS["qwen3.5"]
+)  # for texts beyond a drafter's window and a state's checkpoints
 CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
 
 
 A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8")  # inputs in 8 bits
-KV8 = ("llama-torch-kv8", "qwen3-kv8", "gpt-oss-kv8", "mistral-window-kv8")  # keys and values in 8 bits
+KV8 = (
+    "llama-torch-kv8",
+    "qwen3-kv8",
+    "gpt-oss-kv8",
+    "mistral-window-kv8",
+)  # keys and values in 8 bits
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
-@torch.inference_mode(False)  # models are shared: one made in a test that needs no gradients serves all
+@torch.inference_mode(
+    False
+)  # models are shared: one made in a test that needs no gradients serves all
 def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
     """A random Transformers model whose next tokens are neither constant nor uniform.
 
     Attention matters, but not so much that a draft under a sparse view is never right.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[name]), attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        deepcopy(CONFIGS[name]), attn_implementation="eager"
+    ).eval()
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
@@ -128,8 +158,9 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
 
 @cache
 def target(name: str) -> LM:
-    """The model of this name. Behind it: "-bf16" for bfloat16; "-kv8" for keys and values in 8 bits; "-a8" for weights
-    in 4 bits whose inputs have 8."""
+    """The model of this name. Behind it: "-bf16" for bfloat16; "-kv8" for keys and values in 8
+    bits; "-a8" for weights in 4 bits whose inputs have 8.
+    """
     wide = name.removesuffix("-bf16")
     stored = wide.removesuffix("-a8")
     plain = stored.removesuffix("-kv8")
@@ -137,7 +168,12 @@ def target(name: str) -> LM:
     if stored != wide:
         quantize_linears(hf, "int4")
         round_inputs(hf)
-    lm = LM(hf, name, kv=None if plain == stored else "int8", activations=None if stored == wide else "int8")
+    lm = LM(
+        hf,
+        name,
+        kv=None if plain == stored else "int8",
+        activations=None if stored == wide else "int8",
+    )
     if plain.endswith("-torch"):
         lm.backend = lm.eager
     return lm
@@ -156,22 +192,37 @@ def prompts(*lengths: int, seed: int = 0, vocab: int = 96) -> list[list[int]]:
 
 @torch.no_grad()
 def taught_glide(target: LM, seed: int = 0, **options) -> Glide:
-    """A random block whose MLP is a table: unit i fires at token i and says what the target says after i alone."""
+    """A random block whose MLP is a table: unit i fires at token i and says what the target says
+    after i alone.
+    """
     block = random_glide(target, seed, **options)
     tokens = torch.arange(target.vocab)[:, None]
-    embedded, captured = block.embed(tokens)[:, 0], Captures(CaptureSpec(hidden=(target.config.num_hidden_layers,)))
+    embedded = block.embed(tokens)[:, 0]
+    captured = Captures(CaptureSpec(hidden=(target.config.num_hidden_layers,)))
     target(Tree.root(tokens[:, 0]), target.new_cache(len(tokens), 1), captured=captured)
     wanted = target.norm(captured.states[target.config.num_hidden_layers][:, 0])
-    keys = embedded / embedded.norm(dim=-1, keepdim=True)  # 8 at its own token, about 1 at any other
+    keys = embedded / embedded.norm(
+        dim=-1, keepdim=True
+    )  # 8 at its own token, about 1 at any other
     block.gate_proj.weight.copy_(4 * keys)
     block.up_proj.weight.copy_(keys)
-    said = torch.nn.functional.silu(block.gate_proj(block.mlp_norm(embedded))) * block.up_proj(block.mlp_norm(embedded))
-    block.down_proj.weight.copy_(torch.linalg.lstsq(said.float(), (wanted - embedded).float()).solution.T)
+    said = torch.nn.functional.silu(block.gate_proj(block.mlp_norm(embedded))) * block.up_proj(
+        block.mlp_norm(embedded)
+    )
+    block.down_proj.weight.copy_(
+        torch.linalg.lstsq(said.float(), (wanted - embedded).float()).solution.T
+    )
     return block
 
 
 def corpus() -> data.Corpus:
-    """Groups of 100 (code), 30 (code) and 400 (book) tokens; a token tells its group by its hundreds."""
+    """Groups of 100 (code), 30 (code) and 400 (book) tokens; a token tells its group by its
+    hundreds.
+    """
     groups = np.asarray([0, 100, 130, 530])
-    tokens = np.concatenate([np.arange(100), 200 + np.arange(30), 300 + np.arange(400)]).astype(np.uint16)
-    return data.Corpus(tokens, groups, groups, ["a", "b", "c"], ["a", "b", "c"], ["code", "code", "book"])
+    tokens = np.concatenate([np.arange(100), 200 + np.arange(30), 300 + np.arange(400)]).astype(
+        np.uint16
+    )
+    return data.Corpus(
+        tokens, groups, groups, ["a", "b", "c"], ["a", "b", "c"], ["code", "code", "book"]
+    )

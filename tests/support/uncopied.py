@@ -9,8 +9,11 @@ from longdraft.engine.prefix_cache import PrefixCache, Shapes
 
 
 def shapes_of_the_latest_row(mp: MonkeyPatch) -> None:
-    """What is copied is decided by the row that was stored last, which has no layers after a prompt of one token."""
-    store, good = PrefixCache._store, prefix_cache.copied
+    """What is copied is decided by the row that was stored last, which has no layers after a prompt
+    of one token.
+    """
+    store = PrefixCache._store
+    good = prefix_cache.copied
     shapes: list[Shapes] = [{}]
 
     def remember(self, tokens, row, owner):

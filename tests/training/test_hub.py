@@ -1,4 +1,6 @@
-"""hf: names as sources of text: what the `datasets` library streams, without it (a stand-in) and with it."""
+"""hf: names as sources of text: what the `datasets` library streams, without it (a stand-in) and
+with it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from longdraft.training import data, hub
 
 
 def stand_in(monkeypatch, rows: list[dict]) -> list:
-    """A `datasets` module that holds these rows; -> what it is asked for, and every row that is taken."""
+    """A `datasets` module that holds these rows; -> what it is asked for, and every row that is
+    taken.
+    """
     asked: list = []
 
     def load_dataset(where, config, split, streaming):

@@ -1,4 +1,6 @@
-"""States of the target that are kept in files are the ones that it computes, and rows come again."""
+"""States of the target that are kept in files are the ones that it computes, and rows come
+again.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,20 @@ def equal(one: TargetStates, other: TargetStates) -> None:
     for n in one.states:
         close(one.states[n], other.states[n])
     for name in ("keys", "values", "predicted"):
-        mine, theirs = getattr(one, name), getattr(other, name)
+        mine = getattr(one, name)
+        theirs = getattr(other, name)
         assert (mine is None) == (theirs is None)
         if mine is not None:
             close(mine.float(), theirs.float())
 
 
-@pytest.mark.parametrize("wanted", [{"states": [1, 3]}, {"layer": 2, "predict": True}, {"states": [3], "layer": 0}])
+@pytest.mark.parametrize(
+    "wanted", [{"states": [1, 3]}, {"layer": 2, "predict": True}, {"states": [3], "layer": 0}]
+)
 def test_kept_states_are_those_of_the_target(tmp_path, wanted):
     lm = tiny.target("llama")
-    kept, plain = KeptStates(lm, tmp_path), Frozen(lm)
+    kept = KeptStates(lm, tmp_path)
+    plain = Frozen(lm)
     for _ in range(2):
         equal(kept.read(tokens(1), **wanted), plain.read(tokens(1), **wanted))
         assert len(list(tmp_path.iterdir())) == 2  # a file per row, none left half written
@@ -65,7 +71,10 @@ def test_training_with_kept_states_has_the_same_loss(tmp_path):
     for frozen in (Frozen(lm), KeptStates(lm, tmp_path), KeptStates(lm, tmp_path)):
         learns = GlideObjective(frozen, block, anchors=0, lags=2)
         found.append(
-            (float(learns.loss(tokens(1), np.random.default_rng(0))), acceptance(learns, {"book": tokens(2)}, False))
+            (
+                float(learns.loss(tokens(1), np.random.default_rng(0))),
+                acceptance(learns, {"book": tokens(2)}, False),
+            )
         )
     assert found[0] == found[1] == found[2]
 
@@ -73,5 +82,7 @@ def test_training_with_kept_states_has_the_same_loss(tmp_path):
 def test_rows_on_a_grid_come_again():
     groups = np.asarray([0, 100, 250])
     corpus = Corpus(np.arange(250), groups, groups, ["a", "b"], ["a", "b"], ["book", "book"])
-    starts = {int(rows.cut(corpus, 17, np.random.default_rng(i), 0.0, grid=True)[0]) for i in range(400)}
+    starts = {
+        int(rows.cut(corpus, 17, np.random.default_rng(i), 0.0, grid=True)[0]) for i in range(400)
+    }
     assert starts == {*range(0, 84, 16), *range(100, 234, 16)}

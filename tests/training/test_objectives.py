@@ -1,4 +1,6 @@
-"""What a drafter learns is what it will do: each training pass equals the drafter's own pass over the same tokens."""
+"""What a drafter learns is what it will do: each training pass equals the drafter's own pass over
+the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,24 @@ from longdraft.models.lm import LM
 from longdraft.training.frozen import Frozen, implied_length
 from longdraft.views import Chunks
 
-SIZE, ROOT = 60, 50
+SIZE = 60
+ROOT = 50
 
 
 def row(seed: int = 3, size: int = SIZE) -> torch.Tensor:
     return torch.tensor(tiny.prompts(size, seed=seed))
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss", "mistral-window", "gemma2-softcap", "qwen3-mixed"])
+@pytest.mark.parametrize(
+    "model", ["llama", "qwen3", "gpt-oss", "mistral-window", "gemma2-softcap", "qwen3-mixed"]
+)
 @torch.no_grad()
 def test_a_frozen_target_gives_what_its_cache_and_taps_hold(model):
-    lm, tokens = tiny.target(model), row()
+    lm = tiny.target(model)
+    tokens = row()
     last = lm.config.num_hidden_layers
-    cache, captured = lm.new_cache(1, SIZE), Captures(CaptureSpec(hidden=(1, last)))
+    cache = lm.new_cache(1, SIZE)
+    captured = Captures(CaptureSpec(hidden=(1, last)))
     logits = lm(Tree.chain(tokens), cache, captured=captured)
     frozen = Frozen(lm)
     for layer in range(last):
@@ -54,10 +61,16 @@ def test_a_frozen_target_gives_what_its_cache_and_taps_hold(model):
 
 @torch.no_grad()
 def test_positions_that_jump_are_one_text():
-    """Shifted rotary positions change no attention among the shifted; a text taken apart there would."""
-    frozen, tokens = Frozen(tiny.target("llama")), row()
+    """Shifted rotary positions change no attention among the shifted; a text taken apart there
+    would.
+    """
+    frozen = Frozen(tiny.target("llama"))
+    tokens = row()
     position = torch.arange(SIZE)[None]
-    close(frozen.read(tokens, position + 100, [3]).states[3], frozen.read(tokens, position, [3]).states[3])
+    close(
+        frozen.read(tokens, position + 100, [3]).states[3],
+        frozen.read(tokens, position, [3]).states[3],
+    )
     jumped = torch.where(position < 4, position, position + 100)
     whole = frozen.read(tokens, jumped, [3]).states[3]
     apart = frozen.read(tokens[:, 4:], jumped[:, 4:], [3]).states[3]
@@ -81,7 +94,12 @@ def trained(block, tokens: torch.Tensor, count: int) -> torch.Tensor:
     learns = GlideObjective(Frozen(block.host.target), block)
     position = torch.arange(SIZE)[None]
     seen = learns._read(tokens, position)
-    return torch.stack([block.head(learns.hidden(tokens, position, seen, d + 1))[0, ROOT + d] for d in range(count)])
+    return torch.stack(
+        [
+            block.head(learns.hidden(tokens, position, seen, d + 1))[0, ROOT + d]
+            for d in range(count)
+        ]
+    )
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss", "mistral-window"])
@@ -92,8 +110,12 @@ def test_glide_learns_on_what_it_will_see(model, window, monkeypatch):
     want = drafted(block, row(), 5)
     close(trained(block, row(), 5), want)
     good = glide.lagged
-    monkeypatch.setattr(glide, "lagged", lambda q, k, v, lag, window: good(q, k, v, lag - 1 or 1, window))
-    assert not torch.allclose(trained(block, row(), 5)[1:], want[1:], atol=1e-3)  # a lag off by one is seen
+    monkeypatch.setattr(
+        glide, "lagged", lambda q, k, v, lag, window: good(q, k, v, lag - 1 or 1, window)
+    )
+    assert not torch.allclose(
+        trained(block, row(), 5)[1:], want[1:], atol=1e-3
+    )  # a lag off by one is seen
 
 
 @pytest.mark.parametrize("back", [None, 0, 1, 5, 19, 20, 40])
@@ -102,12 +124,16 @@ def test_a_band_is_its_mask(back):
     q, k, v = (torch.randn(2, h, 20, 8) for h in (4, 2, 2))
     behind = torch.arange(20)[:, None] - torch.arange(20)
     seen = (behind >= 0) & (behind <= (99 if back is None else back))
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True).transpose(1, 2)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, seen, enable_gqa=True
+    ).transpose(1, 2)
     close(banded(q, k, v, back), want)
 
 
 def test_anchors_stay_and_the_rest_is_shifted():
-    learns = GlideObjective(Frozen(tiny.target("llama")), random_glide(tiny.target("llama")), anchors=4)
+    learns = GlideObjective(
+        Frozen(tiny.target("llama")), random_glide(tiny.target("llama")), anchors=4
+    )
     found = [learns.positions(2, 60, np.random.default_rng(i)) for i in range(20)]
     for position in found:
         assert position[0, :4].tolist() == [0, 1, 2, 3] and position.shape == (2, 60)
@@ -119,11 +145,13 @@ def test_anchors_stay_and_the_rest_is_shifted():
 def test_eagle_learns_on_what_it_will_see():
     lm = tiny.target("llama")
     block = KINDS["eagle3"].random(lm, 1)
-    tokens, learns = row(), EagleObjective(Frozen(lm), block)
+    tokens = row()
+    learns = EagleObjective(Frozen(lm), block)
     outputs, _ = learns._outputs(tokens)
     states = learns.frozen.read(tokens, states=sorted(set(block.captured_layers(3)))).states
     feature = block.feature(lm, [states[n] for n in block.captured_layers(3)])
-    embed, own = lm.hf.get_input_embeddings(), KVCache(1, 2 * SIZE)
+    embed = lm.hf.get_input_embeddings()
+    own = KVCache(1, 2 * SIZE)
     chain = Tree.chain(tokens[:, 1 : ROOT + 1])
     out = block(feature[:, :ROOT], embed(tokens[:, 1 : ROOT + 1]), chain.depth, chain.mask, own, 0)
     own.length += ROOT
@@ -131,7 +159,8 @@ def test_eagle_learns_on_what_it_will_see():
     out = out[:, -1:]
     for i in range(1, 5):
         pair = ROOT - 1 + i
-        token, position = embed(tokens[:, pair + 1 : pair + 2]), torch.tensor([[pair]])
+        token = embed(tokens[:, pair + 1 : pair + 2])
+        position = torch.tensor([[pair]])
         out = block(out, token, position, torch.ones(1, 1, i, dtype=torch.bool), own, i - 1)
         close(outputs[i][:, pair : pair + 1], out)
 
@@ -140,8 +169,11 @@ def test_eagle_learns_on_what_it_will_see():
 @pytest.mark.parametrize(("window", "causal"), [(16, False), (16, True), (512, False)])
 @torch.no_grad()
 def test_dflash_learns_on_what_it_will_see(model, window, causal, monkeypatch):
-    """A block at ROOT, beside others, sees the features before it and its own slots, as when it drafts."""
-    lm, tokens = tiny.target(model), row()
+    """A block at ROOT, beside others, sees the features before it and its own slots, as when it
+    drafts.
+    """
+    lm = tiny.target(model)
+    tokens = row()
     block = random_dflash(lm, 1, slots=5, window=window, causal=causal)
     cache = lm.new_cache(1, SIZE)
     lm.prefill(tokens[0, :ROOT].tolist(), cache)
@@ -153,18 +185,26 @@ def test_dflash_learns_on_what_it_will_see(model, window, causal, monkeypatch):
 
     def learned() -> torch.Tensor:
         learns = DFlashObjective(Frozen(lm), block)
-        return learns.hidden(tokens, learns._read(tokens, False), torch.tensor([1, ROOT - 2, ROOT, ROOT + 3]))[0, 2, 1:]
+        return learns.hidden(
+            tokens, learns._read(tokens, False), torch.tensor([1, ROOT - 2, ROOT, ROOT + 3])
+        )[0, 2, 1:]
 
     close(learned(), want)
     good = DFlashObjective._mask
-    monkeypatch.setattr(DFlashObjective, "_mask", lambda self, roots, *more: good(self, roots + 1, *more))
-    assert not torch.allclose(learned(), want, atol=1e-3)  # the root's own feature, which is not known yet, is seen
+    monkeypatch.setattr(
+        DFlashObjective, "_mask", lambda self, roots, *more: good(self, roots + 1, *more)
+    )
+    assert not torch.allclose(
+        learned(), want, atol=1e-3
+    )  # the root's own feature, which is not known yet, is seen
 
 
 @pytest.mark.parametrize("make", [chained, lambda lm: MedusaHeads(lm.config.hidden_size)])
 @torch.no_grad()
 def test_heads_learn_the_token_after_the_next(make):
-    """On the target's own greedy text the labels of text and target are one, and of no other shift."""
+    """On the target's own greedy text the labels of text and target are one, and of no other
+    shift.
+    """
     lm = tiny.target("llama")
     prompt = tiny.prompts(20)[0]
     text = tiny.eager("llama").generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)
@@ -180,7 +220,8 @@ def test_heads_learn_the_token_after_the_next(make):
 @pytest.mark.parametrize("budget_", [0, 40])
 @torch.no_grad()
 def test_a_budget_drafter_learns_on_what_it_will_see(budget_):
-    target, small = tiny.target("llama"), LM(tiny.stock("llama", 1), "small")
+    target = tiny.target("llama")
+    small = LM(tiny.stock("llama", 1), "small")
     learns = budget.BudgetObjective(Frozen(target), small, tail=10)
     tokens = row()[0]
     cache = learns._prefix(tokens, ROOT)
@@ -192,7 +233,9 @@ def test_a_budget_drafter_learns_on_what_it_will_see(budget_):
         view = policy.view(cache)
     close(found, small(Tree.chain(tokens[None, ROOT:]), cache, view=view)[0])
     if budget_:
-        assert not torch.allclose(found, small(Tree.chain(tokens[None, ROOT:]), cache)[0], atol=1e-3)
+        assert not torch.allclose(
+            found, small(Tree.chain(tokens[None, ROOT:]), cache)[0], atol=1e-3
+        )
 
 
 ALL = ["glide", "glide law", "heads", "medusa", "eagle", "dflash", "dflash law", "budget"]
@@ -201,13 +244,21 @@ ALL = ["glide", "glide law", "heads", "medusa", "eagle", "dflash", "dflash law",
 def objectives(lm: LM) -> dict:
     frozen = Frozen(lm)
     return {
-        "glide": GlideObjective(frozen, random_glide(lm, 0, with_norm=True).requires_grad_(True), anchors=0),
-        "glide law": GlideObjective(frozen, random_glide(lm, 0, with_norm=True).requires_grad_(True), "law", anchors=0),
+        "glide": GlideObjective(
+            frozen, random_glide(lm, 0, with_norm=True).requires_grad_(True), anchors=0
+        ),
+        "glide law": GlideObjective(
+            frozen, random_glide(lm, 0, with_norm=True).requires_grad_(True), "law", anchors=0
+        ),
         "heads": HeadsObjective(frozen, chained(lm)),
         "medusa": HeadsObjective(frozen, MedusaHeads(lm.config.hidden_size), "text"),
-        "eagle": EagleObjective(frozen, KINDS["eagle3"].random(lm, 0).requires_grad_(True), depth=2),
+        "eagle": EagleObjective(
+            frozen, KINDS["eagle3"].random(lm, 0).requires_grad_(True), depth=2
+        ),
         "dflash": DFlashObjective(frozen, block_for(lm, slots=5)),
-        "dflash law": DFlashObjective(frozen, block_for(lm, slots=3, causal=True), "law", anchors=9),
+        "dflash law": DFlashObjective(
+            frozen, block_for(lm, slots=3, causal=True), "law", anchors=9
+        ),
         "budget": budget.BudgetObjective(frozen, LM(tiny.stock("llama", 1), "small"), tail=20),
     }
 
@@ -215,7 +266,8 @@ def objectives(lm: LM) -> dict:
 @pytest.mark.parametrize("kind", ALL)
 def test_the_loss_falls_and_only_the_module_learns(kind):
     lm = tiny.target("llama")
-    learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, 41, seed=5))
+    learns = objectives(lm)[kind]
+    tokens = torch.tensor(tiny.prompts(41, 41, seed=5))
     before = [p.clone() for p in lm.hf.parameters()]
     optimizer = torch.optim.AdamW(learns.module.parameters(), 0.003)
     losses = []
@@ -233,13 +285,16 @@ def test_the_loss_falls_and_only_the_module_learns(kind):
 @pytest.mark.parametrize("kind", ALL)
 def test_autocast_beside_a_target_in_bfloat16(kind):
     lm = LM(tiny.stock("llama", dtype=torch.bfloat16))
-    learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, seed=5))
+    learns = objectives(lm)[kind]
+    tokens = torch.tensor(tiny.prompts(41, seed=5))
     learns.module.float()
     with torch.autocast("cpu", torch.bfloat16):
         loss = learns.loss(tokens, np.random.default_rng(1))
         learns.shares(tokens)
     loss.backward()
-    assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in learns.module.parameters())
+    assert torch.isfinite(loss) and all(
+        torch.isfinite(p.grad).all() for p in learns.module.parameters()
+    )
 
 
 def test_the_length_that_shares_imply():

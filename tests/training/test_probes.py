@@ -21,11 +21,16 @@ def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
     sources[:, 13:] = torch.arange(1, 12)
     wanted = guide.wanted_positions(sources, 3)
     assert sorted(wanted) == [1, 2]
-    assert wanted[1][0, :4].tolist() == [rows.IGNORE, 0, 1, 2] and (tokens[:, wanted[2][0, 12]] == tokens[:, 13]).all()
+    assert (
+        wanted[1][0, :4].tolist() == [rows.IGNORE, 0, 1, 2]
+        and (tokens[:, wanted[2][0, 12]] == tokens[:, 13]).all()
+    )
     alone = target.loss(model, tokens, tokens, False).item()
     history = []
     for _ in range(40):
-        plain, extra = guide.guided(model, lambda: target.loss(model, tokens, tokens, False), sources)
+        plain, extra = guide.guided(
+            model, lambda: target.loss(model, tokens, tokens, False), sources
+        )
         history.append((plain.item(), extra.item()))
         extra.backward()
         for optimizer in made:
@@ -37,10 +42,15 @@ def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
 
 
 class Copier:
-    """Expects the token `span` places back plus one, else anything: what induction heads do. Counts what it reads."""
+    """Expects the token `span` places back plus one, else anything: what induction heads do. Counts
+    what it reads.
+    """
 
     def __init__(self, vocab: int, span: int, sure: float):
-        self.vocab, self.span, self.sure, self.read = vocab, span, sure, []
+        self.vocab = vocab
+        self.span = span
+        self.sure = sure
+        self.read = []
         self.lm_head = lambda hidden: hidden
 
     def model(self, input_ids, use_cache):
@@ -53,7 +63,9 @@ class Copier:
 
 
 def test_induction_probe_tells_a_copier_from_a_guesser():
-    assert probes.induction(Copier(100, 0, 0), 100, span=16) == pytest.approx(math.log(100), abs=1e-3)
+    assert probes.induction(Copier(100, 0, 0), 100, span=16) == pytest.approx(
+        math.log(100), abs=1e-3
+    )
     assert probes.induction(Copier(100, 16, 30.0), 100, span=16) < 0.01
     assert probes.induction(Copier(100, 15, 30.0), 100, span=16) > 10
 
@@ -63,7 +75,8 @@ def test_context_probe_reads_the_same_last_tokens_each_time():
     found = probes.by_context(reader, tiny.corpus(), "book", [16, 64], count=3, last=8)
     assert found["rows"] == 3 and list(found["by_context"]) == ["16", "64"]
     assert found["by_context"]["64"]["change"] == pytest.approx(0, abs=1e-5)
-    short, long = reader.read[:3], reader.read[3:]
+    short = reader.read[:3]
+    long = reader.read[3:]
     assert all(s.shape == (1, 16) and b.shape == (1, 64) for s, b in zip(short, long, strict=True))
     assert all(torch.equal(s[0], b[0, -16:]) for s, b in zip(short, long, strict=True))
     assert probes.by_context(reader, tiny.corpus(), "book", [16, 4096]) == {}

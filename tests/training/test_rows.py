@@ -26,17 +26,23 @@ def test_packages_are_grouped_capped_and_cleaned(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = data.package("pack", tmp_path, cap=10**6)
-    assert [(d.name, d.group) for d in found] == [("pack/a.py", "pack"), ("pack/deep/b.py", "pack/deep")]
+    assert [(d.name, d.group) for d in found] == [
+        ("pack/a.py", "pack"),
+        ("pack/deep/b.py", "pack/deep"),
+    ]
     assert len(data.package("pack", tmp_path, cap=700)) == 1
 
 
 def test_rows_are_consecutive_in_one_group_and_pure():
-    corpus, settings = tiny.corpus(), {"code": 0.5, "copies": 0.0, "vocab": 1000}
+    corpus = tiny.corpus()
+    settings = {"code": 0.5, "copies": 0.0, "vocab": 1000}
     kinds = []
     for step in range(60):
         tokens, labels, sources = rows.batch(corpus, 3, 24, 7, step, **settings)
         assert (sources == rows.IGNORE).all()
-        assert tokens.shape == (3, 25) and (tokens.diff() == 1).all() and torch.equal(tokens, labels)
+        assert (
+            tokens.shape == (3, 25) and (tokens.diff() == 1).all() and torch.equal(tokens, labels)
+        )
         kinds += (tokens[:, 0] >= 300).tolist()
         assert torch.equal(tokens, rows.batch(corpus, 3, 24, 7, step, **settings)[0])
     assert 60 < sum(kinds) < 120
@@ -47,21 +53,29 @@ def test_rows_are_consecutive_in_one_group_and_pure():
 
 
 def test_repeated_spans_can_be_foreseen_and_the_rest_is_not_scored():
-    changed = masked = 0
+    changed = 0
+    masked = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
         before = rng.integers(1, 10**12, 513)
-        row, label, source = before.copy(), before.copy(), np.full(513, rows.IGNORE)
+        row = before.copy()
+        label = before.copy()
+        source = np.full(513, rows.IGNORE)
         rows.repeat_spans(row, label, source, rng, 10**12)
         scored = label != rows.IGNORE
         assert (label[scored] == row[scored]).all()
         new = np.flatnonzero(row != before)
-        places = {int(v): i for i, v in reversed(list(enumerate(row)))}  # first place of every value
-        for i in new[scored[new]]:  # tokens here are unique, so whatever is new and scored stood there before, in order
+        places = {
+            int(v): i for i, v in reversed(list(enumerate(row)))
+        }  # first place of every value
+        for i in new[
+            scored[new]
+        ]:  # tokens here are unique, so whatever is new and scored stood there before, in order
             place = places[int(row[i])]
             assert place < i and row[place - 1] == row[i - 1] and source[i] == place
         assert (source[row == before] == rows.IGNORE).all()
-        changed, masked = changed + len(new), masked + (~scored).sum()
+        changed = changed + len(new)
+        masked = masked + (~scored).sum()
     assert 0.2 < changed / 200 / 513 < 0.6 and 0.02 < masked / 200 / 513 < 0.4
 
 
@@ -74,7 +88,9 @@ def test_schedule_is_warmed_up_constant_and_decays_to_the_end():
     assert all(a > b for a, b in pairwise(rates[60:])) and 0 < rates[-1] < 0.05
 
 
-@pytest.mark.parametrize("text", ["512", "x:3", "512:", "4:10", "512:0", "-8:3", "512:1.5", "1024:5"])
+@pytest.mark.parametrize(
+    "text", ["512", "x:3", "512:", "4:10", "512:0", "-8:3", "512:1.5", "1024:5"]
+)
 def test_bad_stages(text):
     with pytest.raises(InputError, match="--stage"):
         parse_stages([text], positions=512)

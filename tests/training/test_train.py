@@ -1,4 +1,6 @@
-"""The trainer keeps its promises: held-out text stays out, a killed run repeats itself, faults are said in one line."""
+"""The trainer keeps its promises: held-out text stays out, a killed run repeats itself, faults are
+said in one line.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,40 @@ from longdraft.models import eight_bits
 from longdraft.training import checkpoint, data, target, tokenizer, trainer
 from longdraft.training.schedule import Plan
 
-RUN = "--no-environment --text books/*.txt --vocab 300 --layers 2 --hidden 32 --heads 2 --mlp 32 --positions 256 "
-RUN += "--stage 32:40 --stage 64:20 --step-tokens 64 --guide-to 20 --log-every 1 --probe-every 1000 --threads 1"
+RUN = (
+    "--no-environment --text books/*.txt --vocab 300 --layers 2 --hidden 32 --heads 2 --mlp 32 "
+    "--positions 256 "
+)
+RUN += (
+    "--stage 32:40 --stage 64:20 --step-tokens 64 --guide-to 20 --log-every 1 --probe-every "
+    "1000 --threads 1"
+)
 BUNDLED = Path(longdraft.__path__[0]) / "assets" / "models" / "target"
 
 
 def write_books(folder: Path) -> None:
     """Three books to learn from and a held-out one whose name is on the list."""
     (folder / "books").mkdir()
-    words = ["the", "a", "draft", "model", "tree", "cache", "token", "verify", "accept", "reject", "root", "leaf"]
+    words = [
+        "the",
+        "a",
+        "draft",
+        "model",
+        "tree",
+        "cache",
+        "token",
+        "verify",
+        "accept",
+        "reject",
+        "root",
+        "leaf",
+    ]
     for name in ("one", "two", "three", "dracula"):
         rng = random.Random(name)
         text = " ".join(rng.choice(words) for _ in range(1500))
-        (folder / "books" / f"{name}.txt").write_text(text if name != "dracula" else "vampire " * 400)
+        (folder / "books" / f"{name}.txt").write_text(
+            text if name != "dracula" else "vampire " * 400
+        )
 
 
 @pytest.fixture
@@ -75,9 +98,15 @@ def kill_in_the_middle(extra: str, log: Path) -> None:
     """Start a run and kill it once its log has twelve steps."""
     source = Path(longdraft.__path__[0]).parent
     words = [sys.executable, "-m", "longdraft", "train", *command(extra)]
-    child = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(source)}, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": str(source)}, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and child.poll() is None and (not log.exists() or len(losses(log)) < 12):
+    while (
+        time.monotonic() < deadline
+        and child.poll() is None
+        and (not log.exists() or len(losses(log)) < 12)
+    ):
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
@@ -90,7 +119,9 @@ def test_killed_run_resumes_to_the_same_losses(run):
     expected = losses(Path("whole/log.jsonl"))
     assert sorted(expected) == list(range(1, 61)) and expected[60] < expected[1] - 0.5
 
-    kill_in_the_middle("--work cut --out cut-out --save-seconds 0 --contexts=", Path("cut/log.jsonl"))
+    kill_in_the_middle(
+        "--work cut --out cut-out --save-seconds 0 --contexts=", Path("cut/log.jsonl")
+    )
     log = Path("cut/log.jsonl")
     killed_at = int(checkpoint.latest(Path("cut/checkpoints")).name[5:])
     assert 5 < killed_at < 60
@@ -98,9 +129,14 @@ def test_killed_run_resumes_to_the_same_losses(run):
     status, _, err = run("--work cut --out cut-out --resume --contexts=")
     assert status == 0, err
     assert losses(log) == expected
-    weights = [checkpoint.latest(Path(f"{name}/checkpoints")) / "model.safetensors" for name in ("whole", "cut")]
+    weights = [
+        checkpoint.latest(Path(f"{name}/checkpoints")) / "model.safetensors"
+        for name in ("whole", "cut")
+    ]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert [r["from_step"] for r in json.loads(Path("cut-out/training.json").read_text())["runs"]] == [0, killed_at]
+    assert [
+        r["from_step"] for r in json.loads(Path("cut-out/training.json").read_text())["runs"]
+    ] == [0, killed_at]
 
     # the same in parts of some minutes, of which the second is killed
     parts = "--work parts --out parts-out --save-seconds 0 --contexts="
@@ -118,10 +154,18 @@ def test_exported_model_loads_offline_and_is_described(run):
     assert model.dtype == torch.bfloat16 and model.config.model_type == "qwen3"
     text = "def näive(x):\n\treturn x  # 語\n"
     ids = known(text, return_tensors="pt").input_ids
-    assert known.decode(ids[0]) == text and ids.max() < 300 and known.eos_token_id == model.config.eos_token_id == 0
+    assert (
+        known.decode(ids[0]) == text
+        and ids.max() < 300
+        and known.eos_token_id == model.config.eos_token_id == 0
+    )
     assert torch.isfinite(model(ids).logits).all()
     record = json.loads(Path("out/training.json").read_text())
-    assert record["step"] == 60 and record["tokens"] == 60 * 64 and record["runs"][0]["stages"] == [[32, 40], [64, 20]]
+    assert (
+        record["step"] == 60
+        and record["tokens"] == 60 * 64
+        and record["runs"][0]["stages"] == [[32, 40], [64, 20]]
+    )
     assert record["runs"][0]["command"].startswith("longdraft train")
     assert json.loads(Path("out/holdout.json").read_text())["files"] == ["books/dracula.txt"]
     assert set(record["full_probes"]["book"]["by_context"]) == {"16", "64"}
@@ -133,42 +177,74 @@ def test_a_hybrid_is_exported_stored_in_8_bits_and_reads_back(run):
     assert run(f"{hybrid} --stop-at 3")[0] == 0
     status, _, err = run(f"{hybrid} --resume --export-only")
     assert status == 0, err
-    model = AutoModelForCausalLM.from_pretrained("out", local_files_only=True, dtype=torch.float32).eval()
-    assert model.config.model_type == "qwen3_5_text" and model.config.architectures == ["Qwen3_5ForCausalLM"]
-    assert "lm_head.weight" not in load_file("out/model.safetensors"), "tied embeddings are stored once"
+    model = AutoModelForCausalLM.from_pretrained(
+        "out", local_files_only=True, dtype=torch.float32
+    ).eval()
+    assert model.config.model_type == "qwen3_5_text" and model.config.architectures == [
+        "Qwen3_5ForCausalLM"
+    ]
+    assert "lm_head.weight" not in load_file("out/model.safetensors"), (
+        "tied embeddings are stored once"
+    )
     before, after = eight_bits.store(Path("out"), Path("packed"))
-    packed, info = eight_bits.load_model(type(model), "packed", config=model.config, output_loading_info=True)
+    packed, info = eight_bits.load_model(
+        type(model), "packed", config=model.config, output_loading_info=True
+    )
     assert after < 0.8 * before and not info["missing_keys"]
     ids = torch.arange(1, 100)[None]
-    assert (packed.eval()(ids).logits.softmax(-1) - model(ids).logits.softmax(-1)).abs().max() < 1e-3
+    assert (
+        packed.eval()(ids).logits.softmax(-1) - model(ids).logits.softmax(-1)
+    ).abs().max() < 1e-3
 
 
 def test_held_out_text_is_in_neither_corpus_nor_tokenizer(workplace):
     Path("books/copy.txt").write_text(Path("books/one.txt").read_text())
-    corpus, heldout = target.prepare(Path("run"), data.Sources(["books/*.txt"], environment=False), 300, 256)
-    assert sorted(corpus.names) in (["books/copy.txt", "books/three.txt", "books/two.txt"],) and len(heldout.names) == 1
+    corpus, heldout = target.prepare(
+        Path("run"), data.Sources(["books/*.txt"], environment=False), 300, 256
+    )
+    assert (
+        sorted(corpus.names) in (["books/copy.txt", "books/three.txt", "books/two.txt"],)
+        and len(heldout.names) == 1
+    )
     known = tokenizer.load(Path("run/data/tokenizer"))
-    assert "vampire" not in known.decode(corpus.tokens.tolist()) and "vampire" in known.decode(heldout.tokens.tolist())
+    assert "vampire" not in known.decode(corpus.tokens.tolist()) and "vampire" in known.decode(
+        heldout.tokens.tolist()
+    )
     assert len(known.encode("vampire").ids) > len(known.encode(" verify").ids)
-    assert [int(corpus.tokens[e - 1]) for e in corpus.starts[1:]] == [0, 0, 0] and (corpus.tokens == 0).sum() == 3
+    assert [int(corpus.tokens[e - 1]) for e in corpus.starts[1:]] == [0, 0, 0] and (
+        corpus.tokens == 0
+    ).sum() == 3
 
 
 def test_the_bundled_list_names_what_must_stay_out():
-    names = ["stdlib/argparse.py", "stdlib/turtle.py", "books/moby-dick.txt", "typer/main.py", "accelerate/utils/a.py"]
+    names = [
+        "stdlib/argparse.py",
+        "stdlib/turtle.py",
+        "books/moby-dick.txt",
+        "typer/main.py",
+        "accelerate/utils/a.py",
+    ]
     assert all(data.held_out(name, target.HELD_OUT) for name in names)
-    assert not any(data.held_out(n, target.HELD_OUT) for n in ("stdlib/ast.py", "books/ulysses.txt", "torch/typing.py"))
+    assert not any(
+        data.held_out(n, target.HELD_OUT)
+        for n in ("stdlib/ast.py", "books/ulysses.txt", "torch/typing.py")
+    )
 
 
 def tiny_run(folder: Path, loss_of, steps: int = 6, **more):
     model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
     more = {"command": "test", "rates": (0.02, 0.003), "save_seconds": 0, **more}
-    return model, lambda: trainer.train(model, loss_of(model), trainer.Settings(Plan(((8, steps),), 8), folder, **more))
+    return model, lambda: trainer.train(
+        model, loss_of(model), trainer.Settings(Plan(((8, steps),), 8), folder, **more)
+    )
 
 
 def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_weights(tmp_path):
     def loss_of(model):
         tokens = torch.arange(9)[None]
-        return lambda step: target.loss(model, tokens, tokens, False) * (math.nan if step == 4 else 1)
+        return lambda step: (
+            target.loss(model, tokens, tokens, False) * (math.nan if step == 4 else 1)
+        )
 
     model, go = tiny_run(tmp_path, loss_of)
     with pytest.raises(InputError, match=r"not a number at step 4 .*step-00000004.*lower"):
@@ -195,7 +271,9 @@ def test_asked_to_stop_keeps_the_step_in_hand_and_resumes_with_the_rates_now_giv
     more = {"resume": True, "rates": (0.0, 0.0)}
     _, go = tiny_run(tmp_path, loss_of, **more)
     assert go()["step"] == 6
-    assert (checkpoint.latest(tmp_path / "checkpoints") / "model.safetensors").read_bytes() == stopped
+    assert (
+        checkpoint.latest(tmp_path / "checkpoints") / "model.safetensors"
+    ).read_bytes() == stopped
 
 
 def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path, monkeypatch):
@@ -213,7 +291,10 @@ def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path, monkeypat
     _, go = tiny_run(tmp_path, loss_of)
     with pytest.raises(InputError, match="No space left"):
         go()
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000002",
+        "step-00000003",
+    ]
     if Path("/dev/full").exists():
         with pytest.raises(InputError, match="No space left"):
             trainer.EventLog(Path("/dev/full")).write("step")
@@ -262,17 +343,24 @@ def test_a_tiny_corpus_is_refused_and_a_run_is_never_overwritten(run):
     assert status == 2 and "--resume" in err
 
 
-@pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="no bundled target in this checkout")
+@pytest.mark.skipif(
+    not (BUNDLED / "model.safetensors").exists(), reason="no bundled target in this checkout"
+)
 def test_the_bundled_target_is_real_small_and_knows_its_origin():
     record = json.loads((BUNDLED / "training.json").read_text())
-    assert record["runs"] and all("/" not in run["command"].split("--work")[1].split()[0] for run in record["runs"])
+    assert record["runs"] and all(
+        "/" not in run["command"].split("--work")[1].split()[0] for run in record["runs"]
+    )
     assert (BUNDLED / "model.safetensors").stat().st_size < 16e6
     patterns = json.loads((BUNDLED / "holdout.json").read_text())["patterns"]
     assert patterns == target.HELD_OUT
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED, local_files_only=True, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        BUNDLED, local_files_only=True, dtype=torch.float32
+    )
     known = AutoTokenizer.from_pretrained(BUNDLED, local_files_only=True)
     text = (
-        "import os\n\n\ndef main():\n    for name in os.listdir('.'):\n        print(name)\n\n\nif __name__ == '__main"
+        "import os\n\n\ndef main():\n    for name in os.listdir('.'):\n        "
+        "print(name)\n\n\nif __name__ == '__main"
     )
     ids = known(text, return_tensors="pt").input_ids
     with torch.no_grad():

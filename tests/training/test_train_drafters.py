@@ -1,4 +1,6 @@
-"""`longdraft train KIND`: a drafter of a folder of text, runs that resume to the same losses, faults in one line."""
+"""`longdraft train KIND`: a drafter of a folder of text, runs that resume to the same losses,
+faults in one line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from longdraft.methods import METHODS
 from longdraft.training.instructions import ABOUT_CODE, ABOUT_PROSE, ask
 from longdraft.training.trainer import stale
 
-QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
+QUICK = (
+    "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every "
+    "1 --probe-every 3"
+)
 USES = {
     "glide": ("longspec-chain", "--length 32"),
     "heads": ("tokenswift", "-o labels=text"),
@@ -60,7 +65,15 @@ def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
     facts = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert facts["runs"][0]["command"].startswith("longdraft train")
     assert facts["probes"][-1]["book"]["by_depth"] and facts["runs"][0]["versions"]["torch"]
-    found = record("--prompt-file", "a.txt", "--method", method, "--drafter", str(tmp_path / "whole"), "--compare")
+    found = record(
+        "--prompt-file",
+        "a.txt",
+        "--method",
+        method,
+        "--drafter",
+        str(tmp_path / "whole"),
+        "--compare",
+    )
     assert found["equal"] and found["drafter"] == "whole"
     assert METHODS[method].needs
 
@@ -103,12 +116,16 @@ def test_json_lines_are_documents(cli, tmp_path):
     lines = "\n".join(json.dumps({"text": words(300, seed)}) for seed in range(8))
     (tmp_path / "t.jsonl").write_text(lines)
     line = ["medusa", "-m", "tiny", "--length", "32", "--steps", "2", "--no-bf16", "--threads", "1"]
-    status, _, err = cli("train", *line, "--text", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "m"))
+    status, _, err = cli(
+        "train", *line, "--text", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "m")
+    )
     assert status == 0, err
     names = json.loads((tmp_path / "m.run" / "data" / "train" / "corpus.json").read_text())["names"]
     assert len(names) == 8 and names[0].endswith("t.jsonl:1")
     (tmp_path / "t.jsonl").write_text(lines + '\n{"words": 3}')
-    status, _, err = cli("train", *line, "--text", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "n"))
+    status, _, err = cli(
+        "train", *line, "--text", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "n")
+    )
     assert status == 2 and "line 9" in err and len(err.splitlines()) == 1
 
 
@@ -121,11 +138,12 @@ def test_a_run_ends_when_acceptance_no_longer_rises():
 
 
 def test_a_small_model_of_its_own(cli, record, tmp_path):
-    """Without -o small, BudgetDraft's model is new: as wide as asked for, and with the target's embeddings reduced.
+    """Without -o small, BudgetDraft's model is new: as wide as asked for, and with the target's
+    embeddings reduced.
 
     Its input and output matrices are one, in a checkpoint too.
     """
-    line = f"budget {QUICK} -o tail=31 -o width=32 -o layers=1 -o labels=text -o share=0 --steps 4".split()
+    line = f"budget {QUICK} -o tail=31 -o width=32 -o layers=1 -o labels=text -o share=0 --steps 4".split()  # noqa: E501
     assert cli("train", *line, "--out", str(tmp_path / "whole"))[0] == 0
     assert cli("train", *line, "--out", str(tmp_path / "parts"), "--stop-at", "2")[0] == 0
     assert (
@@ -133,12 +151,26 @@ def test_a_small_model_of_its_own(cli, record, tmp_path):
     )  # tied matrices are in a checkpoint
     assert losses(f"{tmp_path}/parts.run") == losses(f"{tmp_path}/whole.run")
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert (config["hidden_size"], config["num_hidden_layers"], config["tie_word_embeddings"]) == (32, 1, True)
-    found = record("--prompt-file", "a.txt", "--method", "sd", "--drafter", str(tmp_path / "whole"), "--compare")
+    assert (config["hidden_size"], config["num_hidden_layers"], config["tie_word_embeddings"]) == (
+        32,
+        1,
+        True,
+    )
+    found = record(
+        "--prompt-file",
+        "a.txt",
+        "--method",
+        "sd",
+        "--drafter",
+        str(tmp_path / "whole"),
+        "--compare",
+    )
     assert found["equal"]
 
 
-@pytest.mark.parametrize(("kind", "method"), [("glide", "longspec"), ("heads", "tokenswift"), ("medusa", "medusa")])
+@pytest.mark.parametrize(
+    ("kind", "method"), [("glide", "longspec"), ("heads", "tokenswift"), ("medusa", "medusa")]
+)
 def test_a_drafter_with_some_of_the_tokens(cli, record, tmp_path, kind, method):
     """They are the text's most frequent ones, and are stored as their numbers."""
     line = f"{kind} {QUICK} -o vocab=20 --steps 3".split()
@@ -148,7 +180,9 @@ def test_a_drafter_with_some_of_the_tokens(cli, record, tmp_path, kind, method):
     text = np.load(tmp_path / "d.run" / "data" / "train" / "tokens.npy")
     counts = np.bincount(text)
     assert len(tokens) == 20 and counts[tokens].min() >= np.delete(counts, tokens).max()
-    found = record("--prompt-file", "a.txt", "--method", method, "--drafter", str(tmp_path / "d"), "--compare")
+    found = record(
+        "--prompt-file", "a.txt", "--method", method, "--drafter", str(tmp_path / "d"), "--compare"
+    )
     assert found["equal"]
 
 
@@ -157,7 +191,8 @@ def test_a_run_begins_with_a_drafters_weights(cli, tmp_path):
     assert cli("train", *line, "--out", str(tmp_path / "first"))[0] == 0
     more = [*line, "--start", str(tmp_path / "first")]
     assert cli("train", *more, "--out", str(tmp_path / "next"))[0] == 0
-    first, following = losses(f"{tmp_path}/first.run"), losses(f"{tmp_path}/next.run")
+    first = losses(f"{tmp_path}/first.run")
+    following = losses(f"{tmp_path}/next.run")
     assert following[1] < first[1] - 0.05
     status, _, err = cli("train", *line, "--start", "nowhere", "--out", str(tmp_path / "other"))
     assert status == 2 and "nowhere" in err and len(err.splitlines()) == 1
@@ -174,7 +209,10 @@ def test_patience_exports_the_best_weights(cli, tmp_path, monkeypatch):
 
 
 def test_a_small_model_with_the_targets_tokenizer(cli, tmp_path):
-    line = "target --no-environment --text corpus.txt --layers 1 --hidden 32 --heads 2 --mlp 32 --positions 256"
+    line = (
+        "target --no-environment --text corpus.txt --layers 1 --hidden 32 --heads 2 --mlp 32 "
+        "--positions 256"
+    )
     line = f"{line} --stage 32:3 --step-tokens 64 --threads 1 --contexts= --tokenizer tiny".split()
     options = ["--out", str(tmp_path / "small"), "--work", str(tmp_path / "run")]
     status, _, err = cli("train", *line, *options, "--vocab", "300")
@@ -217,16 +255,41 @@ def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
     assert status == 0 and out.read_text() == whole and "3 in" in said
     Path("notes.txt").write_text("mine\n")
     status, _, err = cli("train", *line, "--out", "notes.txt", "--count", "3")
-    assert status == 2 and "was not written by this command" in err and Path("notes.txt").read_text() == "mine\n"
+    assert (
+        status == 2
+        and "was not written by this command" in err
+        and Path("notes.txt").read_text() == "mine\n"
+    )
 
 
 def test_conversations_of_the_target(cli, tmp_path, monkeypatch):
     """With --chat every text holds whole conversations, also those that a second run adds."""
     monkeypatch.setattr(
-        "longdraft.cli.train_text.chat_tokens", lambda tokenizer, said: tokenizer(said[0]["content"])["input_ids"]
+        "longdraft.cli.train_text.chat_tokens",
+        lambda tokenizer, said: tokenizer(said[0]["content"])["input_ids"],
     )
-    line = ["text", "-m", "tiny", "--text", "corpus.txt", "--chat", "--turns", "2", "--max-new-tokens", "5"]
-    line += ["--prompt-tokens", "24", "--dtype", "float32", "--threads", "1", "--work", str(tmp_path / "run")]
+    line = [
+        "text",
+        "-m",
+        "tiny",
+        "--text",
+        "corpus.txt",
+        "--chat",
+        "--turns",
+        "2",
+        "--max-new-tokens",
+        "5",
+    ]
+    line += [
+        "--prompt-tokens",
+        "24",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+        "--work",
+        str(tmp_path / "run"),
+    ]
     assert cli("train", *line, "--out", str(tmp_path / "whole.jsonl"), "--count", "3")[0] == 0
     for count in ("1", "3"):
         assert cli("train", *line, "--out", str(tmp_path / "parts.jsonl"), "--count", count)[0] == 0
@@ -238,14 +301,18 @@ def test_questions_contain_the_piece():
     rng = np.random.default_rng(0)
     for code in (True, False):
         asked = {ask("a {} b", code, rng) for _ in range(300)}
-        assert len(asked) == len(ABOUT_CODE if code else ABOUT_PROSE) and all("a {} b" in a for a in asked)
+        assert len(asked) == len(ABOUT_CODE if code else ABOUT_PROSE) and all(
+            "a {} b" in a for a in asked
+        )
 
 
 ALONE = [sys.executable, "-m"]
 
 
 def in_two() -> list[str]:
-    """How two processes are started, which meet at a port of their own: another test may do the same at this moment."""
+    """How two processes are started, which meet at a port of their own: another test may do the
+    same at this moment.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     return [*ALONE, "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
@@ -258,13 +325,18 @@ def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     for name, start in (("alone", ALONE), ("both", [*in_two(), "-m"])):
         line += how if name == "both" else []
         said = subprocess.run(
-            [*start, "longdraft", "train", *line, "--out", str(tmp_path / name)], capture_output=True, timeout=120
+            [*start, "longdraft", "train", *line, "--out", str(tmp_path / name)],
+            capture_output=True,
+            timeout=120,
         )
         assert said.returncode == 0, said.stderr.decode()[-2000:]
-    one, two = losses(f"{tmp_path}/alone.run"), losses(f"{tmp_path}/both.run")
+    one = losses(f"{tmp_path}/alone.run")
+    two = losses(f"{tmp_path}/both.run")
     assert sorted(one) == [1, 2, 3, 4] and two == pytest.approx(one, rel=1e-5)
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("alone", "both")]
-    assert all(torch.allclose(weights[0][k].float(), weights[1][k].float(), atol=1e-2) for k in weights[0])
+    assert all(
+        torch.allclose(weights[0][k].float(), weights[1][k].float(), atol=1e-2) for k in weights[0]
+    )
     facts, configs = (
         [json.loads((tmp_path / name / f"{what}.json").read_text()) for name in ("alone", "both")]
         for what in ("training", "config")
@@ -320,12 +392,16 @@ Path(said + "-after").touch()
 
 @pytest.mark.full
 def test_a_process_of_several_ends_without_finalization(place, tmp_path):
-    """A thread of torch that drops a tensor while the interpreter is finalized aborts one run in five of --spread."""
+    """A thread of torch that drops a tensor while the interpreter is finalized aborts one run in
+    five of --spread.
+    """
     (tmp_path / "ends.py").write_text(ENDS)
     line = ["generate", "-m", "tiny", "a b c", "--max-new-tokens", "2", "--dtype", "float32"]
     for start, after in ((ALONE[:1], True), (in_two(), False)):
         left = tmp_path / ("several" if len(start) > 1 else "alone")
-        said = subprocess.run([*start, str(tmp_path / "ends.py"), str(left), *line], capture_output=True, timeout=120)
+        said = subprocess.run(
+            [*start, str(tmp_path / "ends.py"), str(left), *line], capture_output=True, timeout=120
+        )
         assert said.returncode == 0, said.stderr.decode()[-2000:]
         assert left.with_name(left.name + "-exit").exists()
         assert left.with_name(left.name + "-after").exists() == after

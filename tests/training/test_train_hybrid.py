@@ -1,4 +1,6 @@
-"""A small hybrid is trained by Transformers' own forward, faster: the same losses and gradients, segment by segment."""
+"""A small hybrid is trained by Transformers' own forward, faster: the same losses and gradients,
+segment by segment.
+"""
 
 from __future__ import annotations
 
@@ -40,34 +42,49 @@ def short_segments(monkeypatch):
 
 
 def test_segments_give_the_losses_and_gradients_of_the_whole_scan(short_segments):
-    model, row = built(), tokens()
+    model = built()
+    row = tokens()
     before = getattr(modeling_qwen3_5, hybrid.SCAN)
-    expected, loss = whole(model, row), target.loss(model, row, row, False)
-    assert torch.allclose(loss, expected, atol=1e-5) and getattr(modeling_qwen3_5, hybrid.SCAN) is before
-    theirs, ours = gradients(model, expected), gradients(model, loss)
+    expected = whole(model, row)
+    loss = target.loss(model, row, row, False)
+    assert (
+        torch.allclose(loss, expected, atol=1e-5)
+        and getattr(modeling_qwen3_5, hybrid.SCAN) is before
+    )
+    theirs = gradients(model, expected)
+    ours = gradients(model, loss)
     assert all(torch.allclose(ours[name], theirs[name], atol=2e-5, rtol=1e-3) for name in theirs)
     assert theirs["model.layers.0.linear_attn.dt_bias"].abs().max() > 1e-4
 
 
 def test_a_segment_that_forgets_the_state_is_noticed(short_segments, monkeypatch):
     scan = getattr(modeling_qwen3_5, hybrid.SCAN)
-    monkeypatch.setattr(modeling_qwen3_5, hybrid.SCAN, lambda *a, initial_state=None, **o: scan(*a, **o))
-    model, row = built(), tokens()
+    monkeypatch.setattr(
+        modeling_qwen3_5, hybrid.SCAN, lambda *a, initial_state=None, **o: scan(*a, **o)
+    )
+    model = built()
+    row = tokens()
     forgetful = target.loss(model, row, row, False)
     assert not torch.allclose(forgetful, whole(model, row), atol=1e-5)
 
 
 def test_recurrences_remember_from_one_to_thousands_of_tokens():
-    steps = torch.cat([softplus(p) for n, p in built(16).named_parameters() if n.endswith("dt_bias")])
-    assert hybrid.SHORTEST * 0.99 < steps.min() < 0.005 and 0.03 < steps.max() < hybrid.LONGEST * 1.01
+    steps = torch.cat(
+        [softplus(p) for n, p in built(16).named_parameters() if n.endswith("dt_bias")]
+    )
+    assert (
+        hybrid.SHORTEST * 0.99 < steps.min() < 0.005 and 0.03 < steps.max() < hybrid.LONGEST * 1.01
+    )
 
 
 def test_the_attention_of_a_hybrid_is_guided_to_what_it_copies():
-    model, row = built(), tokens()[:, :25]
+    model = built()
+    row = tokens()[:, :25]
     row[:, 13:] = row[:, 1:13]
     sources = torch.full_like(row, rows.IGNORE)
     sources[:, 14:] = torch.arange(2, 13)
-    made, history = trainer.optimizers(model, 0.02, 0.01), []
+    made = trainer.optimizers(model, 0.02, 0.01)
+    history = []
     for _ in range(30):
         _, extra = guide.guided(model, lambda: target.loss(model, row, row, False), sources)
         history.append(extra.item())
@@ -81,7 +98,8 @@ def test_the_attention_of_a_hybrid_is_guided_to_what_it_copies():
 
 
 def test_it_learns():
-    model, row = built(), tokens()[:1, :33]
+    model = built()
+    row = tokens()[:1, :33]
     made = trainer.optimizers(model, 0.02, 0.01)
     for _ in range(20):
         loss = target.loss(model, row, row, True)
@@ -92,8 +110,19 @@ def test_it_learns():
     assert loss < 0.7 * math.log(64)
 
 
-@pytest.mark.parametrize(("sizes", "said"), [({"layers": 3}, "--layers is 3"), ({"heads": 8}, "multiple of 8 .* 64")])
+@pytest.mark.parametrize(
+    ("sizes", "said"), [({"layers": 3}, "--layers is 3"), ({"heads": 8}, "multiple of 8 .* 64")]
+)
 def test_sizes_that_do_not_fit_are_refused(sizes, said):
-    options = {"vocab": 64, "layers": 4, "hidden": 32, "heads": 2, "mlp": 32, "positions": 64, "seed": 0, **sizes}
+    options = {
+        "vocab": 64,
+        "layers": 4,
+        "hidden": 32,
+        "heads": 2,
+        "mlp": 32,
+        "positions": 64,
+        "seed": 0,
+        **sizes,
+    }
     with pytest.raises(InputError, match=said):
         hybrid.build(**options)

@@ -40,5 +40,7 @@ def test_a_row_that_reads_another_rows_padding_is_noticed(monkeypatch):
 
 def test_sampled_text_is_that_of_its_seed():
     lm = tiny.target("llama")
-    first, again, other = (list(writing.by_generate(lm, PROMPTS, 2, 12, 1.0, seed, ())) for seed in (1, 1, 2))
+    first, again, other = (
+        list(writing.by_generate(lm, PROMPTS, 2, 12, 1.0, seed, ())) for seed in (1, 1, 2)
+    )
     assert first == again != other

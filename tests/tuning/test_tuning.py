@@ -1,4 +1,6 @@
-"""Costs are measured within their time, kept per model, machine and kernels, and asked for in the right order."""
+"""Costs are measured within their time, kept per model, machine and kernels, and asked for in the
+right order.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_turns_that_had_their_processors_count():
     assert shortest([Turn(3.0), Turn(2.0), Turn(1.0, waited=0.5)]) == 2.0
-    assert shortest([Turn(3.0, 0.6), Turn(4.0, 4.0), Turn(9.0, 0.9)]) == 3.0 * math.exp(-0.2)  # the middle one
+    assert shortest([Turn(3.0, 0.6), Turn(4.0, 4.0), Turn(9.0, 0.9)]) == 3.0 * math.exp(
+        -0.2
+    )  # the middle one
     assert 0 < shortest([Turn(4.0, 9.0)]) < 1.0
     done = []
     assert turn(lambda: done.append(1), torch.device("cpu")).seconds > 0 and done == [1]
@@ -65,7 +69,8 @@ class Seeing:
     """A model that notes the passes it runs."""
 
     def __init__(self, model):
-        self.model, self.seen = model, []
+        self.model = model
+        self.seen = []
 
     def __getattr__(self, name):
         return getattr(self.model, name)
@@ -89,7 +94,9 @@ def test_a_workload_runs_what_is_counted(name):
             assert lengths == [shape.context] * shape.rows and nodes == shape.nodes and view is None
             full = len(model.windows) < model.depth
             assert bool(captured.scores) == (shape.scored and full)
-            assert passes_of(model.model, shape) == [pass_over(model.model, lengths, nodes, scored=captured.spec)]
+            assert passes_of(model.model, shape) == [
+                pass_over(model.model, lengths, nodes, scored=captured.spec)
+            ]
     drafts = Shape(2, 40, 3, 0.25)
     work.timed(drafts)()
     counted_as = passes_of(model.model, drafts)
@@ -99,7 +106,9 @@ def test_a_workload_runs_what_is_counted(name):
 
 
 def test_every_slot_of_a_workload_is_memory_of_its_own():
-    """Pages that were never written are one page of zeros, which is read from the processor's cache."""
+    """Pages that were never written are one page of zeros, which is read from the processor's
+    cache.
+    """
     work = Workload(tiny.target("llama"), 2, 64)
     for layer in work.cache.layers:
         for b in (0, 1):
@@ -108,7 +117,11 @@ def test_every_slot_of_a_workload_is_memory_of_its_own():
 
 def test_trees_branch():
     tree = branching(torch.arange(12)[None])
-    assert tree.size == 12 and int(tree.depth.max()) < 11 and branching(torch.zeros(2, 1, dtype=torch.long)).size == 1
+    assert (
+        tree.size == 12
+        and int(tree.depth.max()) < 11
+        and branching(torch.zeros(2, 1, dtype=torch.long)).size == 1
+    )
 
 
 @torch.inference_mode()
@@ -116,7 +129,9 @@ def test_costs_at_load_predict_this_machine():
     model = tiny.target("llama")
     costs = measured_briefly(model, 2.0)
     assert costs is not None and costs != counted(model)
-    assert all(math.isfinite(x) and x >= 0 for x in (getattr(costs, f.name) for f in fields(PassCosts)))
+    assert all(
+        math.isfinite(x) and x >= 0 for x in (getattr(costs, f.name) for f in fields(PassCosts))
+    )
     timed = measured(model, [Shape(1, 64), Shape(1, 256, 8), Shape(4, 128, 2)], 20)
     held = held_out(model, costs, timed)
     assert all(0.2 < h.predicted / h.measured < 5 for h in held), held  # beside any load
@@ -132,7 +147,8 @@ def test_a_slow_model_is_not_measured_at_load(monkeypatch):
 
 def test_measuring_ends_in_time(monkeypatch):
     """On a clock that moves by 0.01 s with every pass."""
-    model, now = tiny.target("llama"), [0.0]
+    model = tiny.target("llama")
+    now = [0.0]
 
     def turned(call, device):
         now[0] += 0.01
@@ -156,7 +172,13 @@ def test_costs_fitted_to_some_passes_predict_others(monkeypatch):
     assert max(s.context for s in own) < max(s.context for s in others)
 
     start = counted(model)
-    true = replace(start, call=start.call / 3, read=start.read * 5, key=start.key * 400, attend=start.attend * 90)
+    true = replace(
+        start,
+        call=start.call / 3,
+        read=start.read * 5,
+        key=start.key * 400,
+        attend=start.attend * 90,
+    )
 
     def timed(shapes):
         return [measure.Timed(s, measure.predicted(true, passes_of(model, s))) for s in shapes]
@@ -201,7 +223,14 @@ def damaged(text: str) -> list[str]:
         {},
         [],
     ]
-    return [text[: len(text) // 2], "", "\0", "[" * 10_000, text.replace("0.001", "NaN", 1), *map(json.dumps, changed)]
+    return [
+        text[: len(text) // 2],
+        "",
+        "\0",
+        "[" * 10_000,
+        text.replace("0.001", "NaN", 1),
+        *map(json.dumps, changed),
+    ]
 
 
 def test_damaged_and_foreign_files_are_ignored_with_a_line(capsys):
@@ -229,7 +258,8 @@ def test_costs_of_something_else_are_not_found(field, monkeypatch):
 
 
 def test_what_is_stored_comes_before_what_is_measured_and_that_before_counts(monkeypatch):
-    model, asked = tiny.target("llama"), []
+    model = tiny.target("llama")
+    asked = []
     assert model.exact
     monkeypatch.setattr(known, "measured_briefly", lambda model: asked.append(model) or COSTS)
     assert known_costs(model) is known_costs(model) is COSTS and len(asked) == 1  # asked once

@@ -1,4 +1,6 @@
-"""What is chosen once after prefill: the selection beside a slow one, and that choosing changes nothing."""
+"""What is chosen once after prefill: the selection beside a slow one, and that choosing changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ LENGTHS = (200, 90, 131, 40, 1)
 
 def filled(lm: LM, lengths: tuple[int, ...], slots: int = 256) -> tuple[torch.Tensor, KVCache]:
     """tokens [B,N] and a cache of all but each row's last one, as after prefill."""
-    prompts, cache = tiny.prompts(*lengths), lm.new_cache(len(lengths), slots)
+    prompts = tiny.prompts(*lengths)
+    cache = lm.new_cache(len(lengths), slots)
     tokens = torch.zeros(len(lengths), max(lengths) + 8, dtype=torch.long)
     for b, prompt in enumerate(prompts):
         tokens[b, : len(prompt)] = torch.tensor(prompt)
@@ -31,8 +34,12 @@ def filled(lm: LM, lengths: tuple[int, ...], slots: int = 256) -> tuple[torch.Te
 
 @torch.no_grad()
 def weights_of(model: str, prompt: torch.Tensor, K: int) -> list[torch.Tensor]:
-    """Attention of the whole prompt by Transformers' own pass, averaged over each key head's queries: [K,T,T] each."""
-    found = tiny.eager(model)(input_ids=prompt[None], use_cache=False, output_attentions=True).attentions
+    """Attention of the whole prompt by Transformers' own pass, averaged over each key head's
+    queries: [K,T,T] each.
+    """
+    found = tiny.eager(model)(
+        input_ids=prompt[None], use_cache=False, output_attentions=True
+    ).attentions
     return [a[0].view(K, -1, *a.shape[2:]).mean(1) for a in found]
 
 
@@ -43,7 +50,9 @@ def chosen(view: View, layer: int, b: int, heads: int) -> list[list[int]]:
     return [[s for s in head if s >= 0] for head in indices.tolist()]
 
 
-def best_chunks(score: list[float], budget: int, recent: int, length: int, chunk: int) -> tuple[list[int], int]:
+def best_chunks(
+    score: list[float], budget: int, recent: int, length: int, chunk: int
+) -> tuple[list[int], int]:
     """By plain loops: score of each slot -> (slots picked, from where on all is seen)."""
     tail_start = length - recent
     while tail_start % chunk:
@@ -59,7 +68,10 @@ def best_chunks(score: list[float], budget: int, recent: int, length: int, chunk
 @pytest.mark.parametrize("score", SCORERS)
 @pytest.mark.parametrize(
     ("budget", "chunk"),
-    [*(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((96, 8), (90, 8), (40, 8))), (60, 5)],
+    [
+        *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((96, 8), (90, 8), (40, 8))),
+        (60, 5),
+    ],
 )
 def test_chunks_are_the_best_ones(model, score, budget, chunk):
     lm = tiny.target(model)
@@ -73,17 +85,21 @@ def test_chunks_are_the_best_ones(model, score, budget, chunk):
             assert int(view.tail_start[b]) == 0
             assert (view.indices[:, b] < 0).all()
             continue
-        K, recent = lm.config.num_key_value_heads, min(32, (budget - chunk) // 2)
+        K = lm.config.num_key_value_heads
+        recent = min(32, (budget - chunk) // 2)
         attention = weights_of(model, tokens[b, :n], K)
         full = lm.new_cache(1, n)
         lm.prefill(tokens[b, :n].tolist(), full)
         for layer in set(range(lm.config.num_hidden_layers)) - set(lm.windows):
             for h, found in enumerate(chosen(view, layer, b, K)):
-                k, weights = full.read(layer, 0)[0][h], attention[layer][h]
+                k = full.read(layer, 0)[0][h]
+                weights = attention[layer][h]
                 slots = {
                     "last_key": (k[:n] @ k[n - 1]).tolist(),
                     "obs_window": weights[-min(32, n - int(view.tail_start[b])) :].sum(0).tolist(),
-                    "last_query_mean_key": last_logits(model, lm, layer, tokens[b, :n], K)[h].tolist(),
+                    "last_query_mean_key": last_logits(model, lm, layer, tokens[b, :n], K)[
+                        h
+                    ].tolist(),
                 }[score]
                 want, tail_start = best_chunks(slots, budget, recent, n, chunk)
                 assert int(view.tail_start[b]) == tail_start
@@ -93,8 +109,12 @@ def test_chunks_are_the_best_ones(model, score, budget, chunk):
 
 @torch.no_grad()
 def last_logits(model: str, lm: LM, layer: int, prompt: torch.Tensor, K: int) -> torch.Tensor:
-    """[K,T] of the last row, up to a constant per head, which no ranking sees: logarithms of Transformers' weights."""
-    found = tiny.eager(model)(input_ids=prompt[None], use_cache=False, output_attentions=True).attentions[layer]
+    """[K,T] of the last row, up to a constant per head, which no ranking sees: logarithms of
+    Transformers' weights.
+    """
+    found = tiny.eager(model)(
+        input_ids=prompt[None], use_cache=False, output_attentions=True
+    ).attentions[layer]
     return found[0, :, -1].double().log().view(K, -1, len(prompt)).mean(1)
 
 
@@ -108,27 +128,45 @@ def test_snapkv_keeps_what_the_window_voted_for(model, min_budget):
     policy.start(lm, tokens, cache)
     view = policy.view(cache)
     assert view is not None
-    check_view(View(view.indices[:, :, 0], view.tail_start), cache, [min(n, min_budget) - 1 for n in LENGTHS])
+    check_view(
+        View(view.indices[:, :, 0], view.tail_start),
+        cache,
+        [min(n, min_budget) - 1 for n in LENGTHS],
+    )
     for b, n in enumerate(LENGTHS):
         budget = budget_of(n, 0.07, min_budget)
         if budget >= n:
             assert int(view.tail_start[b]) == 0
             continue
-        window, K = min(32, budget // 2), lm.config.num_key_value_heads
+        window = min(32, budget // 2)
+        K = lm.config.num_key_value_heads
         assert int(view.tail_start[b]) == n - window
         attention = weights_of(model, tokens[b, :n], K)
         for layer in set(range(lm.config.num_hidden_layers)) - set(lm.windows):
             for h, found in enumerate(chosen(view, layer, b, K)):
-                votes = [0, 0, *attention[layer][h, n - window :, : n - window].sum(0).tolist(), 0, 0]
+                votes = [
+                    0,
+                    0,
+                    *attention[layer][h, n - window :, : n - window].sum(0).tolist(),
+                    0,
+                    0,
+                ]
                 pooled = torch.tensor([sum(votes[i : i + 5]) / 5 for i in range(n - window)])
                 assert len(found) == budget - window
                 others = sorted(set(range(n - window)) - set(found))
-                assert pooled[found].min() >= pooled[others].max() - 1e-5  # neighbors share votes, so ties are common
+                assert (
+                    pooled[found].min() >= pooled[others].max() - 1e-5
+                )  # neighbors share votes, so ties are common
 
 
-def every_row(model: LM, tokens: torch.Tensor, cache: KVCache, slots: int) -> dict[int, torch.Tensor]:
-    """obs_window by the long way: a row of weights for every query after `slots`, of all layers at once, then added."""
-    n, captured = int(cache.length[0]), Captures(CaptureSpec(rows="all", of="weights", split=True))
+def every_row(
+    model: LM, tokens: torch.Tensor, cache: KVCache, slots: int
+) -> dict[int, torch.Tensor]:
+    """obs_window by the long way: a row of weights for every query after `slots`, of all layers at
+    once, then added.
+    """
+    n = int(cache.length[0])
+    captured = Captures(CaptureSpec(rows="all", of="weights", split=True))
     with cache.reopen(n - slots):
         model(Tree.chain(tokens[:, slots : n + 1]), cache, captured=captured)
     return {layer: s[0, -OBSERVED:, :, :slots].sum(0) for layer, s in captured.scores.items()}
@@ -142,19 +180,26 @@ def test_means_of_the_window_pick_what_all_its_rows_pick(model, dtype):
     tokens, cache = filled(lm, LENGTHS)
     for policy in (Chunks(96, 8), Chunks(60, 5), Chunks(40, 8), SnapKV(0.07, 41)):
         policy.start(lm, tokens, cache)
-        found, policy.scorer = policy.view(cache), every_row
+        found = policy.view(cache)
+        policy.scorer = every_row
         policy.start(lm, tokens, cache)
         wanted = policy.view(cache)
         assert found is not None and wanted is not None
-        assert torch.equal(found.indices, wanted.indices) and torch.equal(found.tail_start, wanted.tail_start)
+        assert torch.equal(found.indices, wanted.indices) and torch.equal(
+            found.tail_start, wanted.tail_start
+        )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("model", ["llama", "llama-torch"])
 @pytest.mark.parametrize("policy", [Chunks(60, 5), SnapKV(0.07, 80)], ids=["chunks", "snapkv"])
 def test_one_row_of_scores_is_held_for_a_layer(model, policy, monkeypatch):
-    """Not one for each of the 32 queries and more: at 128K tokens they came to 4.4 GB in a model of 32 layers."""
-    lm, shapes, call = tiny.target(model), [], LM.__call__
+    """Not one for each of the 32 queries and more: at 128K tokens they came to 4.4 GB in a model of
+    32 layers.
+    """
+    lm = tiny.target(model)
+    shapes = []
+    call = LM.__call__
 
     def watched(self, tree, cache, *args, captured=None, **others):
         out = call(self, tree, cache, *args, captured=captured, **others)
@@ -173,7 +218,9 @@ def test_one_row_of_scores_is_held_for_a_layer(model, policy, monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("model", ["llama", "llama-torch"])
 def test_a_pass_where_each_head_sees_its_own_slots(model):
-    lm, eager, prompt = tiny.target(model), tiny.eager(model), tiny.prompts(30)[0]
+    lm = tiny.target(model)
+    eager = tiny.eager(model)
+    prompt = tiny.prompts(30)[0]
     cache = lm.new_cache(1, 40)
     lm.prefill(prompt, cache)
     heads = [[0, 3, 7], [1, 19, 4]]
@@ -188,13 +235,20 @@ def test_a_pass_where_each_head_sees_its_own_slots(model):
     mask = torch.zeros(4, 33, 33).masked_fill_(~shown, torch.finfo(torch.float32).min)
     ids = torch.tensor([prompt + chain.tokens[0].tolist()])
     close(found[0], eager(input_ids=ids, attention_mask=mask[None], use_cache=False).logits[0, 30:])
-    same = lm(chain, cache, view=View(indices[:, :, :1], torch.tensor([20])))  # one choice for all heads
+    same = lm(
+        chain, cache, view=View(indices[:, :, :1], torch.tensor([20]))
+    )  # one choice for all heads
     assert torch.equal(same, lm(chain, cache, view=View(indices[:, :, 0], torch.tensor([20]))))
 
 
 def committed(cache: KVCache) -> list[torch.Tensor]:
     lengths = cache.length.tolist()
-    rows = [(x, n) for layer in cache.layers for b, n in enumerate(lengths) for x in cache.read(layer, b)]
+    rows = [
+        (x, n)
+        for layer in cache.layers
+        for b, n in enumerate(lengths)
+        for x in cache.read(layer, b)
+    ]
     return [cache.length.clone(), *(x[:, :n].clone() for x, n in rows)]
 
 
@@ -215,9 +269,13 @@ def typed(model: str, dtype: str) -> LM:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("policy", [*SCORERS, "snapkv"])
 def test_choosing_does_not_change_a_bit(model, dtype, policy):
-    """The prompt's end runs again in another shape of pass, which rounds otherwise; the cache is not to show it."""
+    """The prompt's end runs again in another shape of pass, which rounds otherwise; the cache is
+    not to show it.
+    """
     lm = typed(model, dtype)
-    tokens, cache = filled(lm, (120, 97, 30), slots=119)  # no room for a root: the buffers move meanwhile
+    tokens, cache = filled(
+        lm, (120, 97, 30), slots=119
+    )  # no room for a root: the buffers move meanwhile
     before = committed(cache)
     chooser = SnapKV(0.07, 40) if policy == "snapkv" else Chunks(40, 8, policy)
     chooser.start(lm, tokens, cache)
@@ -259,9 +317,11 @@ def test_prompts_within_the_budget_are_seen_whole():
 @torch.no_grad()
 def test_choosing_again():
     """Every 3 rounds, from the text as it is by then."""
-    lm, want = tiny.target("llama"), Chunks(40)
+    lm = tiny.target("llama")
+    want = Chunks(40)
     tokens, cache = filled(lm, (60,), 128)
-    policy, tail_start = Chunks(40, every=3), []
+    policy = Chunks(40, every=3)
+    tail_start = []
     policy.start(lm, tokens, cache)
     for i in range(8):
         view = policy.view(cache)
@@ -284,7 +344,8 @@ def test_a_budget_below_three_chunks_is_refused():
 
 @torch.no_grad()
 def test_another_start_forgets_the_last_text():
-    lm, policy = tiny.target("llama"), Chunks(40, every=2)
+    lm = tiny.target("llama")
+    policy = Chunks(40, every=2)
     for lengths in ((100,), (30, 20), (80, 60)):
         tokens, cache = filled(lm, lengths)
         policy.start(lm, tokens, cache)

@@ -18,27 +18,35 @@ from longdraft.drafters import SelfDrafter
 from longdraft.engine.generate import generate
 from longdraft.views import Partial
 
-LAYERS, HEADS = (0, 2), 2
+LAYERS = (0, 2)
+HEADS = 2
 
 
 class Naive:
     """One layer, key head and row: lists of slots, moved one by one."""
 
     def __init__(self, budget: int, sink: int):
-        self.budget, self.sink, self.stale = budget, sink, True
+        self.budget = budget
+        self.sink = sink
+        self.stale = True
         self.first: list[int] = []
         self.ranked: list[int] = []
         self.newer: list[int] = []
-        self.known = self.built = 0
+        self.known = 0
+        self.built = 0
 
     def update(self, length: int, scores: list[float] | None) -> None:
-        """length committed slots; scores of slots 0..root before them if the verification was asked."""
+        """length committed slots; scores of slots 0..root before them if the verification was
+        asked.
+        """
         if self.stale and scores is not None:
             covered = min(len(scores), length)
             self.first = list(range(min(self.sink, covered)))
             rest = range(self.sink, covered)
             self.ranked = sorted(rest, key=lambda s: -scores[s])
-            self.newer, self.known, self.built = [], covered, covered
+            self.newer = []
+            self.known = covered
+            self.built = covered
         for slot in range(self.known, length):
             (self.newer if slot >= self.sink else self.first).append(slot)
         self.known = max(self.known, length)
@@ -66,34 +74,53 @@ def seen(view, layer: int, head: int, b: int, length: int) -> list[int]:
     st.integers(0, 999),
 )
 def test_partial_is_the_simulation(budget, sink, lengths, accepted, seed):
-    """Many rounds, rows of unequal lengths that accept unequally, ends of rows, several rankings."""
+    """Many rounds, rows of unequal lengths that accept unequally, ends of rows, several
+    rankings.
+    """
     g = torch.Generator().manual_seed(seed)
     sink = min(sink, budget - 1)
-    policy, B = Partial(budget, sink), len(lengths)
+    policy = Partial(budget, sink)
+    B = len(lengths)
     cache = KVCache(B, 8)
     cache.length += torch.tensor(lengths)
-    naive = {(layer, h, b): Naive(budget, sink) for layer in LAYERS for h in range(HEADS) for b in range(B)}
+    naive = {
+        (layer, h, b): Naive(budget, sink)
+        for layer in LAYERS
+        for h in range(HEADS)
+        for b in range(B)
+    }
     ranked = 0
     for step, count in enumerate(accepted):
-        captured, before = Captures(policy.captures()), cache.length.clone()
+        captured = Captures(policy.captures())
+        before = cache.length.clone()
         asked = captured.spec.rows is not None
         assert asked == any(n.stale for n in naive.values())
         if asked:
             captured.covered, most = before + 1, int(before.max()) + 1
-            captured.scores = {layer: torch.randn(B, 1, HEADS, most, generator=g) for layer in LAYERS}
+            captured.scores = {
+                layer: torch.randn(B, 1, HEADS, most, generator=g) for layer in LAYERS
+            }
             for b, n in enumerate(captured.covered.tolist()):
                 for s in captured.scores.values():
                     s[b, ..., n:] = float("-inf")
             ranked += 1
         ends = torch.arange(B) * 7 + 5 < step  # a row that is done commits nothing more
-        cache.length += torch.where(ends & (torch.arange(B) > 0), 0, 1 + (count + torch.arange(B)) % 4)
+        cache.length += torch.where(
+            ends & (torch.arange(B) > 0), 0, 1 + (count + torch.arange(B)) % 4
+        )
         policy.update(cache, captured)
         view = policy.view(cache)
         for (layer, h, b), one in naive.items():
-            scores = captured.scores[layer][b, 0, h, : int(before[b]) + 1].tolist() if asked else None
+            scores = (
+                captured.scores[layer][b, 0, h, : int(before[b]) + 1].tolist() if asked else None
+            )
             one.update(int(cache.length[b]), scores)
             found = seen(view, layer, h, b, int(cache.length[b]))
-            assert len(found) == len(set(found)) <= max(budget, int(max(cache.length)) if view is None else 0)
+            assert (
+                len(found)
+                == len(set(found))
+                <= max(budget, int(max(cache.length)) if view is None else 0)
+            )
             assert set(found) == one.seen
     assert ranked > 0
 
@@ -108,10 +135,13 @@ def test_a_budget_of_the_context_is_everything():
 @torch.inference_mode()
 def test_slots_are_ranked_by_the_roots_query_summed_over_its_group():
     """Eq. 2 with query and keys caught on their way into attention."""
-    lm, prompt = tiny.target("llama-torch"), tiny.prompts(40)[0]
-    cache, policy = lm.new_cache(1, 48), Partial(12, 4)
+    lm = tiny.target("llama-torch")
+    prompt = tiny.prompts(40)[0]
+    cache = lm.new_cache(1, 48)
+    policy = Partial(12, 4)
     lm.prefill(prompt[:-1], cache)
-    captured, caught = Captures(policy.captures()), []
+    captured = Captures(policy.captures())
+    caught = []
     real = ops.attend
 
     def spy(q, segments, *others):
@@ -137,7 +167,8 @@ def test_slots_are_ranked_by_the_roots_query_summed_over_its_group():
 
 @pytest.mark.parametrize("model", ["llama", "gpt-oss", "mistral-window"])
 def test_a_long_run_ranks_anew_and_keeps_to_the_budget(model):
-    lm, asked = tiny.target(model), []
+    lm = tiny.target(model)
+    asked = []
 
     class Watched(Partial):
         def update(self, cache, captured: Captures) -> None:
@@ -146,7 +177,9 @@ def test_a_long_run_ranks_anew_and_keeps_to_the_budget(model):
             view = self.view(cache)
             if view is not None:
                 check_view(view, cache)
-                shown = (view.indices >= 0).sum(-1) + (cache.length - view.tail_start)[None, :, None]
+                shown = (view.indices >= 0).sum(-1) + (cache.length - view.tail_start)[
+                    None, :, None
+                ]
                 assert int(shown.max()) <= 20
 
     generate(lm, tiny.prompts(30, 1), SelfDrafter(lm, Watched(20, 4), [1] * 3), max_new_tokens=60)

@@ -1,4 +1,6 @@
-"""Quest's pages: bounds that bound, statistics that keep up with the text, attention over the chosen pages."""
+"""Quest's pages: bounds that bound, statistics that keep up with the text, attention over the
+chosen pages.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from longdraft.ops import reference
 from longdraft.views import Quest
 from longdraft.views.quest import Pages
 
-K, G, D, PAGE = 2, 3, 8, 4
+K = 2
+G = 3
+D = 8
+PAGE = 4
 
 
 def keys(slots: int, seed: int = 0) -> torch.Tensor:
@@ -42,7 +47,10 @@ def test_a_page_of_equal_keys_has_an_exact_bound():
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 1000))
 def test_statistics_keep_up_with_the_text(steps, seed):
     """Page by page or all at once; also where a count comes back to an earlier one."""
-    k, q, grown, count = keys(32 * PAGE, seed), torch.randn(K * G, 1, D), Pages(PAGE), 1
+    k = keys(32 * PAGE, seed)
+    q = torch.randn(K * G, 1, D)
+    grown = Pages(PAGE)
+    count = 1
     for step in steps:
         count += step
         for n in (count, max(1, count - 1)):
@@ -63,10 +71,13 @@ def cache_of(lengths: list[int], layers: int = 2) -> KVCache:
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("length", [63, 64, 66])
 def test_attention_reads_the_best_pages_and_the_open_one(length, nodes):
-    cache, b, layer = cache_of([10, length]), 1, 1
+    cache = cache_of([10, length])
+    b = 1
+    layer = 1
     policy = Quest(keep_ratio=0.01, min_budget=5 * PAGE, page=PAGE, dense=1)
     view, (k, v) = policy.view(cache), cache.read(layer, b)
-    q, end = torch.randn(K * G, nodes, D), length + nodes
+    q = torch.randn(K * G, nodes, D)
+    end = length + nodes
     visible = torch.ones(nodes, nodes, dtype=torch.bool).tril()
     segments = view.segments(layer, b, k, v, end, visible, q)
     count = length // PAGE
@@ -88,7 +99,9 @@ def test_each_step_chooses_anew():
     cache = cache_of([64])
     view, (k, v) = Quest(0.01, 5 * PAGE, PAGE, dense=0).view(cache), cache.read(0, 0)
     found = [view.segments(0, 0, k, v, 65, None, q)[0].k for q in torch.randn(2, K * G, 1, D)]
-    assert found[0].shape == found[1].shape and not torch.equal(found[0].sort(1).values, found[1].sort(1).values)
+    assert found[0].shape == found[1].shape and not torch.equal(
+        found[0].sort(1).values, found[1].sort(1).values
+    )
 
 
 def test_small_budgets_have_three_pages():
@@ -99,35 +112,47 @@ def test_small_budgets_have_three_pages():
 
 def test_the_first_layers_see_everything():
     cache = cache_of([64], layers=3)
-    view, q = Quest(0.01, 5 * PAGE, PAGE).view(cache), torch.randn(K * G, 1, D)
+    view = Quest(0.01, 5 * PAGE, PAGE).view(cache)
+    q = torch.randn(K * G, 1, D)
     sizes = [
-        sum(s.k.shape[1] for s in view.segments(layer, 0, *cache.read(layer, 0), 65, None, q)) for layer in range(3)
+        sum(s.k.shape[1] for s in view.segments(layer, 0, *cache.read(layer, 0), 65, None, q))
+        for layer in range(3)
     ]
     assert sizes == [65, 65, 4 * PAGE + 1]
 
 
-@pytest.mark.parametrize("model", ["llama", "llama-torch", "gpt-oss", "llama-mqa", "gemma2-softcap"])
+@pytest.mark.parametrize(
+    "model", ["llama", "llama-torch", "gpt-oss", "llama-mqa", "gemma2-softcap"]
+)
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_budget_of_the_context_is_full_attention(model, sampler):
-    check_full_acceptance(lambda t: SelfDrafter(t, Quest(0.07, 999, 4, dense=0), [1] * 5), 5, model, sampler, (70, 31))
+    check_full_acceptance(
+        lambda t: SelfDrafter(t, Quest(0.07, 999, 4, dense=0), [1] * 5), 5, model, sampler, (70, 31)
+    )
 
 
 def test_a_pass_under_all_pages_is_a_pass_without_a_view():
     """Pages gathered one by one, in another order: the same keys."""
-    lm, prompt = tiny.target("llama-torch"), tiny.prompts(64)[0]
+    lm = tiny.target("llama-torch")
+    prompt = tiny.prompts(64)[0]
     cache = lm.new_cache(1, 80)
     lm.prefill(prompt, cache)
-    tree, policy = Tree.chain(torch.tensor([[5, 6, 7]])), Quest(0.07, 60, PAGE, dense=0)
+    tree = Tree.chain(torch.tensor([[5, 6, 7]]))
+    policy = Quest(0.07, 60, PAGE, dense=0)
     view = policy.view(cache)
     view.selected = [15]  # of 16: enough to go through the pages
-    sparse, full = lm(tree, cache, view=view), lm(tree, cache)
+    sparse = lm(tree, cache, view=view)
+    full = lm(tree, cache)
     view.selected = [16]
-    assert not torch.allclose(sparse, full) and torch.allclose(lm(tree, cache, view=view), full, atol=1e-5)
+    assert not torch.allclose(sparse, full) and torch.allclose(
+        lm(tree, cache, view=view), full, atol=1e-5
+    )
 
 
 def test_pages_of_one_text_are_forgotten_at_the_next():
     """Also where the next one uses the same cache."""
-    lm, policy = tiny.target("llama"), Quest(0.07, 16, PAGE, dense=0)
+    lm = tiny.target("llama")
+    policy = Quest(0.07, 16, PAGE, dense=0)
     seen = []
     for seed in (0, 1):
         cache = lm.new_cache(1, 80)

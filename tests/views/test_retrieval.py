@@ -1,4 +1,6 @@
-"""SpecExtend's retrieval: chunks by the last accepted node's weights, chosen every few rounds, for one text alone."""
+"""SpecExtend's retrieval: chunks by the last accepted node's weights, chosen every few rounds, for
+one text alone.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ def cache_of(lengths: list[int]) -> KVCache:
 
 
 def scored(roots: list[int], accepted: list[int], nodes: int = 3, seed: int = 0) -> Captures:
-    """Weights that each node of a tree gave to slots 0..root, in layers 0 and 2, as a round leaves them."""
+    """Weights that each node of a tree gave to slots 0..root, in layers 0 and 2, as a round leaves
+    them.
+    """
     g = torch.Generator().manual_seed(seed)
     table = torch.rand(2, len(roots), nodes, 1, max(roots) + 1, generator=g)
     for b, n in enumerate(roots):
         table[:, b, ..., n + 1 :] = float("-inf")
-    captured = Captures(CaptureSpec("all", of="weights"), {0: table[0], 2: table[1]}, torch.tensor(roots) + 1)
+    captured = Captures(
+        CaptureSpec("all", of="weights"), {0: table[0], 2: table[1]}, torch.tensor(roots) + 1
+    )
     captured.accepted = torch.tensor(accepted)
     return captured
 
@@ -47,8 +53,10 @@ def seen(view: View, layer: int, b: int) -> set[int]:
 
 @pytest.mark.parametrize("only", [None, 2, 0])
 def test_the_best_chunks_by_the_last_accepted_nodes_weights(only):
-    roots, accepted = [42, 63, 11], [2, 0, 1]
-    captured, policy = scored(roots, accepted), Retrieval(0.01, 16, CHUNK, only=only)
+    roots = [42, 63, 11]
+    accepted = [2, 0, 1]
+    captured = scored(roots, accepted)
+    policy = Retrieval(0.01, 16, CHUNK, only=only)
     policy.update(cache_of([n + 1 + a for n, a in zip(roots, accepted, strict=True)]), captured)
     view = policy.view(cache_of(roots))
     for b, n in enumerate(roots):
@@ -63,11 +71,14 @@ def test_the_best_chunks_by_the_last_accepted_nodes_weights(only):
 
 
 def test_chosen_every_few_rounds_and_new_text_joins():
-    policy, views = Retrieval(0.01, 8, CHUNK, every=3), []
+    policy = Retrieval(0.01, 8, CHUNK, every=3)
+    views = []
     for n in range(20, 29):
         captures = policy.captures()
         captured = scored([n], [0], seed=n) if captures.rows else Captures()
-        assert (captures.rows, captures.of) == (("all", "weights") if (n - 20) % 3 == 0 else (None, "logits"))
+        assert (captures.rows, captures.of) == (
+            ("all", "weights") if (n - 20) % 3 == 0 else (None, "logits")
+        )
         policy.update(cache_of([n + 1]), captured)
         views.append(policy.view(cache_of([n + 1])))
     assert first(views) == [0, 0, 0, 3, 3, 3, 6, 6, 6]
@@ -85,9 +96,12 @@ def test_beside_taps_of_every_round_it_still_waits():
 
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_a_selection_ends_with_its_text(kind):
-    lm, policy = tiny.target("llama"), Retrieval(0.01, 16, CHUNK, every=1000, only=2 if kind == "cross" else None)
+    lm = tiny.target("llama")
+    policy = Retrieval(0.01, 16, CHUNK, every=1000, only=2 if kind == "cross" else None)
     drafter = (
-        SelfDrafter(lm, policy, [1]) if kind == "self" else SmallModelDrafter(random_lm(lm, 1), policy, [1], lm.vocab)
+        SelfDrafter(lm, policy, [1])
+        if kind == "self"
+        else SmallModelDrafter(random_lm(lm, 1), policy, [1], lm.vocab)
     )
     for length in (70, 40):
         shown = []
@@ -99,18 +113,26 @@ def test_a_selection_ends_with_its_text(kind):
 
 @pytest.mark.parametrize("model", ["llama", "gpt-oss"])
 def test_a_budget_of_the_context_accepts_everything(model):
-    check_full_acceptance(lambda t: SelfDrafter(t, Retrieval(0.07, 999), [1] * 5), 5, model, lengths=(70, 31))
+    check_full_acceptance(
+        lambda t: SelfDrafter(t, Retrieval(0.07, 999), [1] * 5), 5, model, lengths=(70, 31)
+    )
 
 
 def test_in_one_tree_with_a_lookup():
     policy = Retrieval(0.07, 16, CHUNK)
-    check_lossless(lambda t: Sequential(SelfDrafter(t, policy, [2, 2]), Lookup(1, 3)), "llama", PENALTY, (70, 31))
+    check_lossless(
+        lambda t: Sequential(SelfDrafter(t, policy, [2, 2]), Lookup(1, 3)),
+        "llama",
+        PENALTY,
+        (70, 31),
+    )
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "gpt-oss", "mistral-window"])
 def test_specextend_taps_the_one_layer_that_it_reads(model):
     """Scores of the others would be a cost that the method does not have."""
-    lm, tapped = tiny.target(model), []
+    lm = tiny.target(model)
+    tapped = []
     drafter = build("specextend", lm, random_lm(lm, 1), min_budget=16)
     update = drafter.update
 

@@ -31,7 +31,9 @@ def scored(lengths: list[int], layers: tuple[int, ...] = (0, 2), seed: int = 0) 
     for b, n in enumerate(lengths):
         table[:, b, ..., n + 1 :] = float("-inf")
     covered = torch.tensor(lengths) + 1
-    return Captures(CaptureSpec("ends"), scores=dict(zip(layers, table, strict=True)), covered=covered)
+    return Captures(
+        CaptureSpec("ends"), scores=dict(zip(layers, table, strict=True)), covered=covered
+    )
 
 
 POLICIES = {
@@ -65,45 +67,65 @@ def test_sink_and_window():
 
 
 def test_random_picks_repeat_and_vary():
-    policy, views = RandomSlots(0.07, 16, seed=3), []
+    policy = RandomSlots(0.07, 16, seed=3)
+    views = []
     for lengths in ([400, 300], [300, 400], [401, 300]):
         views.append(policy.view(cache_of(lengths)).indices[0])
     rows = [set(v[b].tolist()) - {-1} for v in views for b in (0, 1)]
-    assert rows[0] == rows[3] and rows[1] == rows[2]  # one context length, one choice, whatever the row
+    assert (
+        rows[0] == rows[3] and rows[1] == rows[2]
+    )  # one context length, one choice, whatever the row
     assert rows[0] != rows[4]
-    assert rows[0] != set(RandomSlots(0.07, 16, seed=4).view(cache_of([400, 300])).indices[0, 0].tolist())
+    assert rows[0] != set(
+        RandomSlots(0.07, 16, seed=4).view(cache_of([400, 300])).indices[0, 0].tolist()
+    )
 
 
 def test_guided_takes_the_best_scores_and_all_that_follows():
-    lengths, captured, policy = [400, 37, 20, 12], scored([400, 37, 20, 12]), Guided(0.07, 16, reach=0)
-    cache = cache_of([403, 38, 20, 13])  # after the commit: row 2 was done and committed nothing, its root included
+    lengths = [400, 37, 20, 12]
+    captured = scored([400, 37, 20, 12])
+    policy = Guided(0.07, 16, reach=0)
+    cache = cache_of(
+        [403, 38, 20, 13]
+    )  # after the commit: row 2 was done and committed nothing, its root included
     policy.update(cache, captured)
     view = policy.view(cache)
     budgets = [budget_of(n, 0.07, 16) for n in (401, 38, 20, 13)]
     check_view(view, cache, budgets)
-    assert view.tail_start.tolist() == [401, 38, 20, 0]  # 13 slots fit the budget: everything is seen
+    assert view.tail_start.tolist() == [
+        401,
+        38,
+        20,
+        0,
+    ]  # 13 slots fit the budget: everything is seen
     for layer, place in view.layers.items():
         for b in range(3):
-            scores = captured.scores[layer][b].mean((0, 1))[: min(lengths[b] + 1, int(cache.length[b]))]
+            scores = captured.scores[layer][b].mean((0, 1))[
+                : min(lengths[b] + 1, int(cache.length[b]))
+            ]
             best = set(scores.topk(budgets[b]).indices.tolist())
             assert set(view.indices[place, b].tolist()) - {-1} == best
     assert (view.indices[:, 3] == -1).all()
 
 
 def test_guided_reads_on_from_a_high_score():
-    """With a reach, what follows the one place that scores is taken before all else; without, nothing follows it."""
+    """With a reach, what follows the one place that scores is taken before all else; without,
+    nothing follows it.
+    """
     scores = torch.full((1, 1, 1, 400), 1e-6).index_fill_(3, torch.tensor([100]), 1.0)
     for reach, wanted in ((8, set(range(100, 109))), (0, {100})):
         policy = Guided(0.04, 16, reach=reach)
         policy.update(
-            cache_of([400]), Captures(CaptureSpec(rows="mean"), scores={0: scores}, covered=torch.tensor([400]))
+            cache_of([400]),
+            Captures(CaptureSpec(rows="mean"), scores={0: scores}, covered=torch.tensor([400])),
         )
         indices = set(policy.view(cache_of([400])).indices[0, 0].tolist())
         assert indices & set(range(90, 130)) == wanted
 
 
 def test_guided_follows_the_latest_scores_and_needs_some():
-    policy, cache = Guided(0.07, 16), cache_of([100])
+    policy = Guided(0.07, 16)
+    cache = cache_of([100])
     assert policy.view(cache) is None
     policy.update(cache, Captures())  # a model of windows alone scores nothing
     assert policy.view(cache) is None
@@ -120,7 +142,13 @@ def test_full_shows_everything():
 
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "qwen3-moe"])
 def test_a_pass_sees_the_view_and_nothing_else(model):
-    for indices, tail_start in (([3, 17, 8], 25), ([], 11), ([29, 0], 30), ([], 0), ([5, -1, -1], 28)):
+    for indices, tail_start in (
+        ([3, 17, 8], 25),
+        ([], 11),
+        ([29, 0], 30),
+        ([], 0),
+        ([5, -1, -1], 28),
+    ):
         view = View(torch.tensor(indices, dtype=torch.long)[None, None], torch.tensor([tail_start]))
         check_view_pass(view, [p for p in indices if p >= 0] + list(range(tail_start, 30)), model)
 
@@ -132,13 +160,19 @@ def test_a_sink_and_a_window_are_seen_once():
 @torch.inference_mode()
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "gpt-oss"])
 def test_each_layer_and_row_sees_its_own_picks(model):
-    """Per layer and row: equal to a run alone under that row's picks; layers with a window take no view."""
-    lm, prompts = tiny.target(model), tiny.prompts(40, 30)
+    """Per layer and row: equal to a run alone under that row's picks; layers with a window take no
+    view.
+    """
+    lm = tiny.target(model)
+    prompts = tiny.prompts(40, 30)
     dense = [i for i in range(lm.config.num_hidden_layers) if i not in lm.windows]
     g = torch.Generator().manual_seed(0)
-    indices = torch.stack([torch.stack([torch.randperm(25, generator=g)[:6] for _ in prompts]) for _ in dense])
+    indices = torch.stack(
+        [torch.stack([torch.randperm(25, generator=g)[:6] for _ in prompts]) for _ in dense]
+    )
     indices[:, 1, 4:] = -1
-    tail_start, layers = torch.tensor([33, 28]), {layer: i for i, layer in enumerate(dense)}
+    tail_start = torch.tensor([33, 28])
+    layers = {layer: i for i, layer in enumerate(dense)}
     cache = lm.new_cache(2, 64)
     for b, prompt in enumerate(prompts):
         lm.prefill(prompt, cache.row(b))
@@ -146,8 +180,15 @@ def test_each_layer_and_row_sees_its_own_picks(model):
     together = lm(chain, cache, view=View(indices, tail_start, layers))
     unguided = lm(chain, cache)
     for b in range(2):
-        one = Tree(chain.tokens[b : b + 1], chain.parent[b : b + 1], chain.depth[b : b + 1], chain.mask[b : b + 1])
-        alone = lm(one, cache.row(b), view=View(indices[:, b : b + 1], tail_start[b : b + 1], layers))
+        one = Tree(
+            chain.tokens[b : b + 1],
+            chain.parent[b : b + 1],
+            chain.depth[b : b + 1],
+            chain.mask[b : b + 1],
+        )
+        alone = lm(
+            one, cache.row(b), view=View(indices[:, b : b + 1], tail_start[b : b + 1], layers)
+        )
         torch.testing.assert_close(together[b], alone[0], rtol=1e-4, atol=1e-4)
         assert float((together[b] - unguided[b]).abs().max()) > 1e-2
 
@@ -162,18 +203,27 @@ def test_a_view_is_read_once_and_not_from_scratch_written_later():
             n = int(cache.length)
             return View(torch.arange(n)[None, None], torch.tensor([n]))
 
-    lm, stats = tiny.target("llama"), Stats()
-    generate(lm, tiny.prompts(30), SelfDrafter(lm, Counting(), [1] * 4), max_new_tokens=1 + 5 * 4, stats=stats)
+    lm = tiny.target("llama")
+    stats = Stats()
+    generate(
+        lm,
+        tiny.prompts(30),
+        SelfDrafter(lm, Counting(), [1] * 4),
+        max_new_tokens=1 + 5 * 4,
+        stats=stats,
+    )
     assert stats.mean_acceptance_length == 5
 
 
 def test_weights_guide_better_than_chance():
     """Picks scored by attention weight keep more of the attention than as many random ones."""
-    lm, prompt = tiny.target("llama"), tiny.prompts(120)[0]
+    lm = tiny.target("llama")
+    prompt = tiny.prompts(120)[0]
     with torch.inference_mode():
         cache = lm.new_cache(1, 140)
         lm.prefill(prompt, cache)
-        root, captured = Tree.root(torch.tensor([5])), Captures(CaptureSpec("last", "weights"))
+        root = Tree.root(torch.tensor([5]))
+        captured = Captures(CaptureSpec("last", "weights"))
         full = lm(root, cache, captured=captured)
         cache.length += 1
         guided = Guided(0.07, 16, "weights", reach=0)
@@ -190,8 +240,11 @@ def test_weights_guide_better_than_chance():
 
 @pytest.mark.parametrize("lag", [0, 2, 5])
 def test_nodes_of_a_drafter_that_lags_behind_its_view_see_the_tail_of_their_tree(lag):
-    """A small model reads the tokens it lacks under a view of the text as it is now, whose tail begins among them."""
-    view, k = View(torch.tensor([[[0, 1, 2]]]), torch.tensor([20 + lag])), torch.randn(1, 40, 4)
+    """A small model reads the tokens it lacks under a view of the text as it is now, whose tail
+    begins among them.
+    """
+    view = View(torch.tensor([[[0, 1, 2]]]), torch.tensor([20 + lag]))
+    k = torch.randn(1, 40, 4)
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     tail = view.segments(0, 0, k, k, 26, mask)[-1]
     assert tail.visible is not None and tail.visible.shape[1] == tail.k.shape[1] == 6 - lag

@@ -1,4 +1,5 @@
-"""Keyed noise in vLLM belongs to an engine: several of them in one process do not disturb each other.
+"""Keyed noise in vLLM belongs to an engine: several of them in one process do not disturb each
+other.
 
 vLLM itself is not needed: modules with its names stand in for the few parts that are imported.
 """
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 SOURCES = Path(__file__).resolve().parents[2] / "longdraft-vllm" / "src"
-VOCAB, DRAFTS = 11, 2
+VOCAB = 11
+DRAFTS = 2
 
 
 def standing_in(monkeypatch, name: str, **content: Any) -> ModuleType:
@@ -33,9 +35,16 @@ def standing_in(monkeypatch, name: str, **content: Any) -> ModuleType:
 @pytest.fixture
 def keyed(monkeypatch):
     def verify(draft_token_ids, num_draft_tokens, *_: Any, **options: Any):
-        return torch.full((len(num_draft_tokens), DRAFTS + 1), -7)  # vLLM's own: marked, so that it can be told apart
+        return torch.full(
+            (len(num_draft_tokens), DRAFTS + 1), -7
+        )  # vLLM's own: marked, so that it can be told apart
 
-    standing_in(monkeypatch, "vllm.v1.sample.rejection_sampler", rejection_sample=verify, PLACEHOLDER_TOKEN_ID=-1)
+    standing_in(
+        monkeypatch,
+        "vllm.v1.sample.rejection_sampler",
+        rejection_sample=verify,
+        PLACEHOLDER_TOKEN_ID=-1,
+    )
     sampler = "vllm.v1.sample.ops.topk_topp_sampler"
     standing_in(monkeypatch, sampler, apply_top_k_top_p=lambda logits, k, p: logits)
     monkeypatch.syspath_prepend(SOURCES)
@@ -51,33 +60,47 @@ class VllmRunner:
     """The part of vLLM's model runner that the mixin builds on."""
 
     def __init__(self, vllm_config: Any, device: torch.device):
-        self.sampler = SimpleNamespace(topk_topp_sampler=SimpleNamespace(forward=lambda *a: (a[0].argmax(-1), None)))
+        self.sampler = SimpleNamespace(
+            topk_topp_sampler=SimpleNamespace(forward=lambda *a: (a[0].argmax(-1), None))
+        )
 
     def _sample(self, logits: torch.Tensor, spec: Any) -> torch.Tensor:
         if self.between is not None:
             self.between()
         sampler = sys.modules["vllm.v1.sample.rejection_sampler"]
-        drafts, bonus = torch.zeros(DRAFTS, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
-        return sampler.rejection_sample(drafts, spec.num_draft_tokens, DRAFTS, None, None, logits, bonus, None)
+        drafts = torch.zeros(DRAFTS, dtype=torch.long)
+        bonus = torch.zeros(1, 1, dtype=torch.long)
+        return sampler.rejection_sample(
+            drafts, spec.num_draft_tokens, DRAFTS, None, None, logits, bonus, None
+        )
 
 
 def runner(keyed: Any, seed: int) -> Any:
     made = type("Runner", (keyed.Keyed, VllmRunner), {})(None, torch.device("cpu"))
     made.input_batch = SimpleNamespace(req_ids=["r"], num_tokens_no_spec=[5], generators={})
-    made.requests = {"r": SimpleNamespace(sampling_params=SimpleNamespace(seed=seed, temperature=1.0))}
+    made.requests = {
+        "r": SimpleNamespace(sampling_params=SimpleNamespace(seed=seed, temperature=1.0))
+    }
     made.between = None
     return made
 
 
 def test_a_second_engine_does_not_replace_the_noise_of_the_first(keyed):
-    logits, spec = torch.randn(DRAFTS, VOCAB), SimpleNamespace(num_draft_tokens=[DRAFTS])
+    logits = torch.randn(DRAFTS, VOCAB)
+    spec = SimpleNamespace(num_draft_tokens=[DRAFTS])
     alone = runner(keyed, 1)._sample(logits, spec).tolist()
     assert alone[0][0] != -7
-    first, second = runner(keyed, 1), runner(keyed, 2)
+    first = runner(keyed, 1)
+    second = runner(keyed, 2)
     assert first._sample(logits, spec).tolist() == alone
     seconds = second._sample(logits, spec).tolist()
-    first.between = lambda: second._sample(logits, spec)  # a step of another engine while this one samples
-    assert first._sample(logits, spec).tolist() == alone and second._sample(logits, spec).tolist() == seconds
+    first.between = lambda: second._sample(
+        logits, spec
+    )  # a step of another engine while this one samples
+    assert (
+        first._sample(logits, spec).tolist() == alone
+        and second._sample(logits, spec).tolist() == seconds
+    )
 
 
 def test_other_engines_are_left_to_vllm(keyed):

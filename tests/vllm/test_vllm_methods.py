@@ -1,4 +1,5 @@
-"""The methods inside vLLM are one table, which names and options, the choice of classes and the README follow.
+"""The methods inside vLLM are one table, which names and options, the choice of classes and the
+README follow.
 
 vLLM itself is not needed: nothing here runs a method.
 """
@@ -30,9 +31,12 @@ def options(monkeypatch) -> ModuleType:
 
 
 def config(model: str | None, v2: bool = False, **given: Any) -> SimpleNamespace:
-    """A user's choice of a class of longdraft_vllm, as vLLM has it before the plugin completes it."""
+    """A user's choice of a class of longdraft_vllm, as vLLM has it before the plugin completes
+    it.
+    """
     return SimpleNamespace(
-        speculative_config=model and SimpleNamespace(method="custom_class", model=model, num_speculative_tokens=5),
+        speculative_config=model
+        and SimpleNamespace(method="custom_class", model=model, num_speculative_tokens=5),
         additional_config={"longdraft": given},
         use_v2_model_runner=v2,
         parallel_config=SimpleNamespace(worker_cls=CPU),
@@ -63,7 +67,9 @@ def test_every_name_is_a_class_that_says_what_it_drafts(options, monkeypatch):
     assert set(package.__all__) == {"register", *options.METHODS}
     for name, offered in options.METHODS.items():
         made = getattr(package, name)(config(offered.model))
-        assert type(made).__name__ == name and hasattr(made, "propose") and hasattr(made, "load_model")
+        assert (
+            type(made).__name__ == name and hasattr(made, "propose") and hasattr(made, "load_model")
+        )
         assert hasattr(made, "select") is (offered.drafts_from == "target")
         assert hasattr(made, "chains") is (offered.drafts_from != "target")
         assert hasattr(made, "read") is (offered.drafts_from == "logits")
@@ -72,16 +78,24 @@ def test_every_name_is_a_class_that_says_what_it_drafts(options, monkeypatch):
 
 
 def test_options_have_the_defaults_and_limits_of_the_record(options):
-    view = import_module("longdraft_vllm.views").Vegas(config("longdraft_vllm.Vegas", min_budget=64, every=2))
+    view = import_module("longdraft_vllm.views").Vegas(
+        config("longdraft_vllm.Vegas", min_budget=64, every=2)
+    )
     assert (view.keep_ratio, view.min_budget, view.reach, view.every) == (0.07, 64, 8, 2)
-    window = import_module("longdraft_vllm.views").MagicdecStream(config("longdraft_vllm.MagicdecStream", keep_ratio=1))
+    window = import_module("longdraft_vllm.views").MagicdecStream(
+        config("longdraft_vllm.MagicdecStream", keep_ratio=1)
+    )
     assert (window.sink, window.keep_ratio, window.min_budget, window.every) == (4, 1.0, 256, 1)
     given = config("longdraft_vllm.Lookup", n=2)
     assert options.options_of(given, "Lookup", count=5) == {"n": 2, "count": 5}
     given.additional_config["longdraft"]["count"] = 3
     assert options.options_of(given, "Lookup", count=5) == {"n": 2, "count": 3}
     for name, wrong, says in (
-        ("Vegas", {"gamma": 3}, "Vegas has no option gamma; its options are keep_ratio, min_budget, reach, every"),
+        (
+            "Vegas",
+            {"gamma": 3},
+            "Vegas has no option gamma; its options are keep_ratio, min_budget, reach, every",
+        ),
         ("Vegas", {"keep_ratio": 7}, "option keep_ratio is 7: give a number above 0"),
         ("Recycle", {"nodes": 3}, "Recycle has no option nodes; its options are keyed_noise"),
     ):
@@ -96,13 +110,19 @@ def test_the_classes_that_a_method_needs_are_chosen(options, monkeypatch, name, 
     monkeypatch.setattr(plugin.contract, "check", lambda part: None)
     made = config(name and options.METHODS[name].model, v2)
     plugin.choose(made)
-    worker = "longdraft_vllm.cpu.Worker" if name in ("Recycle", "Vegas", "MagicdecStream") and not v2 else CPU
+    worker = (
+        "longdraft_vllm.cpu.Worker"
+        if name in ("Recycle", "Vegas", "MagicdecStream") and not v2
+        else CPU
+    )
     assert made.parallel_config.worker_cls == worker
     ours = plugin.SCHEDULER if name in ("Vegas", "MagicdecStream") else None
     assert made.scheduler_config.scheduler_cls == ours
     if name == "Vegas":
         others = config("longdraft_vllm.Vegas", v2)
-        monkeypatch.setitem(options.METHODS, name, replace(options.METHODS[name], drafts_from="text"))
+        monkeypatch.setitem(
+            options.METHODS, name, replace(options.METHODS[name], drafts_from="text")
+        )
         plugin.choose(others)
         assert others.scheduler_config.scheduler_cls is None
 
@@ -115,13 +135,20 @@ def test_the_newer_runner_accepts_those_that_run_there(options, monkeypatch):
     features = v2.accepting(lambda self: [refused, "another feature"])
     for offered in options.METHODS.values():
         assert features(config(offered.model)) == ["another feature"]
-    assert features(config("somebody.Else")) == features(config(None)) == [refused, "another feature"]
+    assert (
+        features(config("somebody.Else")) == features(config(None)) == [refused, "another feature"]
+    )
     fit = False
     assert refused in features(config("longdraft_vllm.Vegas"))
 
 
 def test_a_process_that_drafts_nothing_imports_neither_longdraft_nor_torch():
-    code = "import sys, longdraft_vllm.plugin; print({'torch', 'longdraft', 'longdraft.core'} & sys.modules.keys())"
+    code = (
+        "import sys, longdraft_vllm.plugin; print({'torch', 'longdraft', 'longdraft.core'} & "
+        "sys.modules.keys())"
+    )
     there = {"PYTHONPATH": str(PLUGIN / "src")}
-    done = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"

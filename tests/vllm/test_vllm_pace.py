@@ -1,4 +1,5 @@
-"""The plugin for vLLM drafts where that is faster and stops where it is not, on machines of made-up speeds.
+"""The plugin for vLLM drafts where that is faster and stops where it is not, on machines of made-up
+speeds.
 
 vLLM itself is not needed: a machine is a clock that each step moves by what it costs there.
 """
@@ -32,7 +33,9 @@ def plugin(monkeypatch) -> dict[str, ModuleType]:
 
 @dataclass
 class Machine:
-    """Milliseconds of a pass: `weights`, and so much for each token that it reads and for each 1,000 keys of each."""
+    """Milliseconds of a pass: `weights`, and so much for each token that it reads and for each
+    1,000 keys of each.
+    """
 
     weights: float = 20.0
     token: float = 2.0
@@ -42,7 +45,9 @@ class Machine:
     view: float = 0.5  # thousands of keys that a draft reads
     noise: float = 0.05
     spikes: float = 0.0  # how often a step takes five times as long
-    cold: dict[int, list[float]] = field(default_factory=dict)  # drafted tokens: how much longer first passes take
+    cold: dict[int, list[float]] = field(
+        default_factory=dict
+    )  # drafted tokens: how much longer first passes take
     now: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     seen: Counter[int] = field(default_factory=Counter)
@@ -52,7 +57,12 @@ class Machine:
         self.now += ms * spike * (1 + self.noise * self.rng.random())
 
     def step(self, context: list[int], drafted: int) -> float:
-        return self.weights + self.token * len(context) + self.keys * sum(context) / 1000 + self.verify * drafted
+        return (
+            self.weights
+            + self.token * len(context)
+            + self.keys * sum(context) / 1000
+            + self.verify * drafted
+        )
 
     def warming(self, drafted: int) -> float:
         """How much longer this verification takes."""
@@ -65,15 +75,29 @@ def accepted(rng: random.Random, drafted: int, right: float) -> int:
 
 
 def decode(
-    plugin: Any, machine: Machine, context: list[int], right: Any = 0.95, steps: int = STEPS, pace: Any = None, **o: Any
+    plugin: Any,
+    machine: Machine,
+    context: list[int],
+    right: Any = 0.95,
+    steps: int = STEPS,
+    pace: Any = None,
+    **o: Any,
 ) -> tuple[float, Any, list[int]]:
-    """A batch by vegas -> how many times as fast as plain decoding, its pace, and the depth of each step."""
+    """A batch by vegas -> how many times as fast as plain decoding, its pace, and the depth of each
+    step.
+    """
     given = {"every": None, "guided": True} | o
     pace = pace or plugin["paced_views"].PacedViews(0.95, MOST, **given)
     pace.pace.clock = lambda: machine.now
     row = plugin["pace"].Row
-    lengths, tokens, plain, drafted, depths = list(context), 0, 0.0, [0] * len(context), []
-    started, ages, worth_changes = machine.now, 0, callable(right)
+    lengths = list(context)
+    tokens = 0
+    plain = 0.0
+    drafted = [0] * len(context)
+    depths = []
+    started = machine.now
+    ages = 0
+    worth_changes = callable(right)
     for step in range(steps):
         now_right: float = right(step) if worth_changes else right
         machine.spend(machine.step(lengths, sum(drafted)))
@@ -87,7 +111,8 @@ def decode(
         if plan.depth:
             ages = ages + 1 if ages < plan.every else 1
 
-            anew, keys = (len(lengths) if ages == 1 else 0), sum(lengths) / 1000
+            anew = len(lengths) if ages == 1 else 0
+            keys = sum(lengths) / 1000
 
             def select(anew=anew, keys=keys):
                 machine.spend(machine.select * keys + 0.01 if anew else 0.0)
@@ -99,13 +124,23 @@ def decode(
     return plain / (machine.now - started), pace, depths
 
 
-# Where drafts lose: each costs as much as a step, and verifying costs too. Where they pay: keys are most of a step.
-LOSES = {"a request": (Machine(), [1000]), "many": (Machine(), [1000] * 8), "dear": (Machine(verify=30), [7000] * 8)}
-PAYS = {"long": (Machine(weights=5, keys=10), [8000]), "long, many": (Machine(weights=5, keys=10), [8000] * 8)}
+# Where drafts lose: each costs as much as a step, and verifying costs too. Where they pay: keys are
+# most of a step.
+LOSES = {
+    "a request": (Machine(), [1000]),
+    "many": (Machine(), [1000] * 8),
+    "dear": (Machine(verify=30), [7000] * 8),
+}
+PAYS = {
+    "long": (Machine(weights=5, keys=10), [8000]),
+    "long, many": (Machine(weights=5, keys=10), [8000] * 8),
+}
 
 
 def fresh(machine: Machine, **changes: Any) -> Machine:
-    return Machine(**{k: v for k, v in vars(machine).items() if k not in ("now", "rng", "seen")} | changes)
+    return Machine(
+        **{k: v for k, v in vars(machine).items() if k not in ("now", "rng", "seen")} | changes
+    )
 
 
 @pytest.mark.parametrize("spikes", [0.0, 0.02])
@@ -204,7 +239,13 @@ def test_only_a_watched_pass_is_drafted_from(plugin):
 def test_steps_that_others_disturb_are_not_measured(plugin):
     pace = plugin["pace"].Pace(0.9, MOST, clock=iter(range(100)).__next__)
     row = plugin["pace"].Row
-    for length, alone, counted in ((10, True, 0), (11, True, 1), (12, False, 1), (13, True, 2), (50, True, 2)):
+    for length, alone, counted in (
+        (10, True, 0),
+        (11, True, 1),
+        (12, False, 1),
+        (13, True, 2),
+        (50, True, 2),
+    ):
         rows = {"a": row(length, 1)}
         pace.saw(rows, alone)
         assert sum(len(t.plain) for t in pace.costs.times.values()) == counted
@@ -212,7 +253,9 @@ def test_steps_that_others_disturb_are_not_measured(plugin):
 
 
 def test_every_process_does_what_the_first_has_found(plugin, monkeypatch):
-    """Processes whose clocks differ: the second one drafts as the first says, whatever it would have done."""
+    """Processes whose clocks differ: the second one drafts as the first says, whatever it would
+    have done.
+    """
     monkeypatch.setattr(plugin["paced_views"], "agree", lambda x: (3, 2, True))
     _, pace, depths = decode(plugin, fresh(LOSES["dear"][0]), LOSES["dear"][1])
     assert set(depths) == {3} and pace.plan.every == 2
@@ -222,12 +265,20 @@ def text_of(rng: random.Random, repeats: float, length: int) -> list[int]:
     return [i % 10 if rng.random() < repeats else rng.randrange(50) for i in range(length)]
 
 
-def decode_text(plugin: Any, machine: Machine, repeats: list[float], steps: int = STEPS, start: int = 50) -> Any:
-    """Rows, so much of which repeats itself -> the rate, and how many tokens were verified for each row."""
+def decode_text(
+    plugin: Any, machine: Machine, repeats: list[float], steps: int = STEPS, start: int = 50
+) -> Any:
+    """Rows, so much of which repeats itself -> the rate, and how many tokens were verified for each
+    row.
+    """
     pace = plugin["paced_text"].PacedText(0.6, MOST)
     pace.pace.clock = lambda: machine.now
     whole = [text_of(machine.rng, r, (MOST + 1) * steps + 2 * start) for r in repeats]
-    at, drafts, verified, plain, started = [start] * len(whole), {}, [0] * len(whole), 0.0, machine.now
+    at = [start] * len(whole)
+    drafts = {}
+    verified = [0] * len(whole)
+    plain = 0.0
+    started = machine.now
     for _ in range(steps):
         count = sum(map(len, drafts.values()))
         machine.spend(machine.step(at, count) + machine.warming(count))
@@ -240,7 +291,9 @@ def decode_text(plugin: Any, machine: Machine, repeats: list[float], steps: int 
             at[b] += new[b]
         plain += sum(new.values()) / len(new) * machine.step(at, 0) * (1 + machine.noise / 2)
         pace.begin({b: text[: at[b]] for b, text in enumerate(whole)}, new, True)
-        drafts = pace.cut({b: [x % 10 for x in range(at[b], at[b] + MOST)] for b in range(len(whole))})
+        drafts = pace.cut(
+            {b: [x % 10 for x in range(at[b], at[b] + MOST)] for b in range(len(whole))}
+        )
     return plain / (machine.now - started), verified
 
 
@@ -284,23 +337,36 @@ def nothing_is_forgotten(plugin: Any, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize(
     ("cold", "fault"),
-    [({n: [30.0] for n in range(1, MOST + 1)}, first_passes_count), ({3: [0.0, 30.0]}, nothing_is_forgotten)],
+    [
+        ({n: [30.0] for n in range(1, MOST + 1)}, first_passes_count),
+        ({3: [0.0, 30.0]}, nothing_is_forgotten),
+    ],
 )
-def test_a_number_of_tokens_that_was_slow_at_first_is_not_given_up(plugin, monkeypatch, cold, fault, planted):
-    """As with vLLM's kernels for CPUs, where drafting two tokens once looked slower than one for good."""
+def test_a_number_of_tokens_that_was_slow_at_first_is_not_given_up(
+    plugin, monkeypatch, cold, fault, planted
+):
+    """As with vLLM's kernels for CPUs, where drafting two tokens once looked slower than one for
+    good.
+    """
     if planted:
         fault(plugin, monkeypatch)
-    _, verified = decode_text(plugin, Machine(weights=12, token=0, keys=0, verify=0.7, cold=cold), [0.7], start=20_000)
+    _, verified = decode_text(
+        plugin, Machine(weights=12, token=0, keys=0, verify=0.7, cold=cold), [0.7], start=20_000
+    )
     assert (verified[0] > 2000) != planted
 
 
 def test_a_text_that_begins_to_repeat_itself_is_noticed_without_verifying(plugin):
-    """Drafts that nobody verified are compared with the text: acceptance is known when drafting is off."""
+    """Drafts that nobody verified are compared with the text: acceptance is known when drafting is
+    off.
+    """
     pace = plugin["paced_text"].PacedText(0.6, MOST)
     ticks = iter(range(10**6))
     pace.pace.clock = lambda: float(next(ticks))
     for n in range(1, 200):
-        pace.begin({0: [7] * n}, {0: 1}, False)  # never alone: no step is measured, so none is drafted
+        pace.begin(
+            {0: [7] * n}, {0: 1}, False
+        )  # never alone: no step is measured, so none is drafted
         assert pace.cut({0: [7] * MOST}) == {0: []}
     assert min(pace.pace.acceptance.chances(0)) > 0.9
 
@@ -321,7 +387,8 @@ def test_costs_follow_the_lines_through_what_was_measured(plugin):
     assert costs.verify((2, 2000)) is None
     costs.verified((2, 2000), 4, 2.0)
     costs.verified((2, 2000), 8, 2.5)
-    points, along = costs.verify((2, 2000)), plugin["costs"].along
+    points = costs.verify((2, 2000))
+    along = plugin["costs"].along
     assert [along(points, x) for x in (0, 1, 2, 3, 4, 6)] == [1.0, 1.5, 2.0, 2.25, 2.5, 3.0]
     costs.at((8, 80000)).plain.append(10.0)
     assert [y for _, y in costs.verify((8, 80000))] == [10.0, 20.0, 25.0]

@@ -31,4 +31,6 @@ def test_records_say_where_they_come_from():
 def test_a_difference_is_reported_with_its_margin():
     plain = {"outputs": [[1, 2, 3], [4, 5, 6]], "margins": [[1.0, 0.5, 0.25], [1.0, 0.03, 0.1]]}
     assert compare.agreement(plain, {"outputs": [[1, 2, 3], [4, 5, 6]]}) == "2 of 2"
-    assert compare.agreement(plain, {"outputs": [[1, 2, 3], [4, 7, 7]]}) == "1 of 2 (ties within 0.03)"
+    assert (
+        compare.agreement(plain, {"outputs": [[1, 2, 3], [4, 7, 7]]}) == "1 of 2 (ties within 0.03)"
+    )

@@ -1,6 +1,7 @@
 """longdraft's methods inside an unmodified vLLM: see README.md for the commands.
 
-Each name is imported when it is first used, so that vLLM's processes that do not use it do not import longdraft.
+Each name is imported when it is first used, so that vLLM's processes that do not use it do not
+import longdraft.
 """
 
 from __future__ import annotations

@@ -5,11 +5,14 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-SLOW, FAST = 0.02, 0.1  # the weight of a new observation: in the average of all requests, and in that of its own
+# the weight of a new observation: in the average of all requests, and in that of its own
+SLOW = 0.02
+FAST = 0.1
 
 
 class Acceptance:
-    """For each request and position of a draft, how often the token is right where all tokens before it were.
+    """For each request and position of a draft, how often the token is right where all tokens
+    before it were.
 
     A request starts from the average of all, and that from a usual value.
     """

@@ -15,7 +15,9 @@ from longdraft_vllm.runners import runner_for
 
 
 class Runner(SelfDrafting, CPUModelRunner):
-    """Reads keys in the layout that vLLM's CPU kernels store, which is found out by storing known keys."""
+    """Reads keys in the layout that vLLM's CPU kernels store, which is found out by storing known
+    keys.
+    """
 
     def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
         keys = key_pages(layer.kv_cache)
@@ -32,21 +34,28 @@ class Runner(SelfDrafting, CPUModelRunner):
 
 
 def key_pages(cache: Tensor) -> Tensor:
-    """[blocks,K,page,D]: of a layer's cache [blocks,K,page,2*D], the memory of the keys, which come first in a page."""
+    """[blocks,K,page,D]: of a layer's cache [blocks,K,page,2*D], the memory of the keys, which come
+    first in a page.
+    """
     blocks, heads, page, both = cache.shape
     return cache.view(blocks, heads, 2 * page, both // 2)[:, :, :page]
 
 
 def order_of(page: int, size: int, dtype: torch.dtype, isa: str) -> Tensor | None:
-    """Where the kernels put the numbers of a page of keys: [page*D] indices; None if they transpose it.
+    """Where the kernels put the numbers of a page of keys: [page*D] indices; None if they transpose
+    it.
 
-    Two pages are stored that hold the slot and the dimension of each number; dtypes of few bits represent both exactly
-    if they are small. Raises RuntimeError if the kernels do more than reorder.
+    Two pages are stored that hold the slot and the dimension of each number; dtypes of few bits
+    represent both exactly if they are small. Raises RuntimeError if the kernels do more than
+    reorder.
     """
     found = []
     for high in (False, True):
         parts = []
-        for what in (torch.arange(page)[:, None].expand(page, size), torch.arange(size).expand(page, size)):
+        for what in (
+            torch.arange(page)[:, None].expand(page, size),
+            torch.arange(size).expand(page, size),
+        ):
             digits = what // 16 if high else what % 16
             key = digits.to(dtype)[:, None].contiguous()
             cache = torch.zeros(2, 1, 1, page, size, dtype=dtype)

@@ -13,7 +13,9 @@ from longdraft_vllm.runners import runner_for
 
 
 class Runner(SelfDrafting, GPUModelRunner):
-    """Reads keys as FlashAttention stores them, [2,blocks,page,K,D]; drafts run without CUDA graphs."""
+    """Reads keys as FlashAttention stores them, [2,blocks,page,K,D]; drafts run without CUDA
+    graphs.
+    """
 
     def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
         cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
@@ -24,4 +26,6 @@ class Worker(GPUWorker):
     def init_device(self) -> None:
         contract.check("gpu")
         super().init_device()
-        self.model_runner = runner_for(self.vllm_config, Runner, GPUModelRunner)(self.vllm_config, self.device)
+        self.model_runner = runner_for(self.vllm_config, Runner, GPUModelRunner)(
+            self.vllm_config, self.device
+        )

@@ -1,7 +1,8 @@
 """The methods inside vLLM, in one table: names, what each needs of vLLM, and options.
 
-A user gives options by --additional-config '{"longdraft": {...}}'. Those that longdraft's method has too are checked
-by its record, which has their defaults. longdraft is imported only then, not by every process of vLLM.
+A user gives options by --additional-config '{"longdraft": {...}}'. Those that longdraft's method
+has too are checked by its record, which has their defaults. longdraft is imported only then, not by
+every process of vLLM.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from importlib import import_module
 from typing import Any, Literal
 
 PACKAGE = __package__ or "longdraft_vllm"
-KEYED, PACE = "keyed_noise", "pace"  # the options that belong to no method
+# the options that belong to no method
+KEYED = "keyed_noise"
+PACE = "pace"
 
 
 @dataclass(frozen=True)
 class Offered:
     """A method that vLLM can be given, as the class of this name.
 
-    method: longdraft's name for it. module: where the class is. drafts_from: "text" is what vLLM gives to every
-    proposer; for "logits" of the target, vLLM's older runner needs a worker of the plugin's own; if the "target" itself
-    drafts, a scheduler that reserves slots, too. usual: how often drafts are accepted, before anything is known.
-    options: those of longdraft's method that it has. extra: others, with defaults.
+    method: longdraft's name for it. module: where the class is. drafts_from: "text" is what vLLM
+    gives to every proposer; for "logits" of the target, vLLM's older runner needs a worker of the
+    plugin's own; if the "target" itself drafts, a scheduler that reserves slots, too. usual: how
+    often drafts are accepted, before anything is known. options: those of longdraft's method that
+    it has. extra: others, with defaults.
     """
 
     name: str
@@ -45,11 +49,33 @@ class Offered:
 METHODS = {
     offered.name: offered
     for offered in (
-        Offered("Suffix", "suffix", "proposers", "text", 0.6, ("nodes", "factor", "min_probability", "earlier")),
+        Offered(
+            "Suffix",
+            "suffix",
+            "proposers",
+            "text",
+            0.6,
+            ("nodes", "factor", "min_probability", "earlier"),
+        ),
         Offered("Lookup", "lookup", "proposers", "text", 0.6, ("n", "count")),
         Offered("Recycle", "recycle", "recycle", "logits", 0.4),
-        Offered("Vegas", "vegas", "views", "target", 0.95, ("keep_ratio", "min_budget", "reach"), {"every": None}),
-        Offered("MagicdecStream", "magicdec-stream", "views", "target", 0.9, ("sink", "keep_ratio", "min_budget")),
+        Offered(
+            "Vegas",
+            "vegas",
+            "views",
+            "target",
+            0.95,
+            ("keep_ratio", "min_budget", "reach"),
+            {"every": None},
+        ),
+        Offered(
+            "MagicdecStream",
+            "magicdec-stream",
+            "views",
+            "target",
+            0.9,
+            ("sink", "keep_ratio", "min_budget"),
+        ),
     )
 }
 
@@ -85,16 +111,21 @@ def paced(vllm_config: Any) -> bool:
 
 
 def options_of(vllm_config: Any, name: str, **defaults: Any) -> dict[str, Any]:
-    """Every option of this method: the user's value, else that of `defaults`, else its default. Raises ValueError."""
+    """Every option of this method: the user's value, else that of `defaults`, else its default.
+    Raises ValueError.
+    """
     from longdraft.core.options import declared, read
     from longdraft.methods import find
 
     offered = METHODS[name]
-    own = {option: value for option, value in given(vllm_config).items() if option not in (KEYED, PACE)}
+    own = {
+        option: value for option, value in given(vllm_config).items() if option not in (KEYED, PACE)
+    }
     known = [*offered.options, *offered.extra]
     if unknown := sorted(own.keys() - set(known)):
         raise ValueError(
-            f"{name} has no option {', '.join(unknown)}; its options are {', '.join([*known, KEYED, PACE])}"
+            f"{name} has no option {', '.join(unknown)}; its options are "
+            f"{', '.join([*known, KEYED, PACE])}"
         )
     values = {**offered.extra, **defaults, **own}
     shared = {option: value for option, value in values.items() if option in offered.options}

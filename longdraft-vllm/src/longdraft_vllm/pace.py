@@ -1,4 +1,6 @@
-"""Decides, for each step of a batch, whether drafting it would be faster than decoding it plainly."""
+"""Decides, for each step of a batch, whether drafting it would be faster than decoding it
+plainly.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from longdraft_vllm.costs import Costs, Size, along
 MARGIN = 1.03  # a draft must promise this many times plain decoding's rate: predictions have errors
 FIRST = 3  # plain steps that are measured before anything is drafted at a size
 TRIALS = 2  # drafts that are measured at a size before it may be given up
-LIMIT, MOST = 4.0, 8.0  # plain steps that drafting may have cost more than it gained, and most that count
-PAID = 0.005  # how much of that each step forgives: the share of time that trials may take in the long run
+# plain steps that drafting may have cost more than it gained, and most that count
+LIMIT = 4.0
+MOST = 8.0
+# how much of that each step forgives: the share of time that trials may take in the long run
+PAID = 0.005
 RENEW = 64  # steps with drafts after which a plain one is measured again
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A draft that could be made: how many tokens it drafts and probably gains in all, and its seconds before the
-    verification, None if not known.
+    """A draft that could be made: how many tokens it drafts and probably gains in all, and its
+    seconds before the verification, None if not known.
     """
 
     drafted: int
@@ -38,10 +43,12 @@ class Row(NamedTuple):
 
 
 class Pace:
-    """Drafting never costs more than LIMIT plain steps beyond what it has gained, and later PAID of the time.
+    """Drafting never costs more than LIMIT plain steps beyond what it has gained, and later PAID of
+    the time.
 
-    `saw` measures the step that has ended, `pick` chooses the next draft, `ended` says that it was made. The clock is
-    read here only. Without a step's time, because requests came, left or paused, nothing is learned from it.
+    `saw` measures the step that has ended, `pick` chooses the next draft, `ended` says that it was
+    made. The clock is read here only. Without a step's time, because requests came, left or paused,
+    nothing is learned from it.
     """
 
     def __init__(self, usual: float, most: int, clock: Callable[[], float] | None = None):
@@ -49,14 +56,22 @@ class Pace:
         self.costs = Costs()
         self.clock = clock or perf_counter
         self.debt = 0.0  # seconds
-        self.stopped = False  # whether drafting has come to its limit and half of its debt is not yet forgiven
+        self.stopped = (
+            False  # whether drafting has come to its limit and half of its debt is not yet forgiven
+        )
         self.drafting = 0  # steps with drafts since the last plain one
-        self.warm: set[Size] = set()  # requests and drafted tokens: the first pass over so many tokens is slower
+        self.warm: set[Size] = (
+            set()
+        )  # requests and drafted tokens: the first pass over so many tokens is slower
         self.clean = True  # whether the next step, if plain, is like one without the plugin
-        self._begun = self._start = self._end = 0.0
+        self._begun = 0.0
+        self._start = 0.0
+        self._end = 0.0
         self._lengths: dict[object, int] = {}  # of the last step's requests
         self._drafted = 0
-        self._charge = self._charged = 0.0  # what a trial is expected to lose, until it has been measured
+        # what a trial is expected to lose, until it has been measured
+        self._charge = 0.0
+        self._charged = 0.0
 
     def saw(self, rows: Mapping[object, Row], alone: bool) -> None:
         """A step has ended with these requests, and no others if `alone`."""
@@ -67,7 +82,8 @@ class Pace:
         self._start = now
 
     def _measure(self, size: Size, tokens: int, now: float) -> None:
-        step, times = now - self._end, self.costs.at(size)
+        step = now - self._end
+        times = self.costs.at(size)
         if not self._drafted:
             if self.clean:
                 times.plain.append(step)
@@ -95,10 +111,13 @@ class Pace:
         tried = sum(map(len, times.verify.values()))
         if self.stopped and self.debt > 0 and tried >= TRIALS:
             return None
-        found, verify = list(shapes), self.costs.verify(size)
+        found = list(shapes)
+        verify = self.costs.verify(size)
         if not found:
             return None
-        if verify is None or any(shape.seconds is None for shape in found):  # nothing like it was ever measured
+        if verify is None or any(
+            shape.seconds is None for shape in found
+        ):  # nothing like it was ever measured
             return None if self.stopped else found[len(found) // 2]
 
         def rate_of(shape: Shape) -> float:
@@ -131,7 +150,9 @@ def size_of(rows: Iterable[Row]) -> Size:
 
 
 def agree(found: Any) -> Any:
-    """What the first of the processes that share the model has found: clocks differ, and all must draft alike."""
+    """What the first of the processes that share the model has found: clocks differ, and all must
+    draft alike.
+    """
     from vllm.distributed import get_tp_group
 
     group = get_tp_group()

@@ -16,11 +16,16 @@ class PacedText:
     def __init__(self, usual: float, most: int):
         self.pace = Pace(usual, most)
         self._rows: dict[object, Row] = {}
-        self._made: dict[object, tuple[int, list[int]]] = {}  # where a draft begins in its text, and the draft
+        self._made: dict[
+            object, tuple[int, list[int]]
+        ] = {}  # where a draft begins in its text, and the draft
 
-    def begin(self, texts: Mapping[object, Sequence[int]], new: Mapping[object, int], alone: bool) -> None:
+    def begin(
+        self, texts: Mapping[object, Sequence[int]], new: Mapping[object, int], alone: bool
+    ) -> None:
         """A step has ended, and its rows have these texts and so many new tokens."""
-        before, self._rows = self._rows, {id: Row(len(text), new[id]) for id, text in texts.items()}
+        before = self._rows
+        self._rows = {id: Row(len(text), new[id]) for id, text in texts.items()}
         self.pace.saw(self._rows, alone)
         for id, row in self._rows.items():
             if id in before and before[id].length != row.length - row.new:  # another request
@@ -29,7 +34,9 @@ class PacedText:
         self._made = {id: made for id, made in self._made.items() if id in texts}
         for id, (start, chain) in list(self._made.items()):
             said = texts[id][start : start + len(chain)]
-            right = next((i for i, (a, b) in enumerate(zip(said, chain, strict=False)) if a != b), len(said))
+            right = next(
+                (i for i, (a, b) in enumerate(zip(said, chain, strict=False)) if a != b), len(said)
+            )
             if right < len(said) or right == len(chain):
                 self.pace.acceptance.saw(id, right, len(chain))
                 del self._made[id]
@@ -41,7 +48,8 @@ class PacedText:
             for id, chain in chains.items()
             for at, chance in enumerate(self.pace.acceptance.chances(id)[: len(chain)])
         )
-        shapes, gained = [], 0.0
+        shapes = []
+        gained = 0.0
         for drafted, (minus, _, _) in enumerate(ranked, 1):
             gained -= minus
             shapes.append(Shape(drafted, gained, 0.0, drafted))
@@ -58,7 +66,8 @@ class PacedText:
 
 
 class FromTexts:
-    """A method that drafts from texts: of its drafts, those are proposed that its pace expects to be faster.
+    """A method that drafts from texts: of its drafts, those are proposed that its pace expects to
+    be faster.
 
     Texts have any names, such as rows or requests.
     """
@@ -70,13 +79,19 @@ class FromTexts:
         usual = METHODS[type(self).__name__].usual
         self.pace = PacedText(usual, self.most) if paced(vllm_config) else None
 
-    def paced_chains(self, texts: dict[Any, Any], new: dict[Any, int], alone: bool) -> dict[Any, list[int]]:
-        """{name: text} of rows that got tokens -> their drafts. new: how many tokens. alone: no other rows run."""
+    def paced_chains(
+        self, texts: dict[Any, Any], new: dict[Any, int], alone: bool
+    ) -> dict[Any, list[int]]:
+        """{name: text} of rows that got tokens -> their drafts. new: how many tokens. alone: no
+        other rows run.
+        """
         if self.pace is None:
             return self.chains(texts)
         self.pace.begin(texts, new, alone)
         return self.pace.cut(self.chains(texts))
 
     def chains(self, texts: dict[Any, Any]) -> dict[Any, list[int]]:
-        """{name: text} -> {name: what probably follows, as far as it fits into the model's context}."""
+        """{name: text} -> {name: what probably follows, as far as it fits into the model's
+        context}.
+        """
         raise NotImplementedError

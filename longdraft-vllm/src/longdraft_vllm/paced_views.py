@@ -13,7 +13,9 @@ USUAL = 4  # steps, as long as nothing is chosen
 
 
 class Plan(NamedTuple):
-    """depth: tokens to draft now. every: steps for which a view is used. watch: whether the next pass is watched."""
+    """depth: tokens to draft now. every: steps for which a view is used. watch: whether the next
+    pass is watched.
+    """
 
     depth: int
     every: int = USUAL
@@ -28,14 +30,18 @@ class PacedViews:
 
     def __init__(self, usual: float, most: int, every: int | None, guided: bool):
         self.pace = Pace(usual, most)
-        self.most, self.given, self.guided = most, every, guided
+        self.most = most
+        self.given = every
+        self.guided = guided
         self.plan = Plan(0, every or (USUAL if guided else 1))
         self._rows: dict[object, Row] = {}
         self._drafted: dict[object, int] = {}
 
     def begin(self, rows: dict[object, Row], alone: bool) -> Plan:
         """A step has ended with these rows -> what to do next, the same in all processes."""
-        pace, before, self._rows = self.pace, self._rows, rows
+        pace = self.pace
+        before = self._rows
+        self._rows = rows
         pace.clean = not (self.guided and self.plan.watch)
         pace.saw(rows, alone)
         for request, drafted in self._drafted.items():
@@ -46,7 +52,9 @@ class PacedViews:
             self.plan = self.plan._replace(depth=0)
             return self.plan
         shape = pace.pick(rows, self._shapes())
-        plan = Plan(0, self.plan.every) if shape is None else Plan(*shape.payload, watch=self.guided)
+        plan = (
+            Plan(0, self.plan.every) if shape is None else Plan(*shape.payload, watch=self.guided)
+        )
         if plan.depth and self.guided and not self.plan.watch:
             plan = plan._replace(depth=0)
         self.plan = Plan(*agree(plan))
@@ -55,7 +63,8 @@ class PacedViews:
     def _shapes(self) -> Iterator[Shape]:
         size = size_of(self._rows.values())
         chances = [self.pace.acceptance.chances(request) for request in self._rows]
-        draft, select = self.pace.costs.draft(size), self.pace.costs.select(size) if self.guided else 0.0
+        draft = self.pace.costs.draft(size)
+        select = self.pace.costs.select(size) if self.guided else 0.0
         intervals = [self.given] if self.given else EVERY if self.guided else (1,)
         for depth in range(1, self.most + 1):
             gained = sum(sum(chance[:depth]) for chance in chances)
@@ -71,7 +80,9 @@ class PacedViews:
         self.pace.ended(self._rows, depth * len(self._rows))
 
     def timed(self, select: Callable[[], int], draft: Callable[[], Any]) -> Any:
-        """Run both and learn from their times -> what `draft` gives. `select` gives the number of new views."""
+        """Run both and learn from their times -> what `draft` gives. `select` gives the number of
+        new views.
+        """
         start = self.pace.clock()
         chosen = select()
         middle = self.pace.clock()
@@ -80,5 +91,7 @@ class PacedViews:
         if self.pace.warm:
             if chosen and self.guided:
                 times.select.append((middle - start) * len(self._rows) / chosen)
-            times.draft.append((self.pace.clock() - (middle if chosen else start)) / self.plan.depth)
+            times.draft.append(
+                (self.pace.clock() - (middle if chosen else start)) / self.plan.depth
+            )
         return drafts

@@ -1,4 +1,6 @@
-"""Chooses vLLM's worker and scheduler classes where a method needs its own, so that users need not name them."""
+"""Chooses vLLM's worker and scheduler classes where a method needs its own, so that users need not
+name them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ WORKERS = {  # vLLM's own choice -> what takes its place
 def install() -> None:
     """Let `choose` complete every configuration after vLLM's platform has completed it.
 
-    The platform's check_and_update_config is where vLLM itself fills in its worker class. If this vLLM has no such
-    function, vLLM works as without the plugin, and --worker-cls and --scheduler-cls remain.
+    The platform's check_and_update_config is where vLLM itself fills in its worker class. If this
+    vLLM has no such function, vLLM works as without the plugin, and --worker-cls and
+    --scheduler-cls remain.
     """
     if not contract.fits("registration"):
         return
@@ -44,17 +47,23 @@ def choose(vllm_config: Any) -> None:
 
     Raises Mismatch, and ValueError for options that are wrong.
     """
-    offered, keyed, window = chosen(vllm_config), keyed_noise(vllm_config), window_of(vllm_config)
+    offered = chosen(vllm_config)
+    keyed = keyed_noise(vllm_config)
+    window = window_of(vllm_config)
     if offered is None and not keyed and window is None:
         return
     drafts_from = offered.drafts_from if offered else "text"
     if window is not None and vllm_config.use_v2_model_runner:
-        raise ValueError("drafter_window needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
-    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+        raise ValueError(
+            "drafter_window needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    parallel = vllm_config.parallel_config
+    scheduler = vllm_config.scheduler_config
     if vllm_config.use_v2_model_runner:  # vLLM's own worker makes our parts (v2.py)
         for part in parts_of(offered, keyed):
             contract.check(part)
-        if offered:  # the scheduler waits for drafts, which then differ in length; 0.32 does so for custom_class
+        # the scheduler waits for drafts, which then differ in length; 0.32 does so for custom_class
+        if offered:
             scheduler.async_scheduling = False
     elif drafts_from != "text" or keyed or window is not None:
         parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)

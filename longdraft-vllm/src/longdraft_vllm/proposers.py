@@ -1,4 +1,6 @@
-"""Methods that draft from tokens alone, as vLLM's `custom_class` proposers (for its newer runner: speculator.py)."""
+"""Methods that draft from tokens alone, as vLLM's `custom_class` proposers (for its newer runner:
+speculator.py).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ from longdraft_vllm.texts import Texts
 
 
 class NGrams(FromTexts):
-    """Proposes, for each row that has just got tokens, the continuation that its own text makes likeliest.
+    """Proposes, for each row that has just got tokens, the continuation that its own text makes
+    likeliest.
 
-    vLLM verifies chains, so the best path of a tree is proposed. Rows that were given no token, because they are still
-    read or were dropped, get no drafts; neither do rows whose drafts would not fit into the model's context.
+    vLLM verifies chains, so the best path of a tree is proposed. Rows that were given no token,
+    because they are still read or were dropped, get no drafts; neither do rows whose drafts would
+    not fit into the model's context.
     """
 
     drafter: type
@@ -29,13 +33,17 @@ class NGrams(FromTexts):
         contract.check("text")
         super().__init__(vllm_config)
         options = options_of(vllm_config, type(self).__name__, **self.defaults())
-        self.texts = Texts(lambda: self.drafter(**options), vllm_config.scheduler_config.max_num_seqs)
+        self.texts = Texts(
+            lambda: self.drafter(**options), vllm_config.scheduler_config.max_num_seqs
+        )
 
     def defaults(self) -> dict[str, Any]:
         return {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's older runner asks every drafter to load its model. There is none, but vLLM's sampler needs changes."""
+        """vLLM's older runner asks every drafter to load its model. There is none, but vLLM's
+        sampler needs changes.
+        """
         repair_sampling()
         sample_plainly()
 
@@ -55,7 +63,9 @@ class NGrams(FromTexts):
 
     def chains(self, texts: dict[Any, np.ndarray]) -> dict[Any, list[int]]:
         room = {name: min(self.most, self.longest - len(text) - 1) for name, text in texts.items()}
-        drafters = self.texts.drafters({name: text for name, text in texts.items() if room[name] > 0})
+        drafters = self.texts.drafters(
+            {name: text for name, text in texts.items() if room[name] > 0}
+        )
         return {name: drafter.best(0, room[name]) for name, drafter in drafters.items()}
 
 
@@ -74,4 +84,6 @@ class Suffix(NGrams):
     drafter = SuffixDrafter
 
     def defaults(self) -> dict[str, Any]:
-        return {"nodes": 4 * self.most}  # branches use nodes too, and only one path of them is proposed
+        return {
+            "nodes": 4 * self.most
+        }  # branches use nodes too, and only one path of them is proposed

@@ -1,4 +1,6 @@
-"""recycle: drafts from what the target said last after each token, also after tokens that it refused."""
+"""recycle: drafts from what the target said last after each token, also after tokens that it
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from longdraft_vllm.paced_text import FromTexts
 
 
 class Recycle(FromTexts):
-    """A request's table holds, for each token, the target's likeliest next token where that token came last.
+    """A request's table holds, for each token, the target's likeliest next token where that token
+    came last.
 
-    Tokens that were never verified hold what followed them last in the prompt. A draft follows the table. vLLM shows a
-    proposer tokens only, of which refused drafts are none, so the model runner fills the tables (see Recycling).
+    Tokens that were never verified hold what followed them last in the prompt. A draft follows the
+    table. vLLM shows a proposer tokens only, of which refused drafts are none, so the model runner
+    fills the tables (see Recycling).
     """
 
     def __init__(self, vllm_config: Any):
@@ -27,10 +31,14 @@ class Recycle(FromTexts):
         """vLLM asks every drafter to load its model: there is none."""
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
-        raise RuntimeError("Recycle needs the model runner of longdraft-vllm, which --worker-cls has replaced")
+        raise RuntimeError(
+            "Recycle needs the model runner of longdraft-vllm, which --worker-cls has replaced"
+        )
 
     def read(self, request: str, text: list[int], seen: list[tuple[int, int]]) -> None:
-        """seen: (token, the target's likeliest next one) of a verification, in the order of the text."""
+        """seen: (token, the target's likeliest next one) of a verification, in the order of the
+        text.
+        """
         table = self.tables.get(request)
         if table is None:
             table = self.tables[request] = dict(pairwise(text))
@@ -41,11 +49,15 @@ class Recycle(FromTexts):
         self.tables = {id: self.tables[id] for id in requests if id in self.tables}
 
     def chains(self, texts: dict[str, Any]) -> dict[str, list[int]]:
-        return {request: self.chain(request, int(text[-1]), len(text)) for request, text in texts.items()}
+        return {
+            request: self.chain(request, int(text[-1]), len(text))
+            for request, text in texts.items()
+        }
 
     def chain(self, request: str, last: int, length: int) -> list[int]:
         """What probably follows the last token of a text of this length."""
-        table, found = self.tables.get(request, {}), []
+        table = self.tables.get(request, {})
+        found = []
         while len(found) < min(self.most, self.longest - length - 1) and last in table:
             last = table[last]
             found.append(last)
@@ -53,7 +65,9 @@ class Recycle(FromTexts):
 
 
 class Recycling:
-    """A mixin over a model runner: every token that the target read, refused or not, updates its request's table."""
+    """A mixin over a model runner: every token that the target read, refused or not, updates its
+    request's table.
+    """
 
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is not None:
@@ -70,7 +84,9 @@ class Recycling:
         says = iter(best)
         for b, (request, count) in enumerate(zip(batch.req_ids, counts, strict=True)):
             text = batch.token_ids_cpu[b, : batch.num_tokens_no_spec[b]]
-            seen = list(zip([int(text[-1]), *islice(drafts, count)], islice(says, count + 1), strict=True))
+            seen = list(
+                zip([int(text[-1]), *islice(drafts, count)], islice(says, count + 1), strict=True)
+            )
             if not self.discard_request_mask.np[b]:  # its prompt has been read
                 known = request in self.drafter.tables
                 self.drafter.read(request, [] if known else text.tolist(), seen)
@@ -80,8 +96,13 @@ class Recycling:
         self, scheduler_output: Any, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
     ) -> list[list[int]]:
         batch = self.input_batch
-        new = {batch.req_ids[b]: len(tokens) for b, tokens in enumerate(sampled_token_ids) if tokens}
+        new = {
+            batch.req_ids[b]: len(tokens) for b, tokens in enumerate(sampled_token_ids) if tokens
+        }
         at = {request: batch.req_id_to_index[request] for request in new}
-        texts = {request: batch.token_ids_cpu[b, : batch.num_tokens_no_spec[b]] for request, b in at.items()}
+        texts = {
+            request: batch.token_ids_cpu[b, : batch.num_tokens_no_spec[b]]
+            for request, b in at.items()
+        }
         chains = self.drafter.paced_chains(texts, new, len(new) == len(sampled_token_ids))
         return [chains.get(batch.req_ids[b], []) for b in range(len(sampled_token_ids))]

@@ -14,19 +14,25 @@ from longdraft_vllm.speculator import TextSpeculator
 
 
 class RecycleSpeculator(TextSpeculator):
-    """Every token that the target read, refused or not, updates its request's table before it drafts."""
+    """Every token that the target read, refused or not, updates its request's table before it
+    drafts.
+    """
 
     def __init__(self, vllm_config: Any, method: Any, req_states: Any):
         contract.check("v2 recycle")
         if vllm_config.parallel_config.enable_batch_sharded_sampling:
-            raise ValueError("recycle does not support batch-sharded sampling, where no process sees all logits")
+            raise ValueError(
+                "recycle does not support batch-sharded sampling, where no process sees all logits"
+            )
         super().__init__(method, req_states)
 
     def meet(self, sampler: Any) -> None:
         sampler.apply_sampling_params = self.reading(sampler.apply_sampling_params)
 
     def reading(self, apply: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The sampler's first step, with the likeliest next tokens read from the logits that it is given."""
+        """The sampler's first step, with the likeliest next tokens read from the logits that it is
+        given.
+        """
 
         def apply_sampling_params(
             logits: Tensor,
@@ -39,13 +45,25 @@ class RecycleSpeculator(TextSpeculator):
             **named: Any,
         ) -> Tensor:
             self.read(expanded_idx_mapping, pos, input_ids, logits.argmax(-1))
-            return apply(logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, input_ids, *others, **named)
+            return apply(
+                logits,
+                expanded_idx_mapping,
+                idx_mapping,
+                idx_mapping_np,
+                pos,
+                input_ids,
+                *others,
+                **named,
+            )
 
         return apply_sampling_params
 
     def read(self, numbers: Tensor, positions: Tensor, tokens: Tensor, best: Tensor) -> None:
-        """Of each row of logits: its request's number, its token and the token's position, and the likeliest next."""
-        states, seen = self.states, defaultdict(list)
+        """Of each row of logits: its request's number, its token and the token's position, and the
+        likeliest next.
+        """
+        states = self.states
+        seen = defaultdict(list)
         rows = torch.stack([x.long() for x in (numbers, positions, tokens, best)], 1)
         for number, position, token, says in rows.tolist():
             request = states.index_to_req_id.get(number)
@@ -58,4 +76,6 @@ class RecycleSpeculator(TextSpeculator):
         self.method.keep(list(states.req_id_to_index))
 
     def _text(self, number: int) -> list[int]:
-        return self.states.all_token_ids.gpu[number, : int(self.states.total_len.gpu[number])].tolist()
+        return self.states.all_token_ids.gpu[
+            number, : int(self.states.total_len.gpu[number])
+        ].tolist()

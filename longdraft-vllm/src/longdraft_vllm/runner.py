@@ -27,9 +27,11 @@ from longdraft_vllm.views import SelfDraft
 
 @dataclass(frozen=True)
 class Row:
-    """Row `at` of vLLM's batch has `length` committed tokens, the last of which, `root`, is not in the cache yet.
+    """Row `at` of vLLM's batch has `length` committed tokens, the last of which, `root`, is not in
+    the cache yet.
 
-    request: whose row it is. `queries`: how many tokens its verification read; the first of them saw `covered` slots.
+    request: whose row it is. `queries`: how many tokens its verification read; the first of them
+    saw `covered` slots.
     """
 
     at: int
@@ -51,7 +53,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The pages [L|1,P] of a request that a draft reads, and the first of those that it reads because they are new."""
+    """The pages [L|1,P] of a request that a draft reads, and the first of those that it reads
+    because they are new.
+    """
 
     selected: Tensor
     tail: int
@@ -59,13 +63,15 @@ class Chosen:
 
 
 class SelfDrafting:
-    """A mixin over a model runner: no committed slot is written, and no draft outlives the step that made it.
+    """A mixin over a model runner: no committed slot is written, and no draft outlives the step
+    that made it.
 
-    The target drafts token by token. Each layer reads its own rewritten block table: selected pages, then the row's
-    tail. The drafts' keys and values go to slots after the committed ones, which the scheduler has reserved; the
-    verification writes them again before it reads them. A view is chosen from the pass that has just ended, and used
-    for some steps. It names pages by their place in the text, so rows may move, pause and get other blocks meanwhile.
-    Whether it drafts, and how much, is decided by its pace (paced_views.py).
+    The target drafts token by token. Each layer reads its own rewritten block table: selected
+    pages, then the row's tail. The drafts' keys and values go to slots after the committed ones,
+    which the scheduler has reserved; the verification writes them again before it reads them. A
+    view is chosen from the pass that has just ended, and used for some steps. It names pages by
+    their place in the text, so rows may move, pause and get other blocks meanwhile. Whether it
+    drafts, and how much, is decided by its pace (paced_views.py).
     """
 
     def __init__(self, vllm_config: Any, device: torch.device):
@@ -81,7 +87,8 @@ class SelfDrafting:
         if isinstance(self.drafter, SelfDraft):
             self.step = Step(self.count, self.drafter.every or USUAL, watch=True)
             if paced(vllm_config):
-                usual, view = METHODS[type(self.drafter).__name__].usual, self.drafter
+                usual = METHODS[type(self.drafter).__name__].usual
+                view = self.drafter
                 self.pace = PacedViews(usual, self.count, view.every, view.guided)
                 self.step = self.pace.plan
                 self.queries.on = self.step.watch
@@ -101,7 +108,9 @@ class SelfDrafting:
         self, scheduler_output: Any, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
     ) -> list[list[int]]:
         if not isinstance(self.drafter, SelfDraft):
-            return super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *args, **kwargs)
+            return super().propose_draft_token_ids(
+                scheduler_output, sampled_token_ids, *args, **kwargs
+            )
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = self._rows(scheduler_output, sampled_token_ids)
         for row, chain in zip(rows, self.paced_drafts(rows, len(rows) == len(drafts)), strict=True):
@@ -109,7 +118,9 @@ class SelfDrafting:
         return drafts
 
     def paced_drafts(self, rows: list[Row], alone: bool) -> list[list[int]]:
-        """The drafts of these rows, empty where plain decoding is expected to be faster. alone: no others run."""
+        """The drafts of these rows, empty where plain decoding is expected to be faster. alone: no
+        others run.
+        """
         if self.pace is not None:
             lengths = {row.request: Paced(row.length, row.length - row.covered) for row in rows}
             self.step = self.pace.begin(lengths, alone)
@@ -129,7 +140,9 @@ class SelfDrafting:
             self.anew = 0
             for i, groups in enumerate(self.attn_groups):
                 for group in groups:
-                    plans.append(Plan(self.input_batch.block_table[i], group, self._table(i, group, rows)))
+                    plans.append(
+                        Plan(self.input_batch.block_table[i], group, self._table(i, group, rows))
+                    )
             return self.anew
 
         self.queries.on = False
@@ -139,9 +152,12 @@ class SelfDrafting:
         return self._chains(rows, plans).tolist()
 
     def _rows(self, scheduler_output: Any, sampled: list[list[int]]) -> list[Row]:
-        """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""
+        """The rows that draft: those that got tokens, and whose drafts fit into the context and the
+        reserved slots.
+        """
         tables = self.input_batch.block_table.block_tables
-        verified, rows = scheduler_output.scheduled_spec_decode_tokens, []
+        verified = scheduler_output.scheduled_spec_decode_tokens
+        rows = []
         for b, new in enumerate(sampled):
             length = int(self.input_batch.num_tokens_no_spec[b])
             reserved = min(int(table.num_blocks_per_row[b]) * table.block_size for table in tables)
@@ -155,17 +171,29 @@ class SelfDrafting:
         """What the layers of a group read of these rows."""
         paged = self.input_batch.block_table[number]
         blocks = paged.get_device_tensor(rows[-1].at + 1)
-        drafting, entries = {row.request for row in rows}, []
+        drafting = {row.request for row in rows}
+        entries = []
         self.chosen = {key: view for key, view in self.chosen.items() if key[0] in drafting}
         for row in rows:
             view = Chosen(torch.zeros(1, 0, dtype=torch.long), 0)
             if reducible(group.kv_cache_spec):
                 key = (row.request, number)
-                view = self.chosen[key] = self._view(self.chosen.get(key), group.layer_names, row, paged, blocks)
-            entries.append((blocks[row.at], view.selected.to(blocks.device), view.tail, row.length + self.count - 1))
+                view = self.chosen[key] = self._view(
+                    self.chosen.get(key), group.layer_names, row, paged, blocks
+                )
+            entries.append(
+                (
+                    blocks[row.at],
+                    view.selected.to(blocks.device),
+                    view.tail,
+                    row.length + self.count - 1,
+                )
+            )
         return Table(entries, paged.block_size)
 
-    def _view(self, last: Chosen | None, names: list[str], row: Row, paged: Any, blocks: Tensor) -> Chosen:
+    def _view(
+        self, last: Chosen | None, names: list[str], row: Row, paged: Any, blocks: Tensor
+    ) -> Chosen:
         """The pages that a row's draft reads: as in its last step, or chosen anew."""
         page = paged.block_size
         if last is not None and last.uses < self.step.every and last.tail <= row.covered // page:
@@ -173,15 +201,22 @@ class SelfDrafting:
         self.anew += 1
         used = blocks[row.at, : -(-row.covered // page)]
         return Chosen(
-            self.drafter.select(row.covered, page, partial(self._scores, names, row, used)), row.covered // page
+            self.drafter.select(row.covered, page, partial(self._scores, names, row, used)),
+            row.covered // page,
         )
 
     def _scores(self, names: list[str], row: Row, blocks: Tensor) -> Tensor:
-        """[L,covered] how much the row's verification attended to each slot that all of its queries saw."""
+        """[L,covered] how much the row's verification attended to each slot that all of its queries
+        saw.
+        """
         found = []
         for name in names:
             keys = self.keys_of(self.layers[name], blocks)[:, : row.covered]
-            found.append(scores_of(self.queries.last(name, row.at, row.queries), keys, self.layers[name].impl.scale))
+            found.append(
+                scores_of(
+                    self.queries.last(name, row.at, row.queries), keys, self.layers[name].impl.scale
+                )
+            )
         return torch.stack(found)
 
     def _chains(self, rows: list[Row], plans: list[Plan]) -> Tensor:
@@ -194,9 +229,13 @@ class SelfDrafting:
             slots: dict[str, Tensor] = {}
             for plan in plans:
                 at = self.slots(plan.paged, rows, positions)
-                metadata |= per_layer(plan.group, plan.table, plan.table.lengths([row.length + j for row in rows]), at)
+                metadata |= per_layer(
+                    plan.group, plan.table, plan.table.lengths([row.length + j for row in rows]), at
+                )
                 slots |= dict.fromkeys(plan.group.layer_names, at)
-            with set_forward_context(metadata, self.vllm_config, num_tokens=len(rows), slot_mapping=slots):
+            with set_forward_context(
+                metadata, self.vllm_config, num_tokens=len(rows), slot_mapping=slots
+            ):
                 hidden = self.model(input_ids=tokens, positions=positions, inputs_embeds=None)
             tokens = self.next_tokens(self.model.compute_logits(hidden), rows, positions)
             chains.append(tokens)
@@ -214,7 +253,9 @@ class SelfDrafting:
 
 
 def per_layer(group: Any, table: Table, filled: list[int], slots: Tensor) -> dict[str, Any]:
-    """The attention metadata of one draft step: the layers of a group differ only in their block tables."""
+    """The attention metadata of one draft step: the layers of a group differ only in their block
+    tables.
+    """
     starts = torch.arange(len(filled) + 1, dtype=torch.int32)
     blocks = table.blocks
     common = CommonAttentionMetadata(
@@ -240,13 +281,20 @@ def per_layer(group: Any, table: Table, filled: list[int], slots: Tensor) -> dic
 
 
 def reducible(spec: Any) -> bool:
-    """Whether layers of this kind may skip pages: one with a window needs to know how far back each page is."""
-    return type(spec) is FullAttentionSpec and not spec.sliding_window and not spec.attention_chunk_size
+    """Whether layers of this kind may skip pages: one with a window needs to know how far back each
+    page is.
+    """
+    return (
+        type(spec) is FullAttentionSpec
+        and not spec.sliding_window
+        and not spec.attention_chunk_size
+    )
 
 
 def refuse(vllm_config: Any) -> None:
     """Raise ValueError for what drafting by the target itself does not support."""
-    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
     reasons = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "LoRA": vllm_config.lora_config is not None,
@@ -255,4 +303,6 @@ def refuse(vllm_config: Any) -> None:
     }
     for what, is_used in reasons.items():
         if is_used:
-            raise ValueError(f"vegas and magicdec-stream do not support {what}; suffix and lookup do")
+            raise ValueError(
+                f"vegas and magicdec-stream do not support {what}; suffix and lookup do"
+            )

@@ -13,13 +13,19 @@ from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.window import Windowed
 from longdraft_vllm.window_options import window_of
 
-ADDED = {"keyed": Keyed, "recycle": Recycling, "window": Windowed}  # by the name of their part of the contract
+ADDED = {
+    "keyed": Keyed,
+    "recycle": Recycling,
+    "window": Windowed,
+}  # by the name of their part of the contract
 
 
 def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
-    """The model runner's class: `drafting` if the target drafts for itself, else vLLM's own, with what is added.
+    """The model runner's class: `drafting` if the target drafts for itself, else vLLM's own, with
+    what is added.
 
-    Raises Mismatch if a part does not fit this vLLM, and corrects vLLM's sampler where it is wrong or slow.
+    Raises Mismatch if a part does not fit this vLLM, and corrects vLLM's sampler where it is wrong
+    or slow.
     """
     repair_sampling()
     offered = chosen(vllm_config)

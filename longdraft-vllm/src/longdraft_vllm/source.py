@@ -30,20 +30,27 @@ class Source:
 
     def __init__(self, folder: Path):
         if not (folder / "vllm" / "__init__.py").is_file():
-            raise Missing(f"{folder} has no vllm/__init__.py: give the folder that contains the package vllm")
+            raise Missing(
+                f"{folder} has no vllm/__init__.py: give the folder that contains the package vllm"
+            )
         self.folder = folder
         self.trees: dict[str, ast.Module] = {}
 
     def version(self) -> str:
         try:
-            found = re.search(r"^__version__ = .*?['\"](.+?)['\"]", self.text("vllm._version"), re.MULTILINE)
+            found = re.search(
+                r"^__version__ = .*?['\"](.+?)['\"]", self.text("vllm._version"), re.MULTILINE
+            )
         except Missing:
             found = None
         return found[1] if found else "(unknown version)"
 
     def path(self, module: str) -> Path | None:
         base = self.folder.joinpath(*module.split("."))
-        return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+        return next(
+            (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()),
+            None,
+        )
 
     def text(self, module: str) -> str:
         path = self.path(module)
@@ -57,7 +64,11 @@ class Source:
         name, *members = path.split(".")
         found = self.find(module, name)
         for member in members:
-            found = next((m for m in self._members(found) if m.node.name == member), None) if found else None
+            found = (
+                next((m for m in self._members(found) if m.node.name == member), None)
+                if found
+                else None
+            )
         if found is None:
             raise Missing(where)
         return found
@@ -74,7 +85,9 @@ class Source:
                 return Found(module, node)
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    if name == (alias.asname or alias.name) and self.path(source := self._imported(module, node)):
+                    if name == (alias.asname or alias.name) and self.path(
+                        source := self._imported(module, node)
+                    ):
                         return self.find(source, alias.name, seen)
             if (
                 isinstance(node, ast.Assign)
@@ -85,7 +98,8 @@ class Source:
         return None
 
     def _imported(self, module: str, node: ast.ImportFrom) -> str:
-        path, parts = self.path(module), module.split(".")
+        path = self.path(module)
+        parts = module.split(".")
         if node.level:
             up = node.level - (path is not None and path.name == "__init__.py")
             parts = [*parts[: len(parts) - up], *([node.module] if node.module else [])]
@@ -94,7 +108,11 @@ class Source:
 
     def _members(self, found: Found) -> Iterator[Found]:
         for kind in self.lineage(found):
-            yield from (Found(kind.module, n) for n in _statements(kind.node.body) if isinstance(n, Definition))
+            yield from (
+                Found(kind.module, n)
+                for n in _statements(kind.node.body)
+                if isinstance(n, Definition)
+            )
 
     def lineage(self, found: Found) -> list[Found]:
         """A class and those that it inherits from inside vllm, nearest first."""
@@ -115,8 +133,13 @@ class Source:
             for node in kind.node.body:
                 if isinstance(node, Definition) and node.name == "__init__":
                     return self.parameters(Found(kind.module, node))
-            if any("dataclass" in (text := ast.unparse(d)) or text == "config" for d in kind.node.decorator_list):
-                fields = [n for k in reversed(kinds) for n in k.node.body if isinstance(n, ast.AnnAssign)]
+            if any(
+                "dataclass" in (text := ast.unparse(d)) or text == "config"
+                for d in kind.node.decorator_list
+            ):
+                fields = [
+                    n for k in reversed(kinds) for n in k.node.body if isinstance(n, ast.AnnAssign)
+                ]
                 return [n.target.id for n in fields if isinstance(n.target, ast.Name)]
         return []
 
@@ -126,11 +149,19 @@ class Source:
         for kind in self.lineage(found):
             names |= {n.name for n in _statements(kind.node.body) if isinstance(n, Definition)}
             for node in _statements(kind.node.body):
-                targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+                targets = (
+                    node.targets
+                    if isinstance(node, ast.Assign)
+                    else [getattr(node, "target", None)]
+                )
                 names |= {target.id for target in targets if isinstance(target, ast.Name)}
             for node in ast.walk(kind.node):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    names |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else set()
+                    names |= (
+                        {node.attr}
+                        if isinstance(node.value, ast.Name) and node.value.id == "self"
+                        else set()
+                    )
         return names
 
     def code(self, found: Found) -> str:

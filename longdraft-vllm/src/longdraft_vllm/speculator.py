@@ -13,7 +13,9 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 
 def filled(chains: dict[int, list[int]], roots: Tensor, count: int) -> Tensor:
-    """[B,count] the chains of these rows, filled up with the row's last token, so that every number is a token."""
+    """[B,count] the chains of these rows, filled up with the row's last token, so that every number
+    is a token.
+    """
     drafts = torch.full((len(roots), count), -1)
     for row, chain in chains.items():
         drafts[row, : len(chain)] = torch.tensor(chain)
@@ -22,7 +24,8 @@ def filled(chains: dict[int, list[int]], roots: Tensor, count: int) -> Tensor:
 
 
 class Proposing:
-    """A mixin over a speculator: every row gets `count` tokens, of which the first `lengths` are its draft.
+    """A mixin over a speculator: every row gets `count` tokens, of which the first `lengths` are
+    its draft.
 
     lengths: by request, of the latest step. vLLM verifies no more than these (see `shortened`).
     """
@@ -33,7 +36,9 @@ class Proposing:
     lengths: dict[str, int]
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
-        """{row of the batch: its draft} for rows that got tokens, the last of which is in roots [B]."""
+        """{row of the batch: its draft} for rows that got tokens, the last of which is in roots
+        [B].
+        """
         raise NotImplementedError
 
     def meet(self, sampler: Any) -> None:
@@ -65,12 +70,16 @@ class Proposing:
         if dummy_run:
             return filled({}, roots, self.count)
         chains = {} if num_speculative_tokens == 0 else self.chains(input_batch, num_sampled, roots)
-        self.lengths = {request: len(chains.get(row, ())) for row, request in enumerate(input_batch.req_ids)}
+        self.lengths = {
+            request: len(chains.get(row, ())) for row, request in enumerate(input_batch.req_ids)
+        }
         return filled(chains, roots, self.count)
 
 
 def shortened(take: Callable[[Any], DraftTokenIds | None]) -> Callable[[Any], DraftTokenIds | None]:
-    """The model runner's function that tells the scheduler what to verify, without what only fills drafts up."""
+    """The model runner's function that tells the scheduler what to verify, without what only fills
+    drafts up.
+    """
 
     @wraps(take)
     def take_draft_token_ids(self: Any) -> DraftTokenIds | None:
@@ -79,7 +88,9 @@ def shortened(take: Callable[[Any], DraftTokenIds | None]) -> Callable[[Any], Dr
             return found
         lengths = self.speculator.lengths
         drafts = zip(found.req_ids, found.draft_token_ids, strict=True)
-        return DraftTokenIds(found.req_ids, [tokens[: lengths[request]] for request, tokens in drafts])
+        return DraftTokenIds(
+            found.req_ids, [tokens[: lengths[request]] for request, tokens in drafts]
+        )
 
     take_draft_token_ids.by_longdraft = True  # type: ignore[attr-defined]
     return take_draft_token_ids
@@ -89,14 +100,19 @@ class TextSpeculator(Proposing, BaseSpeculator):
     """A request drafts from its own tokens, and is known to the method by its name."""
 
     def __init__(self, method: Any, req_states: Any):
-        self.method, self.states, self.count = method, req_states, method.most
+        self.method = method
+        self.states = req_states
+        self.count = method.most
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         rows = num_sampled.nonzero()[:, 0]
-        numbers, row_of = input_batch.idx_mapping[rows], {input_batch.req_ids[row]: row for row in rows.tolist()}
+        numbers = input_batch.idx_mapping[rows]
+        row_of = {input_batch.req_ids[row]: row for row in rows.tolist()}
         lengths = self.states.total_len.gpu[numbers].tolist()
         tokens = self.states.all_token_ids.gpu[numbers, : max(lengths, default=0)].cpu().numpy()
-        texts = {name: text[:length] for name, text, length in zip(row_of, tokens, lengths, strict=True)}
+        texts = {
+            name: text[:length] for name, text, length in zip(row_of, tokens, lengths, strict=True)
+        }
         new = dict(zip(row_of, num_sampled[rows].tolist(), strict=True))
         chains = self.method.paced_chains(texts, new, len(row_of) == len(roots))
         return {row_of[name]: chain for name, chain in chains.items() if chain}

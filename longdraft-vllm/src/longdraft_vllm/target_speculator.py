@@ -34,11 +34,14 @@ class Batch:
 
 
 class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
-    """SelfDrafting with the target that vLLM hands to a speculator as if it were to share a draft model's weights."""
+    """SelfDrafting with the target that vLLM hands to a speculator as if it were to share a draft
+    model's weights.
+    """
 
     def __init__(self, vllm_config: Any, device: torch.device, method: Any, req_states: Any):
         contract.check("v2 self-draft")
-        self.drafter, self.states = method, req_states
+        self.drafter = method
+        self.states = req_states
         self.draws: Draws | None = None
         super().__init__(vllm_config, device)
         self.draft_logits = None  # drafts are tokens without probabilities
@@ -48,21 +51,31 @@ class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
             or parallel.decode_context_parallel_size > 1
             or parallel.prefill_context_parallel_size > 1
         ):
-            raise ValueError("vegas and magicdec-stream do not support expert balancing and context parallelism")
+            raise ValueError(
+                "vegas and magicdec-stream do not support expert balancing and context parallelism"
+            )
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         return target_model
 
     def set_attn(
-        self, model_state: Any, kv_cache_config: Any, block_tables: Any, buffers: Any, target_attn_groups: Any
+        self,
+        model_state: Any,
+        kv_cache_config: Any,
+        block_tables: Any,
+        buffers: Any,
+        target_attn_groups: Any,
     ) -> None:
-        self.block_tables, self.attn_groups = block_tables, target_attn_groups
+        self.block_tables = block_tables
+        self.attn_groups = target_attn_groups
 
     def meet(self, sampler: Any) -> None:
         self.draws = sampler.sample.draws if isinstance(sampler.sample, Drawn) else None
 
     def next_tokens(self, logits: Tensor, rows: list[Row], positions: Tensor) -> Tensor:
-        """[B] drafts of requests with a seed are drawn by the noise that their verification uses."""
+        """[B] drafts of requests with a seed are drawn by the noise that their verification
+        uses.
+        """
         tokens = super().next_tokens(logits, rows, positions)
         if self.draws is not None:
             numbers = np.array([self.states.req_id_to_index[row.request] for row in rows])
@@ -72,14 +85,21 @@ class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         rows = self._drafting(input_batch, num_sampled.tolist(), roots.tolist())
         tables = self.block_tables
-        self.input_batch = Batch([Paged(*x) for x in zip(tables.block_sizes, tables.input_block_tables, strict=True)])
+        self.input_batch = Batch(
+            [Paged(*x) for x in zip(tables.block_sizes, tables.input_block_tables, strict=True)]
+        )
         drafts = self.paced_drafts(rows, len(rows) == len(roots))
         return {row.at: chain for row, chain in zip(rows, drafts, strict=True) if chain}
 
     def _drafting(self, batch: Any, sampled: list[int], roots: list[int]) -> list[Row]:
-        """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""
-        tables, numbers = self.block_tables, batch.idx_mapping_np
-        reserved = (tables.num_blocks.np[:, numbers] * [[size] for size in tables.block_sizes]).min(0)
+        """The rows that draft: those that got tokens, and whose drafts fit into the context and the
+        reserved slots.
+        """
+        tables = self.block_tables
+        numbers = batch.idx_mapping_np
+        reserved = (tables.num_blocks.np[:, numbers] * [[size] for size in tables.block_sizes]).min(
+            0
+        )
         lengths = self.states.total_len.gpu[batch.idx_mapping].tolist()
         verified = batch.num_draft_tokens_per_req
         rows = []

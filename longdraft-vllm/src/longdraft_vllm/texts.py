@@ -1,4 +1,6 @@
-"""Drafters by text: vLLM names no request when it asks for drafts, and its rows move between two calls."""
+"""Drafters by text: vLLM names no request when it asks for drafts, and its rows move between two
+calls.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,18 @@ class Known:
     """A drafter that has read exactly `text`."""
 
     def __init__(self, drafter: Any, text: np.ndarray):
-        self.drafter, self.text = drafter, text.copy()
+        self.drafter = drafter
+        self.text = text.copy()
         drafter.start(_rows(text))
 
     def begins(self, text: np.ndarray) -> bool:
-        """Whether `text` goes on from what was read. The last token is compared first: it differs for most others."""
+        """Whether `text` goes on from what was read. The last token is compared first: it differs
+        for most others.
+        """
         n = len(self.text)
-        return n <= len(text) and self.text[-1] == text[n - 1] and np.array_equal(self.text, text[:n])
+        return (
+            n <= len(text) and self.text[-1] == text[n - 1] and np.array_equal(self.text, text[:n])
+        )
 
     def read(self, text: np.ndarray) -> None:
         self.drafter.ready(_rows(text))
@@ -29,26 +36,33 @@ class Known:
 
 
 def _rows(text: np.ndarray) -> Rows:
-    """A batch of one row for the drafters; none of what they read depends on its limit, seed or end tokens."""
+    """A batch of one row for the drafters; none of what they read depends on its limit, seed or end
+    tokens.
+    """
     one = torch.ones(1, dtype=torch.long)
     return Rows(torch.from_numpy(text)[None], one * len(text), one, one, [()])
 
 
 class Texts:
-    """At most `most` drafters, each found by its text alone: a row never drafts from another request's text.
+    """At most `most` drafters, each found by its text alone: a row never drafts from another
+    request's text.
 
-    A row's drafter is the one whose text the row's text continues, first that of the same row, then any other. A
-    request that returns after a pause finds its drafter if it is still kept; otherwise its text is read again.
+    A row's drafter is the one whose text the row's text continues, first that of the same row, then
+    any other. A request that returns after a pause finds its drafter if it is still kept; otherwise
+    its text is read again.
     """
 
     def __init__(self, make: Callable[[], Any], most: int):
-        self.make, self.most = make, most
+        self.make = make
+        self.most = most
         self.known: dict[int, Known] = {}  # by number, the latest used last
         self.at: dict[Any, int] = {}  # row -> the number of the drafter that it used last
         self.count = 0
 
     def drafters(self, texts: dict[Any, np.ndarray]) -> dict[Any, Any]:
-        """{row, by any name: its text} -> {row: a drafter that has read this text}; no two rows share one."""
+        """{row, by any name: its text} -> {row: a drafter that has read this text}; no two rows
+        share one.
+        """
         found: dict[Any, int] = {}
         for row, text in texts.items():
             number = self.at.get(row)

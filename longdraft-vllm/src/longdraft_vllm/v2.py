@@ -1,4 +1,6 @@
-"""The methods and keyed noise on vLLM's newer model runner ("V2"), which vLLM takes where Triton runs."""
+"""The methods and keyed noise on vLLM's newer model runner ("V2"), which vLLM takes where Triton
+runs.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,26 @@ if TYPE_CHECKING:  # processes that draft nothing import no torch
     import torch
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
-PARTS = {"text": (), "logits": ("v2 recycle",), "target": ("v2 self-draft",)}  # of the contract, by `drafts_from`
+PARTS = {
+    "text": (),
+    "logits": ("v2 recycle",),
+    "target": ("v2 self-draft",),
+}  # of the contract, by `drafts_from`
 
 
 def parts_of(offered: Offered | None, keyed: bool) -> tuple[str, ...]:
     """The parts of the contract that a method and keyed noise need on V2."""
-    return ("v2", *(PARTS[offered.drafts_from] if offered else ()), *(("v2 keyed",) if keyed else ()))
+    return (
+        "v2",
+        *(PARTS[offered.drafts_from] if offered else ()),
+        *(("v2 keyed",) if keyed else ()),
+    )
 
 
 def install() -> None:
-    """Make V2 accept longdraft's methods, and its workers make them. If this vLLM's V2 differs, nothing changes."""
+    """Make V2 accept longdraft's methods, and its workers make them. If this vLLM's V2 differs,
+    nothing changes.
+    """
     if not contract.fits("v2 registration"):
         return
     from vllm.config import VllmConfig
@@ -40,12 +52,15 @@ def install() -> None:
 def accepting(unsupported: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
     """vLLM's list of what V2 does not support, by which it chooses a runner, without our methods.
 
-    They stay in the list if this vLLM's V2 differs from what they need; vLLM then takes its older runner.
+    They stay in the list if this vLLM's V2 differs from what they need; vLLM then takes its older
+    runner.
     """
 
     @wraps(unsupported)
     def features(self: Any) -> list[str]:
-        found, offered, keyed = unsupported(self), chosen(self), keyed_noise(self)
+        found = unsupported(self)
+        offered = chosen(self)
+        keyed = keyed_noise(self)
         if offered is None and not keyed:
             return found
         if not contract.fits(*parts_of(offered, keyed)):
@@ -56,7 +71,9 @@ def accepting(unsupported: Callable[[Any], list[str]]) -> Callable[[Any], list[s
 
 
 def preparing(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of vLLM's workers, which first wraps what a worker calls if its engine uses longdraft."""
+    """The constructor of vLLM's workers, which first wraps what a worker calls if its engine uses
+    longdraft.
+    """
 
     @wraps(init)
     def __init__(self: Any, *given: Any, **named: Any) -> None:
@@ -70,7 +87,9 @@ def preparing(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def prepare() -> None:
-    """Wrap the functions by which V2 makes speculators and samplers. Other engines of the process get vLLM's own."""
+    """Wrap the functions by which V2 makes speculators and samplers. Other engines of the process
+    get vLLM's own.
+    """
     contract.check("v2")
     from vllm.v1.worker.gpu import model_states, spec_decode
 
@@ -121,17 +140,24 @@ def speculator(offered: Offered, vllm_config: Any, device: torch.device, req_sta
 
 
 def sampling(make: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's function that makes the state of a model, which is asked whether the model has samplers of its own."""
+    """vLLM's function that makes the state of a model, which is asked whether the model has
+    samplers of its own.
+    """
 
     @wraps(make)
-    def init_model_state(vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> Any:
+    def init_model_state(
+        vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device
+    ) -> Any:
         state = make(vllm_config, model, encoder_cache, device)
         own = state.custom_sampler
 
         def custom_sampler(sampler: Any) -> tuple[Any, Any] | None:
-            found, keyed = own(sampler), keyed_noise(vllm_config)
+            found = own(sampler)
+            keyed = keyed_noise(vllm_config)
             if keyed and found:
-                raise ValueError("keyed_noise does not support models that have samplers of their own")
+                raise ValueError(
+                    "keyed_noise does not support models that have samplers of their own"
+                )
             if keyed:
                 from longdraft_vllm.samplers import keyed_samplers
 

@@ -13,7 +13,9 @@ from longdraft_vllm.pages import best_pages, kept, sink_and_latest
 
 
 class SelfDraft:
-    """Names a view for the model runner, which drafts by the target itself: it never proposes anything alone."""
+    """Names a view for the model runner, which drafts by the target itself: it never proposes
+    anything alone.
+    """
 
     guided = False  # whether it selects by scores
     every: int | None = 1  # steps for which a request's view is used; None: the pace decides
@@ -26,11 +28,13 @@ class SelfDraft:
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         raise RuntimeError(
-            f"{type(self).__name__} needs the model runner of longdraft-vllm, which --worker-cls has replaced"
+            f"{type(self).__name__} needs the model runner of longdraft-vllm, which "
+            "--worker-cls has replaced"
         )
 
     def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
-        """[L|1,P] the whole pages among a row's first `covered` slots that its draft reads, ascending.
+        """[L|1,P] the whole pages among a row's first `covered` slots that its draft reads,
+        ascending.
 
         scores(): [L,covered] what its verification attended to, in each layer.
         """

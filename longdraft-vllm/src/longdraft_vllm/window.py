@@ -1,4 +1,6 @@
-"""Trained drafters of vLLM (EAGLE-3, MTP, DFlash) that read the first and the latest keys of a text only."""
+"""Trained drafters of vLLM (EAGLE-3, MTP, DFlash) that read the first and the latest keys of a text
+only.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,25 @@ from longdraft_vllm.window_options import window_of
 
 @dataclass(frozen=True)
 class Window:
-    """A drafter reads at least the first `sink` tokens, the `size` latest before its queries, and these themselves.
+    """A drafter reads at least the first `sink` tokens, the `size` latest before its queries, and
+    these themselves.
 
-    Both are rounded up to whole pages. Keys keep their positions, which are in the keys; only pages between are left
-    out of the block table, so what is written, and where, does not change.
+    Both are rounded up to whole pages. Keys keep their positions, which are in the keys; only pages
+    between are left out of the block table, so what is written, and where, does not change.
     """
 
     size: int
     sink: int
 
     def shown(self, common: Any, page: int) -> Any:
-        """The attention metadata of a pass of the drafter, with shorter block tables and lengths."""
-        table, lengths = common.block_table_tensor, common.seq_lens
-        first = lengths - common.query_start_loc.diff()  # the position of each request's first query
+        """The attention metadata of a pass of the drafter, with shorter block tables and
+        lengths.
+        """
+        table = common.block_table_tensor
+        lengths = common.seq_lens
+        first = (
+            lengths - common.query_start_loc.diff()
+        )  # the position of each request's first query
         sinks = -(-self.sink // page)
         left_out = ((first - self.size).clamp(min=0) // page - sinks).clamp(min=0)  # pages
         at = torch.arange(table.shape[1], device=table.device)
@@ -42,19 +50,26 @@ class Window:
 
 
 class Windowed:
-    """A mixin over a model runner: every pass of its drafter reads what the window shows. Drafts may differ from those
-    of the whole text; outputs do not, because the target verifies them over all keys.
+    """A mixin over a model runner: every pass of its drafter reads what the window shows. Drafts
+    may differ from those of the whole text; outputs do not, because the target verifies them over
+    all keys.
     """
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
-        options, drafter = window_of(self.vllm_config), self.drafter
+        options = window_of(self.vllm_config)
+        drafter = self.drafter
         assert options is not None
         for group in drafter.draft_attn_groups:
             if not plain_cache(group.kv_cache_spec):
-                raise ValueError(f"drafter_window: layers of {type(group.kv_cache_spec).__name__} read a part already")
+                raise ValueError(
+                    f"drafter_window: layers of {type(group.kv_cache_spec).__name__} read "
+                    "a part already"
+                )
         drafter.build_per_group_and_layer_attn_metadata = shortened(
-            type(drafter).build_per_group_and_layer_attn_metadata.__get__(drafter), Window(*options), drafter
+            type(drafter).build_per_group_and_layer_attn_metadata.__get__(drafter),
+            Window(*options),
+            drafter,
         )
 
 
@@ -69,4 +84,8 @@ def plain_cache(spec: Any) -> bool:
     """Whether layers of this kind keep and read the keys of the whole text."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    return type(spec) is FullAttentionSpec and not spec.sliding_window and not spec.attention_chunk_size
+    return (
+        type(spec) is FullAttentionSpec
+        and not spec.sliding_window
+        and not spec.attention_chunk_size
+    )

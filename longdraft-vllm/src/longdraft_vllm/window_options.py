@@ -12,7 +12,9 @@ NAMES = ("drafter_window", "drafter_sink")
 
 
 def window_of(vllm_config: Any) -> tuple[int, int] | None:
-    """How many of the latest and the first tokens vLLM's drafter is to read; None: all. Raises ValueError."""
+    """How many of the latest and the first tokens vLLM's drafter is to read; None: all. Raises
+    ValueError.
+    """
     options = {name: value for name, value in given(vllm_config).items() if name in NAMES}
     if not options:
         return None

@@ -1,1 +1,3 @@
-"""The audit: compares a method with plain decoding, token by token, and explains every difference."""
+"""The audit: compares a method with plain decoding, token by token, and explains every
+difference.
+"""

@@ -1,4 +1,6 @@
-"""Checks that a method is lossless on a model and texts: every difference from plain decoding, found and explained."""
+"""Checks that a method is lossless on a model and texts: every difference from plain decoding,
+found and explained.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ from longdraft.models.lm import LM
 
 @dataclass
 class Audit:
-    """Decodes each prompt in each way, plainly and by the method that `build` makes a new drafter of.
+    """Decodes each prompt in each way, plainly and by the method that `build` makes a new drafter
+    of.
 
-    tolerance: the largest difference of two logits that counts as a tie; 0: every difference is a failure. Where ties
-    are allowed, plain decoding is also compared with itself in passes of WIDTH tokens: this control shows how often
-    rounding alone produces ties (ties.py). kept: where prompts are kept.
+    tolerance: the largest difference of two logits that counts as a tie; 0: every difference is a
+    failure. Where ties are allowed, plain decoding is also compared with itself in passes of WIDTH
+    tokens: this control shows how often rounding alone produces ties (ties.py). kept: where prompts
+    are kept.
     """
 
     target: LM
@@ -50,8 +54,12 @@ class Audit:
     def steps(self) -> int:
         return len(self.ways) * sum(map(self.cost, self.prompts))
 
-    def run(self, tick: Callable[[int, str], None], known: Callable[[int, str], bool]) -> Iterator[dict[str, Any]]:
-        """Yields one record per prompt and way that is not known yet; after an interrupt, the unfinished one too."""
+    def run(
+        self, tick: Callable[[int, str], None], known: Callable[[int, str], bool]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields one record per prompt and way that is not known yet; after an interrupt, the
+        unfinished one too.
+        """
         for i, prompt in enumerate(self.prompts):
             passage: Passage | None = None
             for way in self.ways:
@@ -60,7 +68,9 @@ class Audit:
                     continue
                 tick(0, f"{prompt.name} {way}")
                 if passage is None or passage.damaged:
-                    passage = Passage(self.target, prompt, self.build, self.tolerance, self.verify, self.kept)
+                    passage = Passage(
+                        self.target, prompt, self.build, self.tolerance, self.verify, self.kept
+                    )
                 comparison = Comparison(prompt, i, way)
                 try:
                     passage.compare(comparison, lambda n: tick(n, ""))

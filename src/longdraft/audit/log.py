@@ -1,4 +1,6 @@
-"""The results of an audit: a JSON file that is complete after every comparison, totals, and a table."""
+"""The results of an audit: a JSON file that is complete after every comparison, totals, and a
+table.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ FIRST = 5  # number of failures that are shown
 class AuditLog:
     """Holds the comparisons made so far; the file, if there is one, always contains `record()`.
 
-    settings: what must be equal to resume. Raises InputError for a file of another, or of an unfinished, audit.
+    settings: what must be equal to resume. Raises InputError for a file of another, or of an
+    unfinished, audit.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], expected: int, resume: bool):
-        self.path, self.settings, self.expected = path, settings, expected
+        self.path = path
+        self.settings = settings
+        self.expected = expected
         self.shared: dict[str, Any] = {}
         self.runs: list[dict[str, Any]] = []
         if resume and path is None:
@@ -31,14 +36,19 @@ class AuditLog:
         if old is None:
             return
         if resume:
-            odd = next((k for k, v in settings.items() if old.get("settings", {}).get(k) != v), None)
+            odd = next(
+                (k for k, v in settings.items() if old.get("settings", {}).get(k) != v), None
+            )
             if odd:
                 raise InputError(
-                    f"{path} is an audit with another {odd}: resume it with the same options, or give another --out"
+                    f"{path} is an audit with another {odd}: resume it with the same "
+                    "options, or give another --out"
                 )
             self.runs = [r for r in old["runs"] if not r.get("interrupted")]
         elif not old.get("complete", True):
-            raise InputError(f"{path} holds an unfinished audit: add --resume, or give another --out")
+            raise InputError(
+                f"{path} holds an unfinished audit: add --resume, or give another --out"
+            )
 
     def known(self, index: int, way: str) -> bool:
         return any(r["index"] == index and r["way"] == way for r in self.runs)
@@ -53,7 +63,8 @@ class AuditLog:
             "task": "audit",
             **totals,
             **_rates(totals),
-            "complete": len(self.runs) == self.expected and not any(r.get("interrupted") for r in self.runs),
+            "complete": len(self.runs) == self.expected
+            and not any(r.get("interrupted") for r in self.runs),
             "settings": self.settings,
             **self.shared,
             "runs": self.runs,
@@ -68,7 +79,9 @@ class AuditLog:
             part.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
             os.replace(part, self.path)
         except OSError as error:
-            raise InputError(f"cannot write {self.path} ({error.strerror}): give another --out") from None
+            raise InputError(
+                f"cannot write {self.path} ({error.strerror}): give another --out"
+            ) from None
 
 
 def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,13 +89,17 @@ def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
     counted = ("tokens", "differences", "ties", "failures", "verify_steps")
     counted += ("control_tokens", "control_ties", "control_failures")
     totals: dict[str, Any] = {k: sum(r[k] for r in runs) for k in counted}
-    totals["largest_tie"] = max((d["gap"] for r in runs for d in r["found"] if d["kind"] == "tie"), default=None)
+    totals["largest_tie"] = max(
+        (d["gap"] for r in runs for d in r["found"] if d["kind"] == "tie"), default=None
+    )
     length = 1 + sum(r["accepted"] for r in runs) / max(totals["verify_steps"], 1)
     return totals | {"mean_acceptance_length": length}
 
 
 def _rates(totals: dict[str, Any]) -> dict[str, Any]:
-    """Tie rates of the method and of the control, and the highest rate of the method that is accepted."""
+    """Tie rates of the method and of the control, and the highest rate of the method that is
+    accepted.
+    """
     tokens, ties, control = (totals[k] for k in ("tokens", "ties", "control_tokens"))
     most = most_ties(tokens, totals["control_ties"], control) if control else 0
     return {
@@ -99,7 +116,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         record = None
     runs = record.get("runs") if isinstance(record, dict) else None
-    whole = isinstance(runs, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs)
+    whole = isinstance(runs, list) and all(
+        isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs
+    )
     if not isinstance(record, dict) or record.get("task") != "audit" or not whole:
         raise InputError(f"{path} exists and is no audit: give another --out")
     return record
@@ -110,7 +129,14 @@ def table(runs: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     shown = Table("text", "way")
-    for column in ("tokens", "ties", "largest gap", "failures", "mean acceptance length", "distinct-3"):
+    for column in (
+        "tokens",
+        "ties",
+        "largest gap",
+        "failures",
+        "mean acceptance length",
+        "distinct-3",
+    ):
         shown.add_column(column, justify="right")
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in runs:
@@ -118,8 +144,13 @@ def table(runs: list[dict[str, Any]]) -> Any:
     for (text, way), same in cells.items():
         total = _totals(same)
         gap = "" if total["largest_tie"] is None else f"{total['largest_tie']:.2g}"
-        rest = [f"{total['mean_acceptance_length']:.2f}", f"{fmean(r['distinct_3'] for r in same):.2f}"]
-        shown.add_row(text, way, *map(str, [total["tokens"], total["ties"], gap, total["failures"], *rest]))
+        rest = [
+            f"{total['mean_acceptance_length']:.2f}",
+            f"{fmean(r['distinct_3'] for r in same):.2f}",
+        ]
+        shown.add_row(
+            text, way, *map(str, [total["tokens"], total["ties"], gap, total["failures"], *rest])
+        )
     return shown
 
 
@@ -129,15 +160,22 @@ def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
     lines = []
     for r, d in failures[:FIRST]:
         gap = "unknown: not among the best scores" if d.get("gap") is None else f"{d['gap']:.3g}"
-        difference = d.get("why") or f"new token {d['position'] + 1} is {d['method']}, not {d['plain']} (gap {gap})"
+        difference = (
+            d.get("why")
+            or f"new token {d['position'] + 1} is {d['method']}, not {d['plain']} (gap {gap})"
+        )
         lines.append(f"failure: {r['prompt']}, {r['way']}: {difference}")
     if len(failures) > FIRST:
         lines.append(f"... and {len(failures) - FIRST} more")
     if record["verify_steps"] and record["mean_acceptance_length"] == 1:
-        lines.append("No draft was accepted, so only tokens that plain decoding would compute too were compared.")
+        lines.append(
+            "No draft was accepted, so only tokens that plain decoding would compute too "
+            "were compared."
+        )
     if record["control_failures"]:
         lines.append(
-            f"Plain decoding differs from itself by more than {tolerance:g} when a pass computes several tokens:"
+            f"Plain decoding differs from itself by more than {tolerance:g} when a pass "
+            "computes several tokens:"
             f" {record['control_failures']} times."
         )
     if record["ties"]:
@@ -146,7 +184,8 @@ def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
     wrong = f"{record['failures']} FAILURES" if record["failures"] else "no failure"
     if record.get("exact") is False:
         lines.append(
-            "This backend is not bit-exact: rounding depends on the drafts, so ties can be decided differently."
+            "This backend is not bit-exact: rounding depends on the drafts, so ties can be "
+            "decided differently."
         )
     lines.append(f"{record['tokens']} tokens compared: {ties}, {wrong}.")
     return lines
@@ -156,7 +195,10 @@ def _about_ties(record: dict[str, Any]) -> str:
     """The tie rates, and whether the method's is too high."""
     rates = f"Ties: {record['tie_rate']:.2%} of the method's tokens"
     if record["control_rate"] is not None:
-        rates += f"; {record['control_rate']:.2%} of plain decoding's tokens when a pass computes several"
+        rates += (
+            f"; {record['control_rate']:.2%} of plain decoding's tokens when a pass computes "
+            "several"
+        )
     if record["too_many_ties"]:
         return f"{rates}. TOO MANY: rounding explains up to {record['tie_bound']:.2%}."
     return f"{rates}; more than {record['tie_bound']:.2%} would be too many."

@@ -21,7 +21,8 @@ from longdraft.engine.measure import diversity
 from longdraft.engine.prompt_file import Keeper
 from longdraft.models.lm import LM
 
-MAX_ERROR = 1e-3  # relative to a layer's largest key or value in float32: a thousand times the rounding error
+# relative to a layer's largest key or value in float32: a thousand times the rounding error
+MAX_ERROR = 1e-3
 KEPT = 16  # highest scores of plain decoding that are kept for each step
 Tick = Callable[[int], None]  # called with the number of tokens that were just decoded
 
@@ -45,7 +46,9 @@ class Tally:
 
 @dataclass
 class Comparison:
-    """One prompt decoded in one way: plainly, again in wider passes (the control), and by the method."""
+    """One prompt decoded in one way: plainly, again in wider passes (the control), and by the
+    method.
+    """
 
     prompt: Prompt
     index: int
@@ -56,13 +59,16 @@ class Comparison:
     interrupted: bool = False
 
     def record(self) -> dict[str, Any]:
-        tally, stats = self.method, self.method.stats
+        tally = self.method
+        stats = self.method.stats
         return {
             "index": self.index,
             "prompt": self.prompt.name,
             "prompt_tokens": len(self.prompt.tokens),
             "way": str(self.way),
-            "sampler": json.loads(json.dumps(self.way.sampler.described)),  # as it is read back: lists for tuples
+            "sampler": json.loads(
+                json.dumps(self.way.sampler.described)
+            ),  # as it is read back: lists for tuples
             "seed": self.way.seed,
             "tokens": tally.tokens,
             "differences": len(tally.differences),
@@ -86,19 +92,25 @@ class Unchosen(Exception):
 
 
 def checked_match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
-    """verify.match; raises Unchosen for a token that the logits of the same pass do not choose (no rounding here)."""
+    """verify.match; raises Unchosen for a token that the logits of the same pass do not choose (no
+    rounding here).
+    """
     verdict = verify.match(tree, logits, sampler, rows)
     own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
     real = torch.arange(own.shape[1], device=own.device) < verdict.count[:, None]
     if bool(((own != verdict.emitted) & real).any()):
-        raise Unchosen("a token was emitted that the target did not choose in the pass that verified it")
+        raise Unchosen(
+            "a token was emitted that the target did not choose in the pass that verified it"
+        )
     return verdict
 
 
 class Passage:
-    """A prompt whose keys and values no drafter may change: `damaged` is set once one did, and ends the passage's use.
+    """A prompt whose keys and values no drafter may change: `damaged` is set once one did, and ends
+    the passage's use.
 
-    Plain decoding's keys and values are kept: after a tie, the method continues from plain decoding's exact state.
+    Plain decoding's keys and values are kept: after a tie, the method continues from plain
+    decoding's exact state.
     """
 
     def __init__(
@@ -121,7 +133,9 @@ class Passage:
         self.begin = int(self.session.cache.length[0])
 
     def _reference(self, comparison: Comparison, tick: Tick) -> None:
-        """Decode plainly; keeps the best tokens and their scores at every step, and the new keys and values."""
+        """Decode plainly; keeps the best tokens and their scores at every step, and the new keys
+        and values.
+        """
         self.best: list[tuple[list[int], list[float]]] = []
 
         def spy(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
@@ -129,15 +143,21 @@ class Passage:
             self.best.append((top.indices.tolist(), top.values.tolist()))
             return match(tree, logits, sampler, rows)
 
-        self.session.sampler, self.session.seed = comparison.way.sampler, comparison.way.seed
+        self.session.sampler = comparison.way.sampler
+        self.session.seed = comparison.way.seed
         for step in self.session.decode(verify=spy):
             comparison.plain += step.tokens[0]
             tick(len(step.tokens[0]))
-        cache, end = self.session.cache, self.begin + len(comparison.plain)
-        self.keys = {n: [x[:, self.begin : end].clone() for x in cache.stored(n, 0)] for n in cache.layers}
+        cache = self.session.cache
+        end = self.begin + len(comparison.plain)
+        self.keys = {
+            n: [x[:, self.begin : end].clone() for x in cache.stored(n, 0)] for n in cache.layers
+        }
 
     def _new_keys(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the new tokens: (a view of the cache, what plain decoding wrote there)."""
+        """Keys and values of the new tokens: (a view of the cache, what plain decoding wrote
+        there).
+        """
         return [
             (x[:, self.begin : self.begin + old.shape[1]], old)
             for layer, saved in self.keys.items()
@@ -149,34 +169,46 @@ class Passage:
     def _from(self, comparison: Comparison, count: int) -> Sequences:
         """Exactly the state of plain decoding after its first `count` tokens."""
         cache = self.session.cache
-        text, left = comparison.prompt.tokens + comparison.plain[:count], len(comparison.plain) - count
+        text = comparison.prompt.tokens + comparison.plain[:count]
+        left = len(comparison.plain) - count
         self.session.rewind()
         if cache.recurrences and count:  # of recurrent layers, only the prompt's states are kept
             self.target.extend_cache(
-                torch.tensor([text[self.begin : self.begin + count]], device=self.target.device), cache
+                torch.tensor([text[self.begin : self.begin + count]], device=self.target.device),
+                cache,
             )
         for now, old in self._new_keys():
             now.copy_(old)
         cache.length.fill_(self.begin + count)
-        seqs = self.target.sequences([text], left, cache, comparison.way.sampler, comparison.way.seed, eos=())
-        seqs.prompt.fill_(len(comparison.prompt.tokens))  # some of the model's rules count new tokens
+        seqs = self.target.sequences(
+            [text], left, cache, comparison.way.sampler, comparison.way.seed, eos=()
+        )
+        seqs.prompt.fill_(
+            len(comparison.prompt.tokens)
+        )  # some of the model's rules count new tokens
         seqs.limit.fill_(len(comparison.plain))
         return seqs
 
     def _keys_differ(self) -> bool:
-        """Whether the new tokens' keys and values differ from plain decoding's by more than rounding.
+        """Whether the new tokens' keys and values differ from plain decoding's by more than
+        rounding.
 
-        With an exact backend and tolerance 0, they must be equal bit for bit. Otherwise bfloat16 is not checked:
-        rounding may select another expert, whose keys are different.
+        With an exact backend and tolerance 0, they must be equal bit for bit. Otherwise bfloat16 is
+        not checked: rounding may select another expert, whose keys are different.
         """
         if self.target.exact and not self.tolerance:
             return not all(torch.equal(new, old) for new, old in self._new_keys())
         if self.target.dtype != torch.float32:
             return False
-        return any(not bool((x - old).abs().max() <= MAX_ERROR * old.abs().max()) for x, old in self._new_keys())
+        return any(
+            not bool((x - old).abs().max() <= MAX_ERROR * old.abs().max())
+            for x, old in self._new_keys()
+        )
 
     def compare(self, comparison: Comparison, tick: Tick) -> None:
-        """Decode plainly, then in wider passes (the control), and last by the method, which may damage the cache."""
+        """Decode plainly, then in wider passes (the control), and last by the method, which may
+        damage the cache.
+        """
         self._reference(comparison, tick)
         if self.tolerance:
             build = partial(Replay, comparison.prompt.tokens + comparison.plain)
@@ -184,23 +216,33 @@ class Passage:
         self._follow(comparison, comparison.method, self.build, self.verify, tick)
         why = None
         if damage := self.altered or self.session.altered():
-            self.damaged, why = True, f"the method changed {damage}"
+            self.damaged = True
+            why = f"the method changed {damage}"
         elif not comparison.method.failures and self._keys_differ():
             why = "the new tokens' keys and values are not plain decoding's"
         if why:
             comparison.method.differences.append({"kind": "failure", "position": None, "why": why})
 
     def _follow(
-        self, comparison: Comparison, tally: Tally, build: Callable[[], Drafter], verifier: Verifier, tick: Tick
+        self,
+        comparison: Comparison,
+        tally: Tally,
+        build: Callable[[], Drafter],
+        verifier: Verifier,
+        tick: Tick,
     ) -> None:
-        """Compare with plain decoding's output. After a tie, decoding continues from that output; a failure ends it."""
+        """Compare with plain decoding's output. After a tie, decoding continues from that output; a
+        failure ends it.
+        """
         while tally.tokens < len(comparison.plain) and not tally.failures:
             seqs = self._from(comparison, tally.tokens)
             steps = decode(self.target, build(), seqs, verifier, tally.stats)
             try:
                 mismatch = self._walk(comparison, tally, seqs, steps, tick)
             except Unchosen as error:
-                tally.differences.append({"kind": "failure", "position": tally.tokens, "why": str(error)})
+                tally.differences.append(
+                    {"kind": "failure", "position": tally.tokens, "why": str(error)}
+                )
                 break
             if mismatch is None:
                 break
@@ -209,9 +251,16 @@ class Passage:
             tally.tokens += 1
 
     def _walk(
-        self, comparison: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Tick
+        self,
+        comparison: Comparison,
+        tally: Tally,
+        seqs: Sequences,
+        steps: Iterator[Step],
+        tick: Tick,
     ) -> tuple[int, int | None] | None:
-        """Take steps until the first difference -> (its position, the token emitted there), or None."""
+        """Take steps until the first difference -> (its position, the token emitted there), or
+        None.
+        """
         snapshot = RowsSnapshot(seqs)
         for step in steps:
             for token in step.tokens[0]:
@@ -224,9 +273,13 @@ class Passage:
         return (tally.tokens, None) if tally.tokens < len(comparison.plain) else None
 
     def _judge(self, comparison: Comparison, position: int, token: int | None) -> dict[str, Any]:
-        """A tie if plain decoding scored this token below its own by no more than a tolerance above 0."""
+        """A tie if plain decoding scored this token below its own by no more than a tolerance above
+        0.
+        """
         T, (tokens, scores) = comparison.way.sampler.temperature, self.best[position]
-        within = self.tolerance / (min(T, 1.0) or 1.0)  # dividing by a low temperature magnifies rounding errors
+        within = self.tolerance / (
+            min(T, 1.0) or 1.0
+        )  # dividing by a low temperature magnifies rounding errors
         gap = scores[0] - scores[tokens.index(token)] if token in tokens else None
         tie = gap is not None and 0 < within >= gap
         apart = scores[0] - scores[1]

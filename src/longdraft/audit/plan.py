@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from longdraft.core.sampling import Sampler
 
-WINDOW = 512  # new tokens per prompt at most, if the text has room for more prompts: long greedy outputs repeat
+# new tokens per prompt at most, if the text has room for more prompts: long greedy outputs repeat
+WINDOW = 512
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,18 @@ class Way:
 
 
 def ways(temperature: float | None, seeds: int, seed: int) -> list[Way]:
-    """The ways for a temperature (None: greedy and 1); sampled decoding uses `seeds` seeds, from `seed` on."""
+    """The ways for a temperature (None: greedy and 1); sampled decoding uses `seeds` seeds, from
+    `seed` on.
+    """
     hot = 1.0 if temperature is None else temperature
     greedy = [Way(Sampler(), seed)] if not temperature else []
     return greedy + [Way(Sampler(hot), seed + i) for i in range(seeds) if hot > 0]
 
 
 def windows(name: str, text: list[int], size: int, new: int, positions: int) -> list[Prompt]:
-    """Prompts of at most `size` tokens, spread over a text, after which `new` tokens are decoded in total."""
+    """Prompts of at most `size` tokens, spread over a text, after which `new` tokens are decoded in
+    total.
+    """
     count = -(-new // WINDOW)
     spare = len(text) - min(size, positions - WINDOW)
     if spare < count - 1 or count == 1 or positions <= WINDOW:
@@ -46,4 +51,7 @@ def windows(name: str, text: list[int], size: int, new: int, positions: int) -> 
     starts = [spare * i // (count - 1) for i in range(count)]
     parts = [new * (i + 1) // count - new * i // count for i in range(count)]
     long = len(text) - spare
-    return [Prompt(f"{name}:{begin}", text[begin : begin + long], n) for begin, n in zip(starts, parts, strict=True)]
+    return [
+        Prompt(f"{name}:{begin}", text[begin : begin + long], n)
+        for begin, n in zip(starts, parts, strict=True)
+    ]

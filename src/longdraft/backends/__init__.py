@@ -1,4 +1,6 @@
-"""How a forward pass is computed: `base` is the protocol, `reference` defines what is right, `choose` selects one."""
+"""How a forward pass is computed: `base` is the protocol, `reference` defines what is right,
+`choose` selects one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def reference(hf: Any, team: Team) -> Eager:
 
 
 def choose(eager: Eager) -> Backend:
-    """The fastest backend that computes the model of `eager`. Raises InputError where its shapes contradict."""
+    """The fastest backend that computes the model of `eager`. Raises InputError where its shapes
+    contradict.
+    """
     model = eager.architecture
     refuse(model.hf, model.windows)
     if isinstance(eager, Dense):

@@ -1,4 +1,6 @@
-"""What every backend needs of a Transformers model: its layers call longdraft's attention function."""
+"""What every backend needs of a Transformers model: its layers call longdraft's attention
+function.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,27 @@ HARMLESS = {
     "position_embeddings",
     "logits_to_keep",
 }
-ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
+ROPES = {
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+    "proportional",
+}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
-RECURRENT = {"linear_attention", "conv", "mamba", "recurrent"}  # types of layers with a state and without keys
+RECURRENT = {
+    "linear_attention",
+    "conv",
+    "mamba",
+    "recurrent",
+}  # types of layers with a state and without keys
 MIXED = {"hybrid", "hybrid_sliding"}  # and those with both
 WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
+EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)  # names of their number in configs
 
 
 def attention(
@@ -71,14 +88,16 @@ def attention(
 ) -> tuple[Tensor, None]:
     """query [B,H,T,D] of the last T new nodes, key, value [B,K,W,D] of all -> [B,T,H,Dv].
 
-    Windows come from the config (windows_of). indices [B,W,k]: the slots that an indexer chose; block_indices
-    [B,K,W,k]: the blocks. Raises InputError for arguments that would change the result and that no backend knows.
+    Windows come from the config (windows_of). indices [B,W,k]: the slots that an indexer chose;
+    block_indices [B,K,W,k]: the blocks. Raises InputError for arguments that would change the
+    result and that no backend knows.
     """
     name = type(module).__name__
     longdraft = getattr(_running, "attention", None) if longdraft is None else longdraft
     if longdraft is None:
         raise InputError(
-            f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture"
+            f"{name} does not pass its arguments on to attention, so longdraft cannot run "
+            "this architecture"
         )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -88,22 +107,34 @@ def attention(
     query = tempered(module, query)
     if isinstance(longdraft, Path) and attention_mask is not None and not odd:
         longdraft.calls += 1
-        return longdraft.attend_masked(query, key, value, attention_mask, scale, softcap, s_aux).contiguous(), None
+        return longdraft.attend_masked(
+            query, key, value, attention_mask, scale, softcap, s_aux
+        ).contiguous(), None
     choice: Choice | None = getattr(longdraft, "choice", None)
     if choice is not None and attention_mask is choice.mask and indices is not None:
         choice.choose(module.layer_idx, indices)
-        attention_mask = indices = None
+        attention_mask = None
+        indices = None
     if choice is not None and block_indices is not None:
         choice.choose_blocks(module.layer_idx, block_indices, module.indexer.block_size)
         block_indices = None
-    odd += [name for name, x in (("indices", indices), ("block_indices", block_indices)) if x is not None]
+    odd += [
+        name
+        for name, x in (("indices", indices), ("block_indices", block_indices))
+        if x is not None
+    ]
     if odd or attention_mask is not None or others.get("is_causal") is False:
-        argument = odd[0] if odd else "a custom mask" if attention_mask is not None else "is_causal=False"
+        argument = (
+            odd[0] if odd else "a custom mask" if attention_mask is not None else "is_causal=False"
+        )
         raise InputError(
-            f"{name} passes {argument} to attention, which longdraft does not know: its output would be wrong"
+            f"{name} passes {argument} to attention, which longdraft does not know: its "
+            "output would be wrong"
         )
     longdraft.calls += 1
-    return longdraft.attend(number_of(module), query, key, value, scale, softcap, s_aux).contiguous(), None
+    return longdraft.attend(
+        number_of(module), query, key, value, scale, softcap, s_aux
+    ).contiguous(), None
 
 
 AttentionInterface.register(NAME, attention)
@@ -112,7 +143,9 @@ _running = threading.local()  # its attention: the pass that the thread runs
 
 @contextmanager
 def _passing(attention: AttentionPass | Path) -> Generator[None]:
-    """Inside, the thread's pass is known to layers that do not pass arguments on to their attention (Nemotron's)."""
+    """Inside, the thread's pass is known to layers that do not pass arguments on to their attention
+    (Nemotron's).
+    """
     _running.attention = attention
     try:
         yield
@@ -123,34 +156,44 @@ def _passing(attention: AttentionPass | Path) -> Generator[None]:
 class Architecture:
     """A Transformers model whose layers call longdraft's attention function.
 
-    windows {layer: size}: layers without full attention, and the number of keys that a node sees; spans {layer: Span}:
-    which ones. sources {layer: layer}: layers without their own keys, and the layer whose keys they read. calls: of
-    attention in a pass, two for each layer if it is differential. longest: a text's maximum length, None: no limit.
-    longrope: how rows choose rotations that depend on the text's length, if the model has such. tempered: whether
-    queries are scaled by position (temperature.py). positions: how many the model was trained on.
-    reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
-    latents {layer: Latent}: layers whose cache holds latents, as keys without values.
-    indexed: layers that read only what an indexer chooses. rates {layer: how many positions it compresses to one}.
+    windows {layer: size}: layers without full attention, and the number of keys that a node sees;
+    spans {layer: Span}: which ones. sources {layer: layer}: layers without their own keys, and the
+    layer whose keys they read. calls: of attention in a pass, two for each layer if it is
+    differential. longest: a text's maximum length, None: no limit. longrope: how rows choose
+    rotations that depend on the text's length, if the model has such. tempered: whether queries are
+    scaled by position (temperature.py). positions: how many the model was trained on.
+    reach: how many it can be given; later ones are clamped. experts: how many a layer selects from;
+    0: it has none. latents {layer: Latent}: layers whose cache holds latents, as keys without
+    values.
+    indexed: layers that read only what an indexer chooses. rates {layer: how many positions it
+    compresses to one}.
     """
 
     implementation = NAME  # of attention in Transformers
     by_interface = True  # whether its layers call the attention function that they are given
 
     def __init__(self, hf: Any):
-        self.hf, self.config = hf, hf.config.get_text_config()
+        self.hf = hf
+        self.config = hf.config.get_text_config()
         self.use(self.implementation)
         self.layout = layout_of(hf)
         follow_layers(hf)
         self._requested = hook_hidden_states(self.layout)
-        self.windows, self.sources = windows_of(hf.config), sources_of(hf)
-        self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
+        self.windows = windows_of(hf.config)
+        self.sources = sources_of(hf)
+        self.latents = latents_of(hf)
+        self.indexed = indexed_layers(hf.config)
         self.rates = compress_rates(hf.config)
         self.spans = spans_of(hf.config, self.windows)
-        self.longrope, self.tempered = LongRope.of(self.layout.body), take_over(hf)
+        self.longrope = LongRope.of(self.layout.body)
+        self.tempered = take_over(hf)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
-        self.longest, self.differential = unbiased_length(hf), is_differential(hf)
-        types = getattr(self.config, "layer_types", None) or getattr(self.config, "layers_block_type", None)
+        self.longest = unbiased_length(hf)
+        self.differential = is_differential(hf)
+        types = getattr(self.config, "layer_types", None) or getattr(
+            self.config, "layers_block_type", None
+        )
         types = types or [""] * self.config.num_hidden_layers
         self.with_keys = [i for i, kind in enumerate(types) if kind not in WITHOUT_KEYS]
         self.calls = len(self.with_keys) * (2 if self.differential else 1)
@@ -173,7 +216,11 @@ class Architecture:
 
     def rotating(self, cache: KVCache) -> AbstractContextManager[None]:
         """A pass over this cache's rows, with the rotations of each."""
-        return nullcontext() if self.longrope is None else self.longrope.rotating(self.longrope.long(cache))
+        return (
+            nullcontext()
+            if self.longrope is None
+            else self.longrope.rotating(self.longrope.long(cache))
+        )
 
     def run(
         self,
@@ -184,28 +231,40 @@ class Architecture:
         logits: int = 0,
         recurrent: RecurrentPass | None = None,
     ) -> Tensor:
-        """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits` nodes, 0: all).
+        """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits`
+        nodes, 0: all).
 
-        recurrent: of a model with `scans`. Raises InputError where not every layer calls attention, or its scan.
+        recurrent: of a model with `scans`. Raises InputError where not every layer calls attention,
+        or its scan.
         """
         if self.longest is not None and int(position.max()) >= self.longest:
             fault = f"drops keys from {self.longest} tokens on, which longdraft does not"
-            raise InputError(f"{self.config.model_type} {fault}: give a shorter prompt, or ask for fewer tokens")
+            raise InputError(
+                f"{self.config.model_type} {fault}: give a shorter prompt, or ask for fewer tokens"
+            )
         keep: Any = logits
         if logits and self.sources and (captured.spec.hidden or captured.spec.rows is not None):
             # of a number, Transformers computes the layers without keys for the last nodes only
             keep = torch.arange(tokens.shape[1] - logits, tokens.shape[1], device=tokens.device)
-        more, intercepting = dict[str, Any](), nullcontext()
+        more = dict[str, Any]()
+        intercepting = nullcontext()
         choice: Choice | None = getattr(attention, "choice", None)
         if isinstance(attention, Path):
-            more, intercepting = attention.arguments(), Intercepting(attention.replaced)
+            more = attention.arguments()
+            intercepting = Intercepting(attention.replaced)
         elif self.latents or choice is not None:
             more["past_key_values"] = past = Past(self.latents, choice)
             attention = LatentPass(attention, past)
         if choice is not None:
             more |= choice.arguments(self.config.layer_types)
             intercepting = Intercepting(choice.replaced)
-        with self.capturing(captured), at_positions(position), intercepting, _passing(attention), recurring(recurrent):
+        with (
+            self.capturing(captured),
+            at_positions(position),
+            intercepting,
+            _passing(attention),
+            recurring(recurrent),
+        ):
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
@@ -215,10 +274,18 @@ class Architecture:
                 **more,
             )
         if attention.calls != self.calls:
-            used = f"attends {attention.calls} times in a pass by the attention interface of Transformers"
-            raise InputError(f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers")
+            used = (
+                f"attends {attention.calls} times in a pass by the attention interface of "
+                "Transformers"
+            )
+            raise InputError(
+                f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers"
+            )
         if recurrent is not None and recurrent.calls < self.scans:
-            fault = f"{self.scans - recurrent.calls} of its {self.scans} recurrent layers did not scan in a pass"
+            fault = (
+                f"{self.scans - recurrent.calls} of its {self.scans} recurrent layers did not "
+                "scan in a pass"
+            )
             raise InputError(f"{self.config.model_type}: {fault}, so its output would be wrong")
         if recurrent is not None:
             recurrent.finish()
@@ -236,10 +303,12 @@ class Architecture:
 
 
 def hook_hidden_states(layout: Layout) -> threading.local:
-    """Hooks that store what enters each layer and what leaves the last in the `captured` of the calling thread, if set.
+    """Hooks that store what enters each layer and what leaves the last in the `captured` of the
+    calling thread, if set.
 
-    Of several streams it is what `join` makes of them, and what the final norm reads after the last layer. The hooks
-    stay registered, so that no thread changes the modules while another one runs them.
+    Of several streams it is what `join` makes of them, and what the final norm reads after the last
+    layer. The hooks stay registered, so that no thread changes the modules while another one runs
+    them.
     """
     requested = threading.local()
 
@@ -251,7 +320,9 @@ def hook_hidden_states(layout: Layout) -> threading.local:
     def before(n: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             state = args[0] if args else kwargs["hidden_states"]
-            store(n, state if layout.join is None or n == len(layout.layers) else layout.join(state))
+            store(
+                n, state if layout.join is None or n == len(layout.layers) else layout.join(state)
+            )
 
         return hook
 
@@ -268,29 +339,40 @@ def hook_hidden_states(layout: Layout) -> threading.local:
 
 
 def windows_of(config: Any) -> dict[int, int]:
-    """{layer: size} of the layers that see a window or a chunk of this size (span.py), read from the config.
+    """{layer: size} of the layers that see a window or a chunk of this size (span.py), read from
+    the config.
 
-    The attention argument is not enough: some architectures put the window in their mask alone. Raises InputError for
-    layer types that are not attention over keys and values.
+    The attention argument is not enough: some architectures put the window in their mask alone.
+    Raises InputError for layer types that are not attention over keys and values.
     """
     c = config.get_text_config()
     types = getattr(c, "layer_types", None)
     window: int | None = getattr(c, "sliding_window", None)
     if types is None:
         used = getattr(c, "use_sliding_window", True)
-        return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
+        return (
+            dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
+        )
     chunk: int | None = getattr(c, "attention_chunk_size", None)
     sizes = {CHUNKED: chunk, "hybrid_sliding": window, **dict.fromkeys(NEAR, window)}
     odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS - WITHOUT_KEYS - MIXED)
     if odd:
         usable = "use a model of full, sliding, chunked or indexed attention"
-        raise InputError(f"{c.model_type} has {odd[0]} layers, which longdraft does not support yet: {usable}")
+        raise InputError(
+            f"{c.model_type} has {odd[0]} layers, which longdraft does not support yet: {usable}"
+        )
     if CHUNKED in types and not chunk:
-        raise InputError(f"this {c.model_type} has chunked layers and no attention_chunk_size: give it one")
+        raise InputError(
+            f"this {c.model_type} has chunked layers and no attention_chunk_size: give it one"
+        )
     return {i: size for i, kind in enumerate(types) if (size := sizes.get(kind)) is not None}
 
 
 def rotates(hf: Any) -> bool:
-    """Whether all positions are rotations of a kind in ROPES, so that the model accepts any position."""
+    """Whether all positions are rotations of a kind in ROPES, so that the model accepts any
+    position.
+    """
     kinds = getattr(layout_of(hf).rotary, "rope_type", None)
-    return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES
+    return (
+        kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES
+    )

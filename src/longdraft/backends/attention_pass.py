@@ -1,4 +1,6 @@
-"""The protocol of what longdraft's attention function calls in place of a Transformers attention function."""
+"""The protocol of what longdraft's attention function calls in place of a Transformers attention
+function.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ class AttentionPass(Protocol):
     calls: int
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        softcap: float | None,
+        sink: Tensor | None,
+        /,
     ) -> Tensor:
         """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all -> [B,T,H,Dv].
 

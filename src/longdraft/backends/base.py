@@ -11,14 +11,18 @@ from longdraft.backends.glide_block import Block, CompiledBlock
 from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
 from longdraft.core.draft_layers import CompiledLayers, DraftLayers
 
-ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start, draws) -> tokens [B,count]
+ChainDrafter = Callable[
+    [Tensor, int, ChainDraws], Tensor
+]  # (first [B], start, draws) -> tokens [B,count]
 
 
 class Backend(Protocol):
     """Computes the passes of one model. The defaults are those of the least capable backend.
 
-    exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed beside it.
-    max_nodes: how many nodes one call of `forward` takes at most. kernels: the name of its compiled kernels, if any.
+    exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed
+    beside it.
+    max_nodes: how many nodes one call of `forward` takes at most. kernels: the name of its compiled
+    kernels, if any.
     """
 
     name: str
@@ -27,20 +31,30 @@ class Backend(Protocol):
     kernels: str | None = None
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
-        """Whether `forward` can compute a pass under this view with logits of the last `logits` nodes (0: all)."""
+        """Whether `forward` can compute a pass under this view with logits of the last `logits`
+        nodes (0: all).
+        """
         return not logits and is_indexable(view)
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> Tensor:
         """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V].
 
-        Their keys and values are written to slots length+start and on; what captured.spec requests is stored in it.
+        Their keys and values are written to slots length+start and on; what captured.spec requests
+        is stored in it.
         """
         ...
 
     def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
-        """A function that drafts a chain in one call; None where each node needs a call of `forward`.
+        """A function that drafts a chain in one call; None where each node needs a call of
+        `forward`.
 
         It runs `first` as node `start` and every drawn token but the last.
         """

@@ -1,4 +1,6 @@
-"""Passes of a model that can only run nodes that follow each other: each path of a tree is a separate pass."""
+"""Passes of a model that can only run nodes that follow each other: each path of a tree is a
+separate pass.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,33 @@ def forward_by_path(
     model: Architecture, tree: Tree, cache: KVCache, start: int, captured: Captures, logits: int
 ) -> Tensor:
     """As Backend.forward, without scores: all layers have windows. Nodes of padding have zeros."""
-    position, W = model.position(tree, start, cache), tree.size - start
-    window, layers, spec = max(model.windows.values()), model.config.num_hidden_layers, captured.spec
-    outputs, states = dict[tuple[int, int], Tensor](), dict[tuple[int, int], dict[int, Tensor]]()
+    position = model.position(tree, start, cache)
+    W = tree.size - start
+    window = max(model.windows.values())
+    layers = model.config.num_hidden_layers
+    spec = captured.spec
+    outputs = dict[tuple[int, int], Tensor]()
+    states = dict[tuple[int, int], dict[int, Tensor]]()
     for b in range(len(tree.tokens)):
         for ancestors, nodes in new_paths(tree.row(b), start):
             path = Path(cache.row(b), ancestors, nodes, window, layers, model.rates, model.hf.dtype)
-            part, local = Captures(CaptureSpec(hidden=spec.hidden)), [n - start for n in nodes]
+            part = Captures(CaptureSpec(hidden=spec.hidden))
+            local = [n - start for n in nodes]
             few = logits if len(nodes) == W else 0
             with model.rotating(cache.row(b)):
-                out = model.run(path, tree.tokens[b : b + 1, nodes], position[b : b + 1, local], part, few)[0]
+                out = model.run(
+                    path, tree.tokens[b : b + 1, nodes], position[b : b + 1, local], part, few
+                )[0]
             outputs |= {(b, n): x for n, x in zip(local[-len(out) :], out, strict=True)}
-            states |= {(b, n): {layer: s[0, i] for layer, s in part.states.items()} for i, n in enumerate(local)}
+            states |= {
+                (b, n): {layer: s[0, i] for layer, s in part.states.items()}
+                for i, n in enumerate(local)
+            }
     places = [[(b, n) for n in range(W)] for b in range(len(tree.tokens))]
     for layer in spec.hidden:
-        captured.states[layer] = _table([[states.get(p, {}).get(layer) for p in row] for row in places])
+        captured.states[layer] = _table(
+            [[states.get(p, {}).get(layer) for p in row] for row in places]
+        )
     return _table([[outputs.get(p) for p in row[-logits:]] for row in places])
 
 
@@ -41,13 +55,16 @@ def _table(rows: list[list[Tensor | None]]) -> Tensor:
 
 
 def new_paths(tree: Tree, start: int) -> list[tuple[list[int], list[int]]]:
-    """(ancestors, nodes) in the order of positions: each new node of a tree of one row is in one list of `nodes`.
+    """(ancestors, nodes) in the order of positions: each new node of a tree of one row is in one
+    list of `nodes`.
 
     Nodes follow each other on one path, after all of their ancestors. Padding is in none of them.
     """
     parent = tree.parent[0].tolist()
     real = [i for i in range(start, len(parent)) if parent[i] != PAD]
-    inner, done, paths = {parent[i] for i in real}, set[int](), list[tuple[list[int], list[int]]]()
+    inner = {parent[i] for i in real}
+    done = set[int]()
+    paths = list[tuple[list[int], list[int]]]()
     for leaf in (i for i in real if i not in inner):
         path = [leaf]
         while parent[path[-1]] >= 0:

@@ -1,4 +1,6 @@
-"""Layers that compress the keys of whole windows of positions (DeepSeek V4, sec. 2.3), over one path at a time."""
+"""Layers that compress the keys of whole windows of positions (DeepSeek V4, sec. 2.3), over one
+path at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from longdraft.backends.indexers import TOPK, first_of_best
 from longdraft.core import KVCache
 
 LAYERS = {"compressed_sparse_attention", "heavily_compressed_attention"}  # layer types
-BUFFERS = {"compressor": 1, "indexer": 3}  # of a layer: what is compressed, and in the next buffer the entries
+BUFFERS = {
+    "compressor": 1,
+    "indexer": 3,
+}  # of a layer: what is compressed, and in the next buffer the entries
 
 
 def compresses(config: Any) -> bool:
@@ -31,12 +36,14 @@ def compress_rates(config: Any) -> dict[int, int]:
 
 @dataclass
 class Path:
-    """A pass over nodes that follow each other, as attention pass and as Transformers' cache. One row.
+    """A pass over nodes that follow each other, as attention pass and as Transformers' cache. One
+    row.
 
-    What a window's compression reads of each token (its projection and gate) is cached by slots like keys, and an entry
-    in the slot of the token that completes its window. So both are committed and rolled back with the tokens, and a
-    window that is completed by a draft is compressed again where another draft is accepted. Everything is read back
-    from the cache, so that rounding in the cache does not depend on which tokens are in one pass.
+    What a window's compression reads of each token (its projection and gate) is cached by slots
+    like keys, and an entry in the slot of the token that completes its window. So both are
+    committed and rolled back with the tokens, and a window that is completed by a draft is
+    compressed again where another draft is accepted. Everything is read back from the cache, so
+    that rounding in the cache does not depend on which tokens are in one pass.
     """
 
     cache: KVCache  # of one row
@@ -47,16 +54,26 @@ class Path:
     rates: dict[int, int]
     dtype: torch.dtype
     calls: int = 0
-    _scored: bool = False  # whether an indexer's entries were read, so that the next top-k is its own
-    _redundant: dict[tuple[int, str], int] = field(default_factory=dict)  # entries that are computed once more
+    _scored: bool = (
+        False  # whether an indexer's entries were read, so that the next top-k is its own
+    )
+    _redundant: dict[tuple[int, str], int] = field(
+        default_factory=dict
+    )  # entries that are computed once more
 
     def __post_init__(self) -> None:
-        begin, device = int(self.cache.length[0]), self.cache.length.device
+        begin = int(self.cache.length[0])
+        device = self.cache.length.device
         scratch = [begin + i for i in (*self.ancestors, *self.nodes)]
-        self.slots = torch.cat([torch.arange(begin, device=device), torch.tensor(scratch, device=device)])
-        self.size, self.end = len(self.slots), max(scratch) + 1
+        self.slots = torch.cat(
+            [torch.arange(begin, device=device), torch.tensor(scratch, device=device)]
+        )
+        self.size = len(self.slots)
+        self.end = max(scratch) + 1
         self.past = self.size - len(self.nodes)
-        self.low = max(0, self.past - self.window + 1)  # the first position that is in a new node's window
+        self.low = max(
+            0, self.past - self.window + 1
+        )  # the first position that is in a new node's window
         new, old = (torch.arange(n, self.size, device=device) for n in (self.past, self.low))
         near = (old <= new[:, None]) & (new[:, None] - old < self.window)
         self.mask = torch.zeros(1, 1, *near.shape, dtype=self.dtype, device=device)
@@ -71,30 +88,48 @@ class Path:
         return _Layers(self)
 
     def replaced(self, func: Any) -> Callable[..., Any] | None:
-        """What runs in place of a torch function that an indexer calls: its top-k has an order of equal scores."""
+        """What runs in place of a torch function that an indexer calls: its top-k has an order of
+        equal scores.
+        """
         if not self._scored or func not in TOPK:
             return None
         self._scored = False
         return first_of_best
 
-    def update(self, k: Tensor, v: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, k: Tensor, v: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Keys [1,1,W,D], which are the values too -> those of the windows of all new nodes."""
         self._put(layer, k[0], self.past)
         keys = self._get(layer, self.low, self.size)[None]
         return keys, keys
 
     def attend_masked(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sink: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor,
+        scale: float,
+        softcap: float | None,
+        sink: Tensor | None,
     ) -> Tensor:
         """q [1,H,W,D], k, v [1,1,S,D], mask [1,1,W,S] to be added -> [1,W,H,D]."""
-        return ops.attend(q[0], [ops.Segment(k[0], v[0], mask[0, 0] == 0)], scale, softcap, sink).out[None]
+        return ops.attend(
+            q[0], [ops.Segment(k[0], v[0], mask[0, 0] == 0)], scale, softcap, sink
+        ).out[None]
 
-    def compress(self, layer: int, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Cache kv, gate [1,W,D] -> those of the windows that the new nodes complete, and their first position.
+    def compress(
+        self, layer: int, name: str, kv: Tensor, gate: Tensor
+    ) -> tuple[Tensor, Tensor, int]:
+        """Cache kv, gate [1,W,D] -> those of the windows that the new nodes complete, and their
+        first position.
 
-        The window before them comes first, because a window may read it too: its entry is computed once more.
+        The window before them comes first, because a window may read it too: its entry is computed
+        once more.
         """
-        rate, buffer = self.rates[layer], self._buffer(layer, name)
+        rate = self.rates[layer]
+        buffer = self._buffer(layer, name)
         self._put(buffer, torch.cat([kv, gate], -1), self.past)
         border, end = (n // rate * rate for n in (self.past, self.size))
         first = max(0, border - rate) if end > border else end
@@ -104,7 +139,8 @@ class Path:
 
     def entries(self, layer: int, name: str, computed: Tensor) -> Tensor:
         """Cache the entries [1,N,D] of `compress`'s windows -> those of all complete windows."""
-        rate, buffer = self.rates[layer], self._buffer(layer, name) + self.count
+        rate = self.rates[layer]
+        buffer = self._buffer(layer, name) + self.count
         redundant = self._redundant.pop((layer, name))
         self._put(buffer, computed[:, redundant:], self.past // rate * rate + rate - 1, rate)
         self._scored = name == "indexer"
@@ -116,7 +152,8 @@ class Path:
     def _put(self, buffer: int, x: Tensor, first: int, step: int = 1) -> None:
         """Write x [1,N,D] to the slots of positions first, first + step, ..."""
         self.cache.allocate({buffer: (1, x.shape[2], 0, x.dtype)}, self.end)
-        slots, low = self.slots[first::step][: x.shape[1]].tolist(), 0
+        slots = self.slots[first::step][: x.shape[1]].tolist()
+        low = 0
         for high in range(1, len(slots) + 1):
             if high == len(slots) or slots[high] != slots[high - 1] + 1:
                 run = x[None, :, low:high]
@@ -125,7 +162,8 @@ class Path:
 
     def _get(self, buffer: int, first: int, end: int, step: int = 1) -> Tensor:
         """[1,N,D] of the positions first, first + step, ... below end."""
-        k, slots = self.cache.read(buffer, 0)[0], self.slots[first:end:step]
+        k = self.cache.read(buffer, 0)[0]
+        slots = self.slots[first:end:step]
         return k[:, slots]
 
 
@@ -139,10 +177,14 @@ class _Layers:
     def __getitem__(self, layer: int) -> _Layers:
         return replace(self, layer=layer)
 
-    def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
+    def store_compression_weights(
+        self, name: str, kv: Tensor, gate: Tensor
+    ) -> tuple[Tensor, Tensor, int]:
         return self.path.compress(self.layer, name, kv, gate)
 
-    def update_overlap_state(self, name: str, kv: Tensor, gate: Tensor, head_dim: int) -> tuple[None, None]:
+    def update_overlap_state(
+        self, name: str, kv: Tensor, gate: Tensor, head_dim: int
+    ) -> tuple[None, None]:
         """The window before is never missing where its entry counts."""
         return None, None
 

@@ -1,7 +1,8 @@
-"""The decoder layer that native kernels compute: which of Transformers' modules it has, and their sizes.
+"""The decoder layer that native kernels compute: which of Transformers' modules it has, and their
+sizes.
 
-`stock` checks a model by this list, and `native` gives the kernels its modules: Layer in ops/native/interface.h has a
-field for each of them, and ops/native/forward.h computes with it.
+`stock` checks a model by this list, and `native` gives the kernels its modules: Layer in
+ops/native/interface.h has a field for each of them, and ops/native/forward.h computes with it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Part:
-    """A linear layer or a norm. field: of the kernels' Layer. path: of its module, below Transformers' decoder layer.
+    """A linear layer or a norm. field: of the kernels' Layer. path: of its module, below
+    Transformers' decoder layer.
 
     size: names of Sizes' fields: (outputs, inputs) of a linear layer, (numbers,) of a norm.
     """
@@ -37,7 +39,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Sizes:
-    """width: of the residual stream. queries, keys: all heads together. mlp: of the hidden layer. head: one head."""
+    """width: of the residual stream. queries, keys: all heads together. mlp: of the hidden layer.
+    head: one head.
+    """
 
     width: int
     queries: int
@@ -48,7 +52,8 @@ class Sizes:
     @staticmethod
     def of(hf: Any) -> Sizes:
         """Those that a model's config implies, and its first layer for a head."""
-        c, head = hf.config, int(hf.model.layers[0].self_attn.head_dim)
+        c = hf.config
+        head = int(hf.model.layers[0].self_attn.head_dim)
         heads = c.num_attention_heads * head, c.num_key_value_heads * head
         return Sizes(c.hidden_size, *heads, c.intermediate_size, head)
 

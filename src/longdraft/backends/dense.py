@@ -1,7 +1,8 @@
-"""The backend of models that do not use Transformers' attention interface: Falcon, BLOOM, MPT, GPT-J and others.
+"""The backend of models that do not use Transformers' attention interface: Falcon, BLOOM, MPT,
+GPT-J and others.
 
-Their modules compute attention themselves. They get keys by Transformers' cache protocol, and hooks on the layers
-replace their masks and position biases by those of the tree.
+Their modules compute attention themselves. They get keys by Transformers' cache protocol, and hooks
+on the layers replace their masks and position biases by those of the tree.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from longdraft.backends.span import Window
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
 
-LIMITS = ("max_seq_len", "seq_length")  # names of the number of positions where it has another than usual
+LIMITS = (
+    "max_seq_len",
+    "seq_length",
+)  # names of the number of positions where it has another than usual
 SIDE = 1 << 30  # of the mask that takes the place of a module's own
 
 
 def lacks_interface(model: Any) -> bool:
-    """Whether the model, or its class, has its own attention instead of Transformers' attention interface.
+    """Whether the model, or its class, has its own attention instead of Transformers' attention
+    interface.
 
-    Most hybrid models have the interface and do not say so; those without any attention count as having it.
+    Most hybrid models have the interface and do not say so; those without any attention count as
+    having it.
     """
     cls = model if isinstance(model, type) else type(model)
     return not getattr(cls, "_supports_attention_backend", False) and not uses_interface(cls)
@@ -40,7 +46,9 @@ def lacks_interface(model: Any) -> bool:
 
 def uses_interface(cls: type) -> bool:
     names = vars(sys.modules[cls.__module__])
-    return has_scans(cls) and ("ALL_ATTENTION_FUNCTIONS" in names or not any("Attention" in name for name in names))
+    return has_scans(cls) and (
+        "ALL_ATTENTION_FUNCTIONS" in names or not any("Attention" in name for name in names)
+    )
 
 
 def obstacle(cls: type, config: Any) -> str | None:
@@ -55,7 +63,8 @@ def obstacle(cls: type, config: Any) -> str | None:
 
 
 class DenseArchitecture(Architecture):
-    """A Transformers model whose layers take a mask and a cache, and compute attention by themselves.
+    """A Transformers model whose layers take a mask and a cache, and compute attention by
+    themselves.
 
     Its layers read the running pass of the calling thread, if there is one.
     """
@@ -72,24 +81,34 @@ class DenseArchitecture(Architecture):
         self.spans |= dict.fromkeys(local, Window(size))
         trained = [n for name in LIMITS if isinstance(n := getattr(c, name, None), int)]
         self.positions = min([self.positions, *trained])
-        self.reach = min(self.reach, getattr(c, "max_seq_len", self.reach))  # MPT's biases end there
+        self.reach = min(
+            self.reach, getattr(c, "max_seq_len", self.reach)
+        )  # MPT's biases end there
         self._accepted = inspect.signature(type(hf).forward).parameters
         self._running = hook_passes(self.layout.layers)
 
     def use(self, implementation: str) -> None:
-        """Modules read the config at each call; Transformers' setter refuses what does not use its interface."""
+        """Modules read the config at each call; Transformers' setter refuses what does not use its
+        interface.
+        """
         self.hf.config._attn_implementation = implementation
 
     @cached_property
     def _own_masks(self) -> list[tuple[dict[str, Any], str]]:
-        """Causal masks by slot that modules keep in buffers and apply beside the mask they are given."""
+        """Causal masks by slot that modules keep in buffers and apply beside the mask they are
+        given.
+        """
         modules = self.layout.layers.modules()
         buffers = ((m._buffers, name) for m in modules for name in m._buffers)  # pyright: ignore[reportPrivateUsage]
         return [(table, name) for table, name in buffers if _is_square_mask(table[name])]
 
-    def run_row(self, row: DensePass, tokens: Tensor, position: Tensor, captured: Captures, logits: int) -> Tensor:
-        """Transformers' forward of one row's tokens, position [1,W] -> logits [1,W,V] (of the last `logits` nodes, 0:
-        all). Raises InputError where not every layer puts its keys into the pass."""
+    def run_row(
+        self, row: DensePass, tokens: Tensor, position: Tensor, captured: Captures, logits: int
+    ) -> Tensor:
+        """Transformers' forward of one row's tokens, position [1,W] -> logits [1,W,V] (of the last
+        `logits` nodes, 0: all). Raises InputError where not every layer puts its keys into the
+        pass.
+        """
         options = {"position_ids": position, "logits_to_keep": logits}
         options = {name: value for name, value in options.items() if name in self._accepted}
         with self.capturing(captured), self._without_own_masks(), self._passing(row):
@@ -109,10 +128,14 @@ class DenseArchitecture(Architecture):
 
     @contextmanager
     def _without_own_masks(self) -> Generator[None]:
-        """The pass's mask is complete and knows positions; a module's own goes by slots, which in a tree are others."""
+        """The pass's mask is complete and knows positions; a module's own goes by slots, which in a
+        tree are others.
+        """
         kept = [table[name] for table, name in self._own_masks]
         for table, name in self._own_masks:
-            table[name] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.hf.device).expand(1, 1, SIDE, SIDE)
+            table[name] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.hf.device).expand(
+                1, 1, SIDE, SIDE
+            )
         try:
             yield
         finally:
@@ -122,12 +145,17 @@ class DenseArchitecture(Architecture):
 
 def _is_square_mask(buffer: Any) -> bool:
     return (
-        buffer is not None and buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[2] == buffer.shape[3]
+        buffer is not None
+        and buffer.dtype == torch.bool
+        and buffer.dim() == 4
+        and buffer.shape[2] == buffer.shape[3]
     )
 
 
 def hook_passes(layers: Any) -> threading.local:
-    """Hooks that give layers the mask and biases of the `row` of the calling thread, and show it their weights."""
+    """Hooks that give layers the mask and biases of the `row` of the calling thread, and show it
+    their weights.
+    """
     running = threading.local()
 
     def before(n: int, names: list[str]) -> Any:
@@ -158,34 +186,53 @@ def hook_passes(layers: Any) -> threading.local:
 
 
 class Dense(Eager):
-    """Transformers' forward of one row at a time, whose layers read slots of a KVCache as if it were Transformers' own.
+    """Transformers' forward of one row at a time, whose layers read slots of a KVCache as if it
+    were Transformers' own.
 
-    A node's numbers depend on the nodes beside it in float32 rounding only, and never on other rows.
+    A node's numbers depend on the nodes beside it in float32 rounding only, and never on other
+    rows.
     """
 
-    name, max_nodes = "dense", 1024
+    name = "dense"
+    max_nodes = 1024
 
     def __init__(self, architecture: DenseArchitecture):
         super().__init__(architecture)
         self._dense = architecture
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> Tensor:
-        """As Backend.forward. Raises InputError for a view that selects by the queries, which modules do not show."""
-        model, spec = self._dense, captured.spec
+        """As Backend.forward. Raises InputError for a view that selects by the queries, which
+        modules do not show.
+        """
+        model = self._dense
+        spec = captured.spec
         if not is_indexable(view):
             raise InputError(
-                f"{model.config.model_type}'s attention shows no queries, by which this method selects keys: use a"
+                f"{model.config.model_type}'s attention shows no queries, by which this "
+                "method selects keys: use a"
                 " method that selects them before, such as vegas"
             )
-        position, rows = model.position(tree, start, cache), list[Tensor]()
+        position = model.position(tree, start, cache)
+        rows = list[Tensor]()
         states = {n: list[Tensor]() for n in spec.hidden}
         for b in range(len(tree.tokens)):
-            own, span = Captures(spec), slice(b, b + 1)
-            row = DensePass(cache, b, tree, start, view, captured, model.spans, model.reach, model.hf.dtype)
+            own = Captures(spec)
+            span = slice(b, b + 1)
+            row = DensePass(
+                cache, b, tree, start, view, captured, model.spans, model.reach, model.hf.dtype
+            )
             with model.rotating(cache.row(b)):
-                rows.append(model.run_row(row, tree.tokens[span, start:], position[span], own, logits))
+                rows.append(
+                    model.run_row(row, tree.tokens[span, start:], position[span], own, logits)
+                )
             for n, state in own.states.items():
                 states[n].append(state)
         captured.states |= {n: torch.cat(parts) for n, parts in states.items() if parts}

@@ -1,4 +1,6 @@
-"""One row's pass through modules that attend by themselves: what it gives them in place of Transformers' own cache."""
+"""One row's pass through modules that attend by themselves: what it gives them in place of
+Transformers' own cache.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,23 @@ from longdraft.backends.span import Span
 from longdraft.core import Captures, IndexView, KVCache, Tree
 from longdraft.errors import InputError
 
-BIASES = ("alibi", "position_bias")  # names of the arguments of layers that add a number by a key's position
+BIASES = (
+    "alibi",
+    "position_bias",
+)  # names of the arguments of layers that add a number by a key's position
 
 
 class DensePass:
-    """Transformers' cache protocol for nodes [start, size) of row b of a tree, over committed slots and scratch.
+    """Transformers' cache protocol for nodes [start, size) of row b of a tree, over committed slots
+    and scratch.
 
-    A layer reads selected slots [K|1,P], copied side by side, and then slots [low, end). Its mask and biases have these
-    columns, and follow the tree and the positions of tokens, whatever slots they are in.
-    Models are told that there are as many keys as their biases need columns, which is one for each position.
-    Scores of the kind "logits" are logarithms of weights, which differ from logits by a constant of each query and
-    head and so rank keys alike, down to the smallest weight that float32 has.
+    A layer reads selected slots [K|1,P], copied side by side, and then slots [low, end). Its mask
+    and biases have these columns, and follow the tree and the positions of tokens, whatever slots
+    they are in.
+    Models are told that there are as many keys as their biases need columns, which is one for each
+    position.
+    Scores of the kind "logits" are logarithms of weights, which differ from logits by a constant of
+    each query and head and so rank keys alike, down to the smallest weight that float32 has.
     """
 
     def __init__(
@@ -36,11 +44,18 @@ class DensePass:
         reach: int,
         dtype: torch.dtype,
     ):
-        self.cache, self.b, self.view, self.captured, self.spans = cache, b, view, captured, spans
+        self.cache = cache
+        self.b = b
+        self.view = view
+        self.captured = captured
+        self.spans = spans
         self.dtype = dtype
-        self.lengths, self.start, self.tree = cache.length.tolist(), start, tree
+        self.lengths = cache.length.tolist()
+        self.start = start
+        self.tree = tree
         self.n = self.lengths[b]
-        self.end, self.count = self.n + tree.size, tree.size - start
+        self.end = self.n + tree.size
+        self.count = tree.size - start
         slots = torch.arange(self.n, device=tree.depth.device)
         self.position = torch.cat([slots, self.n + tree.depth[b]])  # [end] of each slot's token
         self.reach = reach
@@ -57,7 +72,9 @@ class DensePass:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self._columns, 0
 
-    def update(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """k, v [1,K,W,D] of the new nodes -> those that the layer reads, [1,K,S,D]."""
         self.cache.row(self.b).write(layer_idx, k, v, [self.n + self.start])
         self.updated.add(layer_idx)
@@ -71,29 +88,48 @@ class DensePass:
         return pair[0][None], pair[1][None]
 
     def arguments(self, layer: int, given: dict[str, Any]) -> dict[str, Tensor]:
-        """What takes the place of the mask and the biases that a layer is `given`. Raises InputError without a mask."""
+        """What takes the place of the mask and the biases that a layer is `given`. Raises
+        InputError without a mask.
+        """
         if "attention_mask" not in given:
-            raise InputError("this model's layers take no attention_mask, which longdraft needs: use another model")
-        selected, mask = self._selected(layer), given["attention_mask"]
+            raise InputError(
+                "this model's layers take no attention_mask, which longdraft needs: use "
+                "another model"
+            )
+        selected = self._selected(layer)
+        mask = given["attention_mask"]
         added = self._mask(layer, selected)
         # a mask of bools says which keys are hidden: MPT casts one that is added to logits
-        new = {"attention_mask": added.bool() if mask is not None and mask.dtype == torch.bool else added}
+        new = {
+            "attention_mask": added.bool()
+            if mask is not None and mask.dtype == torch.bool
+            else added
+        }
         biases = {name: given[name] for name in BIASES if given.get(name) is not None}
         return new | {name: self._bias(layer, selected, bias) for name, bias in biases.items()}
 
     def see(self, layer: int, outputs: tuple[Any, ...]) -> None:
-        """Keep the scores that are requested of the attention weights [1,H,W,S] among a module's further outputs."""
+        """Keep the scores that are requested of the attention weights [1,H,W,S] among a module's
+        further outputs.
+        """
         spec = self.captured.spec
         if spec.rows is None or layer in self.spans or spec.only not in (None, layer):
             return
         for weights in outputs:
-            if isinstance(weights, Tensor) and weights.dim() == 4 and weights.shape[2] == self.count:
+            if (
+                isinstance(weights, Tensor)
+                and weights.dim() == 4
+                and weights.shape[2] == self.count
+            ):
                 self._store(layer, weights[0])
                 return
 
     def _store(self, layer: int, weights: Tensor) -> None:
-        """weights [H,W,S] -> captured.scores [B,R,K|1,S] of this row, for the slots up to the root."""
-        spec, scores = self.captured.spec, self.captured.scores
+        """weights [H,W,S] -> captured.scores [B,R,K|1,S] of this row, for the slots up to the
+        root.
+        """
+        spec = self.captured.spec
+        scores = self.captured.scores
         kept = weights[:, spec.kept(self.tree)[self.b], : self.n + 1].float()
         kept = kept.clamp(min=torch.finfo(kept.dtype).tiny).log() if spec.of == "logits" else kept
         columns = len(self.cache.read(layer, self.b)[0]) if spec.split else 1
@@ -119,16 +155,23 @@ class DensePass:
 
     def _mask(self, layer: int, selected: Tensor | None) -> Tensor:
         """[1,1,W,S] that is added to logits."""
-        low, span = self._low(layer), self.spans.get(layer)
+        low = self._low(layer)
+        span = self.spans.get(layer)
         key = low, 0 if selected is None else selected.shape[1], span
         if key not in self._masks:
-            seen = torch.ones(self.count, self.end - low, dtype=torch.bool, device=self.position.device)
+            seen = torch.ones(
+                self.count, self.end - low, dtype=torch.bool, device=self.position.device
+            )
             seen[:, self.n - low :] = self.tree.mask[self.b, self.start :]
             if span is not None:
-                seen &= self.position[low:] >= span.low(self.position[self.n + self.start :])[:, None]
+                seen &= (
+                    self.position[low:] >= span.low(self.position[self.n + self.start :])[:, None]
+                )
             seen = torch.cat([seen.new_ones(self.count, key[1]), seen], 1)
             lowest = torch.finfo(self.dtype).min
-            self._masks[key] = torch.zeros_like(seen, dtype=self.dtype).masked_fill(~seen, lowest)[None, None]
+            self._masks[key] = torch.zeros_like(seen, dtype=self.dtype).masked_fill(~seen, lowest)[
+                None, None
+            ]
         return self._masks[key]
 
     def _bias(self, layer: int, selected: Tensor | None, given: Tensor) -> Tensor:
@@ -139,9 +182,12 @@ class DensePass:
         position = self.position[self._low(layer) :][None]
         if selected is not None:
             position = torch.cat([selected, position.expand(len(selected), -1)], 1)
-        before, heads = given.shape[-1] - self._columns, given.shape[-3]
+        before = given.shape[-1] - self._columns
+        heads = given.shape[-3]
         if given.shape[-2] != 1 or before < 0 or heads % len(position):
-            raise InputError(f"this model has biases of shape {list(given.shape)}, which longdraft does not know")
+            raise InputError(
+                f"this model has biases of shape {list(given.shape)}, which longdraft does not know"
+            )
         position = before + position.clamp(max=self.reach - 1)
         if len(position) == 1:
             return given[..., position[0]]

@@ -1,4 +1,6 @@
-"""Differential attention: each layer attends twice with the same weights, to two halves of its values (DiffLlama)."""
+"""Differential attention: each layer attends twice with the same weights, to two halves of its
+values (DiffLlama).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ from longdraft.ops import Segment
 
 def is_differential(hf: Any) -> bool:
     """Whether the model's layers call attention twice."""
-    return any(hasattr(m, "lambda_q1") and hasattr(m, "groupnorm") for m in hf.get_decoder().modules())
+    return any(
+        hasattr(m, "lambda_q1") and hasattr(m, "groupnorm") for m in hf.get_decoder().modules()
+    )
 
 
 class Halves:
-    """The cache holds each value head once; a call of a layer reads one half of them for all of its key heads.
+    """The cache holds each value head once; a call of a layer reads one half of them for all of its
+    key heads.
 
-    So key head j of the first call has value head j modulo K/2, and in the second call the one K/2 after it. Belongs to
-    one pass.
+    So key head j of the first call has value head j modulo K/2, and in the second call the one K/2
+    after it. Belongs to one pass.
     """
 
     def __init__(self) -> None:
@@ -27,11 +32,13 @@ class Halves:
         self.call = 0
 
     def stored(self, layer: int, v: Tensor) -> Tensor:
-        """v [B,K,W,D]: the half of the value heads of this call, twice -> all value heads [B,K,W,D].
+        """v [B,K,W,D]: the half of the value heads of this call, twice -> all value heads
+        [B,K,W,D].
 
         In the first call the second half is not known yet, and not read.
         """
-        half, first = v[:, : v.shape[1] // 2], self.first.pop(layer, None)
+        half = v[:, : v.shape[1] // 2]
+        first = self.first.pop(layer, None)
         self.call = 0 if first is None else 1
         if first is None:
             self.first[layer] = first = half

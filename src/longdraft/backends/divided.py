@@ -1,4 +1,6 @@
-"""The eager backend of a model whose heads are divided among processes (models/tensor_parallel.py)."""
+"""The eager backend of a model whose heads are divided among processes
+(models/tensor_parallel.py).
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,35 @@ from longdraft.errors import InputError
 class Divided(Eager):
     """Every process attends with its own heads to its own cache, and all have the same logits.
 
-    Scores are means over the process's own heads, by which it selects slots for them (better than by all heads, and
-    without an exchange: docs/log). Those of a single layer are means over all heads: they can select for a small
-    model, which is whole in each process and must draft the same.
+    Scores are means over the process's own heads, by which it selects slots for them (better than
+    by all heads, and without an exchange: docs/log). Those of a single layer are means over all
+    heads: they can select for a small model, which is whole in each process and must draft the
+    same.
     """
 
     def __init__(self, architecture: Architecture, team: Team):
         super().__init__(architecture)
         if architecture.differential:
             kind = architecture.config.model_type
-            raise InputError(f"{kind}'s layers pair heads that processes would divide: start it without torchrun")
+            raise InputError(
+                f"{kind}'s layers pair heads that processes would divide: start it without torchrun"
+            )
         if architecture.scans:
             kind = architecture.config.model_type
-            raise InputError(f"{kind} has layers with states, which are not divided yet: start it without torchrun")
+            raise InputError(
+                f"{kind} has layers with states, which are not divided yet: start it "
+                "without torchrun"
+            )
         self.team = team
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> Tensor:
         self.team.agree("pass", tree.tokens, tree.parent, cache.length, start, logits)
         node_logits = super().forward(tree, cache, start, view, captured, logits)

@@ -1,4 +1,6 @@
-"""The backend that runs Transformers' own modules. It can do everything and defines what is right."""
+"""The backend that runs Transformers' own modules. It can do everything and defines what is
+right.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ Options = tuple[float, float | None, Tensor | None]  # scale, soft cap, sink
 class Eager(Backend):
     """Transformers' forward, with attention over a KVCache in place of its own."""
 
-    name, max_nodes = "eager", sys.maxsize
+    name = "eager"
+    max_nodes = sys.maxsize
 
     def __init__(self, architecture: Architecture):
         self.architecture = architecture
@@ -36,18 +39,31 @@ class Eager(Backend):
         return True
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> Tensor:
-        model, tokens = self.architecture, tree.tokens[:, start:]
+        model = self.architecture
+        tokens = tree.tokens[:, start:]
         if model.rates:
             return forward_by_path(model, tree, cache, start, captured, logits)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
-        begin, layers = cache.length.tolist(), (model.spans, model.latents, model.sources)
-        indexed, count = model.indexed, model.config.num_hidden_layers
-        choice = Choice(cache, begin, start, tree.depth, visible, count, indexed) if indexed else None
+        begin = cache.length.tolist()
+        layers = (model.spans, model.latents, model.sources)
+        indexed = model.indexed
+        count = model.config.num_hidden_layers
+        choice = (
+            Choice(cache, begin, start, tree.depth, visible, count, indexed) if indexed else None
+        )
         halves = Halves() if model.differential else None
-        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, *layers, choice, halves)
+        p = Pass(
+            cache, begin, start, tree.depth, visible, kept, view, captured, *layers, choice, halves
+        )
         with model.rotating(cache):
             scans = RecurrentPass(tree, cache, start) if model.scans else None
             return model.run(p, tokens, model.position(tree, start, cache), captured, logits, scans)
@@ -57,8 +73,9 @@ class Eager(Backend):
 class Pass:
     """What attention needs to know of one forward pass over nodes [start, size) of a tree.
 
-    A layer of `sources` attends to the slots of its source, under that layer's view, and its queries count as further
-    heads of it: the scores of a source are means over the layers that read its keys.
+    A layer of `sources` attends to the slots of its source, under that layer's view, and its
+    queries count as further heads of it: the scores of a source are means over the layers that read
+    its keys.
     """
 
     cache: KVCache
@@ -75,10 +92,13 @@ class Pass:
     choice: Choice | None = None
     halves: Halves | None = None  # of the values, where each layer attends twice
     calls: int = 0
-    readers: Counter[tuple[int, int]] = field(default_factory=Counter)  # by layer and row, how often it was scored
+    readers: Counter[tuple[int, int]] = field(
+        default_factory=Counter
+    )  # by layer and row, how often it was scored
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: *Options) -> Tensor:
-        """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all, scale, soft cap, sink -> [B,T,H,Dv].
+        """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all, scale, soft cap, sink ->
+        [B,T,H,Dv].
 
         Of a layer with latents k is [latent | rotated] and v has no numbers.
         """
@@ -93,9 +113,14 @@ class Pass:
             return self._by_row(layer, q, options, latent.attend_expanded)
         return latent.output(self._by_row(layer, latent.query(q), options, latent.attend_cached))
 
-    def _by_row(self, layer: int, q: Tensor, options: Options, attend: Callable[..., ops.Attended]) -> Tensor:
-        """Each row's queries q [H,T,D] over what it may read -> [B,T,H,Dv]; attend: as ops.attend."""
-        rows, scored = list[Tensor](), self._is_scored(layer)
+    def _by_row(
+        self, layer: int, q: Tensor, options: Options, attend: Callable[..., ops.Attended]
+    ) -> Tensor:
+        """Each row's queries q [H,T,D] over what it may read -> [B,T,H,Dv]; attend: as
+        ops.attend.
+        """
+        rows = list[Tensor]()
+        scored = self._is_scored(layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
             attended = attend_in_groups(attend, q[b], self.groups(layer, b, q[b]), *options, keep)
@@ -109,7 +134,9 @@ class Pass:
         return spec.rows is not None and layer not in self.spans and spec.only in (None, layer)
 
     def groups(self, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
-        """The keys that row b's queries q [H,T,D] may read in this layer; a list per key head where these differ."""
+        """The keys that row b's queries q [H,T,D] may read in this layer; a list per key head where
+        these differ.
+        """
         if self.choice is not None and self.choice.narrows(layer):
             k, v = self.cache.read(layer, b)
             return self.choice.groups(layer, b, k, v, self.view, q, self._is_scored(layer))
@@ -119,7 +146,8 @@ class Pass:
     def segments(self, layer: int, b: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,T,D] may read in this layer."""
         (k, v), n, count = self.cache.read(layer, b), self.begin[b], q.shape[1]
-        end, visible = n + self.depth.shape[1], self.visible[b]
+        end = n + self.depth.shape[1]
+        visible = self.visible[b]
         visible = None if visible is None else visible[-count:]
         span = self.spans.get(layer)
         if span is not None:
@@ -131,7 +159,8 @@ class Pass:
 
     def _near(self, b: int, low: int, span: Span, count: int) -> Tensor:
         """[T,end-low] keys that the position of each of the last T = count nodes lets it see."""
-        n, depth = self.begin[b], self.depth[b]
+        n = self.begin[b]
+        depth = self.depth[b]
         position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
         near = position >= span.low(n + depth[-count:])[:, None]
         if (mask := self.visible[b]) is not None:
@@ -140,10 +169,12 @@ class Pass:
 
     def capture(self, layer: int, b: int, attended: ops.Attended) -> None:
         """Store the mean over heads of row b's scores [H,R,S], for the slots up to the root."""
-        spec, scores = self.captured.spec, self.captured.scores
+        spec = self.captured.spec
+        scores = self.captured.scores
         kept = attended.logits if spec.of == "logits" else attended.weights
         assert kept is not None
-        end, most = self.begin[b] + 1, max(self.begin) + 1
+        end = self.begin[b] + 1
+        most = max(self.begin) + 1
         columns = len(self.cache.read(layer, b)[0]) if spec.split else 1
         mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
         mean = mean.mean(0, keepdim=True) if spec.rows == "mean" else mean

@@ -1,4 +1,6 @@
-"""LongSpec's block as backends see it: what they read of one (drafters/glide/block.py), and what they make of it."""
+"""LongSpec's block as backends see it: what they read of one (drafters/glide/block.py), and what
+they make of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from longdraft.core import ChainDraws, IndexView, KVCache, KVView, Tree
 
 
 class BlockHost(Protocol):
-    """What the block shares with its target. keys: of heads. dim, value_dim: of a key and a value of `layer`."""
+    """What the block shares with its target. keys: of heads. dim, value_dim: of a key and a value
+    of `layer`.
+    """
 
     layer: int
     window: int | None
@@ -63,7 +67,9 @@ class Block(Protocol):
 
 
 class BlockRing(Protocol):
-    """The block's own keys and values [B,K,window or more,D]: a ring of `window` slots, then the nodes of a tree."""
+    """The block's own keys and values [B,K,window or more,D]: a ring of `window` slots, then the
+    nodes of a tree.
+    """
 
     k: Tensor
     v: Tensor
@@ -87,13 +93,23 @@ class CompiledBlock(Protocol):
         ...
 
     def forward(
-        self, tree: Tree, start: int, position: Tensor, ring: BlockRing, cache: KVCache, view: IndexView | None
+        self,
+        tree: Tree,
+        start: int,
+        position: Tensor,
+        ring: BlockRing,
+        cache: KVCache,
+        view: IndexView | None,
     ) -> Tensor:
-        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
+        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay
+        behind the ring.
+        """
         ...
 
     def draft_chain(
         self, tree: Tree, ring: BlockRing, cache: KVCache, view: IndexView | None, draws: ChainDraws
     ) -> Tensor:
-        """A chain below the root [B,count]; the keys of all but its last token stay behind the ring."""
+        """A chain below the root [B,count]; the keys of all but its last token stay behind the
+        ring.
+        """
         ...

@@ -24,21 +24,28 @@ class _Finished:
 
 
 class _NoLayers(nn.Module):
-    """Takes the place of a decoder, or of what contains it, and returns `state` [1,N,d]. Numbers are the decoder's."""
+    """Takes the place of a decoder, or of what contains it, and returns `state` [1,N,d]. Numbers
+    are the decoder's.
+    """
 
     def __init__(self, decoder: Any, state: Tensor):
         super().__init__()
-        self.state, self.numbers = state, {k: x for k, x in vars(decoder).items() if isinstance(x, int | float)}
+        self.state = state
+        self.numbers = {k: x for k, x in vars(decoder).items() if isinstance(x, int | float)}
 
     def __getattr__(self, name: str) -> Any:
-        return self.__dict__["numbers"].get(name, self)  # Falcon-H1's head reads a factor; OPT's calls model.decoder
+        return self.__dict__["numbers"].get(
+            name, self
+        )  # Falcon-H1's head reads a factor; OPT's calls model.decoder
 
     def forward(self, *args: Any, **kwargs: Any) -> _Finished:
         return _Finished(self.state)
 
 
 def without_layers(hf: Any, layout: Layout, state: Tensor) -> Any:
-    """A model that shares hf's modules except those below its head, which return `state`. hf is not changed."""
+    """A model that shares hf's modules except those below its head, which return `state`. hf is not
+    changed.
+    """
     top = parent = _shallow(hf)
     for name in layout.below_head[:-1]:
         below = _shallow(parent._modules[name])

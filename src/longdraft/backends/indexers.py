@@ -15,16 +15,25 @@ from longdraft import ops
 from longdraft.core import KVCache, KVView, is_indexable
 from longdraft.errors import InputError
 
-INDEXED = {"indexed_attention", "deepseek_sparse_attention"}  # layer types; the second is Transformers 5.17's
+INDEXED = {
+    "indexed_attention",
+    "deepseek_sparse_attention",
+}  # layer types; the second is Transformers 5.17's
 LAYERS = {*INDEXED, "minimax_m3_sparse"}  # MiniMax M3 chooses blocks of positions
-TOPK, MASKING = {torch.topk, Tensor.topk}, {Tensor.masked_fill}
+TOPK = {torch.topk, Tensor.topk}
+MASKING = {Tensor.masked_fill}
 
 
-POOLS = ("index_kpool", "indexer_compress_ratio")  # fields of configs whose indexers choose among pools of keys
+POOLS = (
+    "index_kpool",
+    "indexer_compress_ratio",
+)  # fields of configs whose indexers choose among pools of keys
 
 
 def pools_keys(config: Any) -> bool:
-    """Whether indexers choose among pools of keys that lie side by side, which differ between the paths of a tree."""
+    """Whether indexers choose among pools of keys that lie side by side, which differ between the
+    paths of a tree.
+    """
     return any((getattr(config, name, None) or 1) > 1 for name in POOLS)
 
 
@@ -36,13 +45,14 @@ def indexed_layers(config: Any) -> set[int]:
 
 @dataclass
 class Choice:
-    """What the indexers of one pass choose for each node: only committed tokens and the node's own path.
+    """What the indexers of one pass choose for each node: only committed tokens and the node's own
+    path.
 
-    Keys of the indexer of layer n are layer n + `layers` of the cache, without values, so they are committed and rolled
-    back with the layer's own keys. The slots of a path ascend with its positions, so that an order by slots is one by
-    positions, whatever other nodes lie between them.
-    depth [B,size]. visible: per row [W,size], which nodes each new node sees; None: all. indexed: the layers that read
-    what is chosen. masks {layer: per row [K|1,W,S]}, what was chosen.
+    Keys of the indexer of layer n are layer n + `layers` of the cache, without values, so they are
+    committed and rolled back with the layer's own keys. The slots of a path ascend with its
+    positions, so that an order by slots is one by positions, whatever other nodes lie between them.
+    depth [B,size]. visible: per row [W,size], which nodes each new node sees; None: all. indexed:
+    the layers that read what is chosen. masks {layer: per row [K|1,W,S]}, what was chosen.
     """
 
     cache: KVCache
@@ -59,10 +69,14 @@ class Choice:
         self.size = self.depth.shape[1]
         self.ends = [n + self.size for n in self.begin]
         last = int(self.depth.max())
-        self.positions = max(max(n + last + 1, end) for n, end in zip(self.begin, self.ends, strict=True))
+        self.positions = max(
+            max(n + last + 1, end) for n, end in zip(self.begin, self.ends, strict=True)
+        )
         shape = len(self.ends), 1, self.size - self.start, max(self.ends)
         self.mask = torch.zeros(shape, dtype=torch.bool, device=self.depth.device)
-        for row, n, end, visible in zip(self.mask[:, 0], self.begin, self.ends, self.visible, strict=True):
+        for row, n, end, visible in zip(
+            self.mask[:, 0], self.begin, self.ends, self.visible, strict=True
+        ):
             row[:, :n] = True
             row[:, n:end] = True if visible is None else visible
 
@@ -72,42 +86,61 @@ class Choice:
         return self._cached(layer, k)
 
     def block_keys(self, layer: int, k: Tensor) -> Tensor:
-        """`keys` of an indexer that scores blocks: [B,1,W,D] -> [B,1,S,D], with room for every node's position."""
+        """`keys` of an indexer that scores blocks: [B,1,W,D] -> [B,1,S,D], with room for every
+        node's position.
+        """
         self._scores, cached = "blocks", self._cached(layer, k[:, 0])[:, None]
         return F.pad(cached, (0, 0, 0, self.positions - cached.shape[2]))
 
     def _cached(self, layer: int, k: Tensor) -> Tensor:
-        index, new = self.layers + layer, k[:, None]
+        index = self.layers + layer
+        new = k[:, None]
         self.cache.write(index, new, new[..., :0], [n + self.start for n in self.begin])
         rows = [self.cache.read(index, b)[0][0, :end] for b, end in enumerate(self.ends)]
-        return rows[0][None] if len(rows) == 1 else torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return (
+            rows[0][None]
+            if len(rows) == 1
+            else torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        )
 
     def arguments(self, types: Any) -> dict[str, Any]:
-        """What the model's forward takes besides the nodes: masks [B,1,W,S] in place of those that it would make."""
+        """What the model's forward takes besides the nodes: masks [B,1,W,S] in place of those that
+        it would make.
+        """
         masks = {kind: self.mask if kind in INDEXED else None for kind in sorted(set(types))}
         return {"attention_mask": masks}
 
     def replaced(self, func: Any) -> Callable[..., Any] | None:
-        """What runs in place of a torch function that an indexer calls after it has read its keys."""
+        """What runs in place of a torch function that an indexer calls after it has read its
+        keys.
+        """
         if self._scores == "blocks" and func in MASKING:
             self._scores = "slots"
             return self.by_position
         if self._scores and func in TOPK:
             if self._scores == "blocks":
-                raise InputError("this version of Transformers does not mask an indexer's scores: use another one")
+                raise InputError(
+                    "this version of Transformers does not mask an indexer's scores: use "
+                    "another one"
+                )
             self._scores = ""
             return first_of_best
         return None
 
     def by_position(self, scores: Tensor, *args: Any) -> Tensor:
-        """Scores [B,H,W,S] by slots -> by positions, -inf where a node's path has none. Replaces a mask by slots."""
-        order = torch.arange(scores.shape[-1], device=scores.device).repeat(len(scores), scores.shape[2], 1)
+        """Scores [B,H,W,S] by slots -> by positions, -inf where a node's path has none. Replaces a
+        mask by slots.
+        """
+        order = torch.arange(scores.shape[-1], device=scores.device).repeat(
+            len(scores), scores.shape[2], 1
+        )
         on_path = torch.zeros_like(order, dtype=torch.bool)
         for b, n in enumerate(self.begin):
             on_path[b, :, :n] = True
             node, seen = self.mask[b, 0, :, n : n + self.size].nonzero(as_tuple=True)
             position = n + self.depth[b, seen]
-            order[b, node, position], on_path[b, node, position] = n + seen, True
+            order[b, node, position] = n + seen
+            on_path[b, node, position] = True
         by_position = scores.gather(-1, order[:, None].expand_as(scores))
         return by_position.masked_fill(~on_path[:, None], float("-inf"))
 
@@ -117,7 +150,9 @@ class Choice:
         self._choose(layer, picked[:, None])
 
     def choose_blocks(self, layer: int, blocks: Tensor, size: int) -> None:
-        """A layer's key heads read only these blocks [B,K,W,k] of this many positions each; -1: none."""
+        """A layer's key heads read only these blocks [B,K,W,k] of this many positions each; -1:
+        none.
+        """
         count = self.positions // size + 1
         picked = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=blocks.device)
         picked.scatter_(3, blocks.long() + 1, True)
@@ -137,7 +172,9 @@ class Choice:
     def chosen(self, layer: int, b: int) -> Tensor:
         """[K|1,W,S] which slots of row b each node's indexer chose, among those that it sees."""
         if layer not in self.masks:
-            raise InputError(f"layer {layer} has an indexer that did not choose: longdraft cannot run this model")
+            raise InputError(
+                f"layer {layer} has an indexer that did not choose: longdraft cannot run this model"
+            )
         return self.masks[layer][b]
 
     def narrows(self, layer: int) -> bool:
@@ -146,12 +183,16 @@ class Choice:
     def groups(
         self, layer: int, b: int, k: Tensor, v: Tensor, view: KVView | None, q: Tensor, whole: bool
     ) -> list[list[ops.Segment]]:
-        """What row b's queries q [H,W,D] read of k, v [K,S,D]: what was chosen, and of that what the view shows.
+        """What row b's queries q [H,W,D] read of k, v [K,S,D]: what was chosen, and of that what
+        the view shows.
 
-        One list for all key heads, or one for each where a view shows them different slots. A query that would read
-        nothing reads what the view shows. whole: segments keep the slots that no query reads.
+        One list for all key heads, or one for each where a view shows them different slots. A query
+        that would read nothing reads what the view shows. whole: segments keep the slots that no
+        query reads.
         """
-        chosen, end, visible = self.chosen(layer, b), self.ends[b], self.visible[b]
+        chosen = self.chosen(layer, b)
+        end = self.ends[b]
+        visible = self.visible[b]
         if view is None:
             if len(chosen) == 1:
                 return [[_read(k[:, :end], v[:, :end], chosen[0], whole)]]
@@ -161,9 +202,13 @@ class Choice:
         slots = _slots(view, layer, b, k, end, visible, q)
         if len(chosen) == 1 and all(len(n) == 1 for n in slots):
             return [_intersection(shown, [n[0] for n in slots], chosen[0])]
-        by_head = ([ops.Segment(s.k[h : h + 1], s.v[h : h + 1], s.visible) for s in shown] for h in range(len(k)))
+        by_head = (
+            [ops.Segment(s.k[h : h + 1], s.v[h : h + 1], s.visible) for s in shown]
+            for h in range(len(k))
+        )
         return [
-            _intersection(head, [_of_head(n, h) for n in slots], _of_head(chosen, h)) for h, head in enumerate(by_head)
+            _intersection(head, [_of_head(n, h) for n in slots], _of_head(chosen, h))
+            for h, head in enumerate(by_head)
         ]
 
 
@@ -176,13 +221,16 @@ def attend_in_groups(
     sink: Tensor | None,
     keep: list[int] | None,
 ) -> ops.Attended:
-    """`attend`, as ops.attend, of queries q [H,W,D] whose groups of key heads read separate segments."""
+    """`attend`, as ops.attend, of queries q [H,W,D] whose groups of key heads read separate
+    segments.
+    """
     if len(groups) == 1:
         return attend(q, groups[0], scale, softcap, sink, keep)
     sinks = [None] * len(groups) if sink is None else sink.chunk(len(groups))
     heads = zip(q.chunk(len(groups)), groups, sinks, strict=True)
     parts = [attend(rows, segments, scale, softcap, s, keep) for rows, segments, s in heads]
-    logits, weights = [p.logits for p in parts], [p.weights for p in parts]
+    logits = [p.logits for p in parts]
+    weights = [p.weights for p in parts]
     return ops.Attended(torch.cat([p.out for p in parts], 1), _joined(logits), _joined(weights))
 
 
@@ -191,7 +239,9 @@ def _joined(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present else None
 
 
-def _slots(view: KVView, layer: int, b: int, k: Tensor, end: int, visible: Tensor | None, q: Tensor) -> list[Tensor]:
+def _slots(
+    view: KVView, layer: int, b: int, k: Tensor, end: int, visible: Tensor | None, q: Tensor
+) -> list[Tensor]:
     """The slots [K|1,P] of each segment that the view shows of k [K,S,D]."""
     numbers = torch.arange(end, device=k.device)
     if not is_indexable(view):
@@ -203,12 +253,19 @@ def _slots(view: KVView, layer: int, b: int, k: Tensor, end: int, visible: Tenso
     return [selected.view(-1, selected.shape[-1]), tail] if selected.shape[-1] else [tail]
 
 
-def _intersection(shown: list[ops.Segment], slots: list[Tensor], chosen: Tensor) -> list[ops.Segment]:
-    """Segments of which a query reads only the slots that it chose [W,S], or all that it sees if it chose none."""
+def _intersection(
+    shown: list[ops.Segment], slots: list[Tensor], chosen: Tensor
+) -> list[ops.Segment]:
+    """Segments of which a query reads only the slots that it chose [W,S], or all that it sees if it
+    chose none.
+    """
     seen = [ops.full_mask(s, len(chosen)) for s in shown]
     both = [mask & chosen[:, n] for mask, n in zip(seen, slots, strict=True)]
     none = ~torch.cat(both, 1).any(1, keepdim=True)
-    return [ops.Segment(s.k, s.v, b | (mask & none)) for s, mask, b in zip(shown, seen, both, strict=True)]
+    return [
+        ops.Segment(s.k, s.v, b | (mask & none))
+        for s, mask, b in zip(shown, seen, both, strict=True)
+    ]
 
 
 def _of_head(x: Tensor, head: int) -> Tensor:
@@ -217,7 +274,8 @@ def _of_head(x: Tensor, head: int) -> Tensor:
 
 
 class Intercepting(TorchFunctionMode):
-    """Replaces the top-k of indexers, whose order of equal scores depends on the shape of what it is given.
+    """Replaces the top-k of indexers, whose order of equal scores depends on the shape of what it
+    is given.
 
     And masks by slots, where an indexer takes a slot for a position.
     """
@@ -231,7 +289,8 @@ class Intercepting(TorchFunctionMode):
 
 
 def first_of_best(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
-    """torch.topk over the last dimension, unsorted; of equal scores those of lower indices, as on a GPU.
+    """torch.topk over the last dimension, unsorted; of equal scores those of lower indices, as on a
+    GPU.
 
     Scores are sums of rectified products, so many of them are equal: exactly zero.
     """
@@ -239,14 +298,17 @@ def first_of_best(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
         return scores.topk(k, dim)
     values = scores.topk(k, dim).values
     least = values.amin(-1, keepdim=True)
-    above, equal = scores > least, scores == least
+    above = scores > least
+    equal = scores == least
     kept = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
     indices = kept.nonzero()[:, -1].view(*scores.shape[:-1], k)
     return torch.return_types.topk((scores.gather(-1, indices), indices))
 
 
 def _read(k: Tensor, v: Tensor, chosen: Tensor, whole: bool) -> ops.Segment:
-    """k, v [K,S,D], of which each query reads what it chose [W,S]; without slots that none chose if these are many."""
+    """k, v [K,S,D], of which each query reads what it chose [W,S]; without slots that none chose if
+    these are many.
+    """
     read = chosen.any(0).nonzero()[:, 0]
     if whole or 2 * len(read) > chosen.shape[1]:
         return ops.Segment(k, v, chosen)

@@ -1,6 +1,8 @@
-"""Recurrent layers whose scan is no function of their module: hooks give it to the pass, and put in its outputs.
+"""Recurrent layers whose scan is no function of their module: hooks give it to the pass, and put in
+its outputs.
 
-What the modules compute inline is discarded. Hooks and methods stay, and do nothing outside of a pass.
+What the modules compute inline is discarded. Hooks and methods stay, and do nothing outside of a
+pass.
 """
 
 from __future__ import annotations
@@ -17,9 +19,19 @@ from longdraft.backends.recurrences import Additive
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.errors import InputError
 
-LIGHTNING = ("qkv_proj", "act_fn", "slope_rate", "norm", "out_proj")  # what MiniMax's lightning attention consists of
+LIGHTNING = (
+    "qkv_proj",
+    "act_fn",
+    "slope_rate",
+    "norm",
+    "out_proj",
+)  # what MiniMax's lightning attention consists of
 GRIFFIN = ("conv_1d", "rg_lru")  # and RecurrentGemma's recurrent block
-COMPRESSED = ("v_proj_delayed", "conv_qk_depthwise", "conv_qk_grouped")  # and Zaya's projections to attention
+COMPRESSED = (
+    "v_proj_delayed",
+    "conv_qk_depthwise",
+    "conv_qk_grouped",
+)  # and Zaya's projections to attention
 INLINE = {
     "LightningAttention": LIGHTNING,
     "RecurrentBlock": GRIFFIN,
@@ -53,14 +65,18 @@ def hook(module: Any, running: Running) -> None:
 def _hook_griffin(module: Any, running: Running) -> None:
     rg_lru: Any = type(module.rg_lru)
     if not hasattr(rg_lru, "_rnn_scan"):
-        raise InputError(f"{rg_lru.__name__} has no _rnn_scan in this version of Transformers: use another one")
+        raise InputError(
+            f"{rg_lru.__name__} has no _rnn_scan in this version of Transformers: use another one"
+        )
     if not hasattr(rg_lru._rnn_scan, "of_longdraft"):
         rg_lru._rnn_scan = _in_passes(rg_lru._rnn_scan, running)
     module.conv_1d.register_forward_hook(_convolved(running))
 
 
 def _hook_compressed(module: Any, running: Running) -> None:
-    """Two convolutions of queries and keys, one behind the other, and half of the values from the token before."""
+    """Two convolutions of queries and keys, one behind the other, and half of the values from the
+    token before.
+    """
 
     def keep(first: Any, args: tuple[Tensor]) -> None:
         _inside.mixed = None if running() is None else (first, args[0])
@@ -88,7 +104,9 @@ def _hook_compressed(module: Any, running: Running) -> None:
 
 
 def _hook_lightning(module: Any, running: Running) -> None:
-    """The activation's output is queries, keys and values of each head; the norm reads the scan's outputs."""
+    """The activation's output is queries, keys and values of each head; the norm reads the scan's
+    outputs.
+    """
     slopes: Tensor = module.slope_rate.flatten()
 
     def keep(_: Any, args: Any, output: Tensor) -> None:
@@ -107,11 +125,18 @@ def _hook_lightning(module: Any, running: Running) -> None:
 
 
 def _in_passes(original: Callable[..., Any], running: Running) -> Callable[..., Any]:
-    """An RG-LRU's scan h = a h + x of channels x [B,W,C] with gates a [B,W,C]: heads with one number each."""
+    """An RG-LRU's scan h = a h + x of channels x [B,W,C] with gates a [B,W,C]: heads with one
+    number each.
+    """
 
     @wraps(original)
     def call(
-        module: Any, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, *args: Any, **kwargs: Any
+        module: Any,
+        hidden_states: Tensor,
+        recurrent_gate: Tensor,
+        reset: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if (p := running()) is None:
             return original(module, hidden_states, recurrent_gate, reset, *args, **kwargs)

@@ -1,5 +1,6 @@
-"""What a config says of its layers: some give fields such as the number of key heads by layer, and raise if asked for
-all layers at once."""
+"""What a config says of its layers: some give fields such as the number of key heads by layer, and
+raise if asked for all layers at once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 
 
 def layer_configs(config: Any) -> Sequence[Any]:
-    """A config for each layer, from which every field can be read; the same one where layers do not differ."""
+    """A config for each layer, from which every field can be read; the same one where layers do not
+    differ.
+    """
     return config.per_layer_config if differs(config) else [config] * config.num_hidden_layers
 
 
@@ -18,7 +21,9 @@ def differs(config: Any) -> bool:
 
 
 def values_of(config: Any, name: str) -> list[Any]:
-    """The values of a field, without repeats, in the order of the layers; None for one that is missing."""
+    """The values of a field, without repeats, in the order of the layers; None for one that is
+    missing.
+    """
     values: list[Any] = []
     for c in layer_configs(config):
         if (value := getattr(c, name, None)) not in values:

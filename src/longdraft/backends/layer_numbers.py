@@ -1,4 +1,6 @@
-"""The layer whose keys an attention module computes: some modules are told it in each call (Zamba's shared blocks)."""
+"""The layer whose keys an attention module computes: some modules are told it in each call (Zamba's
+shared blocks).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ import threading
 from typing import Any
 
 ARGUMENT = "layer_idx"  # of the forward of a module that several layers share the weights of
-_running = threading.local()  # its layer: the one that the module which the thread runs was called for
+_running = (
+    threading.local()
+)  # its layer: the one that the module which the thread runs was called for
 
 
 def follow_layers(hf: Any) -> None:
-    """Let `number_of` know the layer of every module of the model that is told it. The hooks stay registered."""
+    """Let `number_of` know the layer of every module of the model that is told it. The hooks stay
+    registered.
+    """
     for module in hf.modules():
         if not hasattr(module, ARGUMENT) or hasattr(module, "follows_layers"):
             continue

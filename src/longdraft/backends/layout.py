@@ -1,4 +1,6 @@
-"""Where a Transformers decoder keeps its layers and its final norm, found by structure: each family names them anew."""
+"""Where a Transformers decoder keeps its layers and its final norm, found by structure: each family
+names them anew.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from longdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Layout:
-    """`body` runs `layers` in order, then `tail`, and returns the state that the model's head reads.
+    """`body` runs `layers` in order, then `tail`, and returns the state that the model's head
+    reads.
 
-    below_head: the names that lead to the outermost module that contains body and not the head. norm: the module of the
-    tail that normalizes, if it has one (a decoder that normalizes after each layer has none). join: what makes one
-    state [B,W,d] of the several streams between layers, or None: of [B,W,N,d] (hyper-connections) a weighted sum, of
-    [N,B,W,d] (AltUp, Gemma 3n) the one that attention and MLP read.
+    below_head: the names that lead to the outermost module that contains body and not the head.
+    norm: the module of the tail that normalizes, if it has one (a decoder that normalizes after
+    each layer has none). join: what makes one state [B,W,d] of the several streams between layers,
+    or None: of [B,W,N,d] (hyper-connections) a weighted sum, of [N,B,W,d] (AltUp, Gemma 3n) the one
+    that attention and MLP read.
     """
 
     body: nn.Module
@@ -37,13 +41,18 @@ class Layout:
 
     @property
     def rotary(self) -> Any:
-        """The module that computes rotations of positions; None: the decoder has none, or one for each layer."""
-        return getattr(self.body, "rotary_emb", None) or getattr(self.body, "pos_emb", None)  # the latter is LFM2-MoE's
+        """The module that computes rotations of positions; None: the decoder has none, or one for
+        each layer.
+        """
+        return getattr(self.body, "rotary_emb", None) or getattr(
+            self.body, "pos_emb", None
+        )  # the latter is LFM2-MoE's
 
     def rotations(self, like: Tensor, position: Tensor, *kind: str) -> Any:
         """Cosines and sines of positions [B,W] of text, in the dtype of `like`.
 
-        Models that read images give each token several positions, mostly three, which are equal in text.
+        Models that read images give each token several positions, mostly three, which are equal in
+        text.
         """
         axes = len(getattr(self.rotary, "mrope_section", None) or ())
         return self.rotary(like, position.expand(axes, -1, -1) if axes else position, *kind)
@@ -57,10 +66,14 @@ def layout_of(hf: Any) -> Layout:
     """Raises InputError for a model without decoder layers."""
     c = hf.config.get_text_config()
     if not c.num_hidden_layers:
-        raise InputError(f"this {c.model_type} has no layers: its config.json is not that of a language model")
+        raise InputError(
+            f"this {c.model_type} has no layers: its config.json is not that of a language model"
+        )
     path, owner, layers = _layers(hf, c.num_hidden_layers)
     if not path:
-        raise InputError(f"{c.model_type}: its decoder is not a separate module, which longdraft needs")
+        raise InputError(
+            f"{c.model_type}: its decoder is not a separate module, which longdraft needs"
+        )
     body = _body(hf, path)
     norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
     project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings
@@ -76,8 +89,8 @@ def _join(owner: nn.Module) -> Callable[[Tensor], Tensor] | None:
 def _layers(hf: Any, count: int) -> tuple[tuple[str, ...], nn.Module, nn.ModuleList]:
     """The path of the module that has the decoder's list of layers, the module, and the list.
 
-    Layers are modules of several parts. Of several lists the decoder's is that of `count` layers; a vision tower's
-    lies elsewhere, as get_decoder tells where it is right.
+    Layers are modules of several parts. Of several lists the decoder's is that of `count` layers; a
+    vision tower's lies elsewhere, as get_decoder tells where it is right.
     """
     decoder = hf.get_decoder()
     inside = [(name, m) for name, m in decoder.named_modules() if _is_list(m)]
@@ -88,7 +101,8 @@ def _layers(hf: Any, count: int) -> tuple[tuple[str, ...], nn.Module, nn.ModuleL
         lists = [(name, m) for name, m in hf.named_modules() if _is_list(m)]
     if not lists:
         raise InputError(
-            f"{hf.config.model_type}: its decoder has no list of layers, which longdraft needs to read hidden states"
+            f"{hf.config.model_type}: its decoder has no list of layers, which longdraft "
+            "needs to read hidden states"
         )
     name, layers = min(lists, key=lambda pair: (len(pair[1]) != count, pair[0].count(".")))
     path = tuple(name.split(".")[:-1])
@@ -97,11 +111,17 @@ def _layers(hf: Any, count: int) -> tuple[tuple[str, ...], nn.Module, nn.ModuleL
 
 
 def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and len(module) > 0 and all(len(list(m.children())) > 1 for m in module)
+    return (
+        isinstance(module, nn.ModuleList)
+        and len(module) > 0
+        and all(len(list(m.children())) > 1 for m in module)
+    )
 
 
 def _body(hf: Any, path: tuple[str, ...]) -> nn.Module:
-    """The decoder by get_decoder, where it contains the layers at `path`; else the model's own part that does."""
+    """The decoder by get_decoder, where it contains the layers at `path`; else the model's own part
+    that does.
+    """
     decoder = hf.get_decoder()
     above = [hf.get_submodule(".".join(path[:n])) for n in range(1, len(path) + 1)]
     return decoder if any(m is decoder for m in above) else above[0]
@@ -116,7 +136,8 @@ def _below_head(hf: Any, path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _final_norm(module: nn.Module) -> nn.Module | None:
-    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their name and follows.
+    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their
+    name and follows.
 
     Gemma 4 defines that of its layers' further inputs last, and the final one as `norm`.
     """

@@ -1,7 +1,8 @@
 """Rotations with one set of factors for short texts and another for long ones (longrope).
 
-Transformers chooses the factors of a pass by its last position, so a text's keys would change when it grows beyond the
-border. Here a row has the same factors from its first token to its last, by the length that its text may reach.
+Transformers chooses the factors of a pass by its last position, so a text's keys would change when
+it grows beyond the border. Here a row has the same factors from its first token to its last, by the
+length that its text may reach.
 """
 
 from __future__ import annotations
@@ -19,27 +20,39 @@ from longdraft.errors import InputError
 
 
 class LongRope:
-    """A row whose text may reach more than `border` tokens has the long factors at all positions; others the short."""
+    """A row whose text may reach more than `border` tokens has the long factors at all positions;
+    others the short.
+    """
 
     def __init__(self, modules: list[Any], border: int):
-        self.border, self._rows = border, threading.local()
+        self.border = border
+        self._rows = threading.local()
         hook = _hook(border, self._rows)
         for module in modules:
             for name, x in module.named_buffers(recurse=False):
-                setattr(module, name, x.clone())  # passes write to them, and a quantized copy of the model shares them
+                setattr(
+                    module, name, x.clone()
+                )  # passes write to them, and a quantized copy of the model shares them
             module.register_forward_hook(hook, with_kwargs=True)
 
     @classmethod
     def of(cls, body: nn.Module) -> LongRope | None:
-        """Of a decoder; None without such rotations. Raises InputError for layers with their own borders."""
+        """Of a decoder; None without such rotations. Raises InputError for layers with their own
+        borders.
+        """
         modules: list[Any] = [m for m in body.modules() if _is_long(m)]
         if not modules:
             return None
         kinds = (modules[0].config.rope_parameters or {}).values()
         by_layer = [r for r in kinds if isinstance(r, dict)] or [modules[0].config.rope_parameters]
-        borders = {r["original_max_position_embeddings"] for r in by_layer if r["rope_type"] == "longrope"}
+        borders = {
+            r["original_max_position_embeddings"] for r in by_layer if r["rope_type"] == "longrope"
+        }
         if len(borders) != 1:
-            raise InputError(f"layers change their rotations at {sorted(borders)} tokens: use a model with one border")
+            raise InputError(
+                f"layers change their rotations at {sorted(borders)} tokens: use a model "
+                "with one border"
+            )
         return cls(modules, borders.pop())
 
     def long(self, cache: KVCache) -> list[bool]:
@@ -47,13 +60,19 @@ class LongRope:
         return (cache.planned > self.border).tolist()
 
     def check(self, cache: KVCache, new: int) -> None:
-        """Raises InputError if `new` more tokens of its rows would take a short one across the border."""
+        """Raises InputError if `new` more tokens of its rows would take a short one across the
+        border.
+        """
         if bool(((cache.length + new > self.border) & (cache.planned <= self.border)).any()):
             text = f"this cache was made for texts of up to {self.border} tokens"
-            raise InputError(f"{text}, where the model's rotation changes: make one with room for the whole text")
+            raise InputError(
+                f"{text}, where the model's rotation changes: make one with room for the whole text"
+            )
 
     def clamp(self, position: Tensor, cache: KVCache) -> Tensor:
-        """position [B,W] of nodes, those of short rows below the border: a node beyond it cannot be committed."""
+        """position [B,W] of nodes, those of short rows below the border: a node beyond it cannot be
+        committed.
+        """
         self.check(cache, 0)
         long = cache.planned > self.border
         return torch.where(long[:, None], position, position.clamp(max=self.border - 1))
@@ -69,7 +88,8 @@ class LongRope:
 
 
 def _hook(border: int, rows: threading.local) -> Any:
-    """A hook that returns the rotations of the pass's rows in place of those that its positions would give.
+    """A hook that returns the rotations of the pass's rows in place of those that its positions
+    would give.
 
     It holds no lock and no model, so that modules with it can be copied.
     """
@@ -80,7 +100,9 @@ def _hook(border: int, rows: threading.local) -> Any:
             return output
         given = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
         position: Tensor = given.pop("position_ids")
-        beyond = torch.cat([position, torch.full_like(position[:, :1], border)], 1)  # the last position decides
+        beyond = torch.cat(
+            [position, torch.full_like(position[:, :1], border)], 1
+        )  # the last position decides
         rotations = _each(lambda r: r[:, :-1], module.forward(position_ids=beyond, **given))
         if all(long):
             return rotations

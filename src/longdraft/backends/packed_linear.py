@@ -20,11 +20,14 @@ SCALES = {8: 2, 4: 4}  # bytes of a group's scale, and of its offset if it has o
 
 
 class PackedLinear(nn.Module):
-    """Computes x W^T + bias with W = packed.dequantized(). The native backend reads the packed weights themselves."""
+    """Computes x W^T + bias with W = packed.dequantized(). The native backend reads the packed
+    weights themselves.
+    """
 
     def __init__(self, packed: Packed, bias: Tensor | None = None):
         super().__init__()
-        self.bits, self._kind = packed.bits, packed.rows(slice(0, 0))
+        self.bits = packed.bits
+        self._kind = packed.rows(slice(0, 0))
         self.out_features, self.in_features = packed.shape
         for name, part in packed.parts.items():
             self.register_parameter(name, nn.Parameter(part, requires_grad=False))
@@ -51,19 +54,28 @@ class PackedLinear(nn.Module):
         return self.packed.dequantized()
 
     def unpack(self, dtype: torch.dtype) -> None:
-        """Keep the weights in this dtype too, for a layer that torch computes in every step: unpacking takes longer."""
+        """Keep the weights in this dtype too, for a layer that torch computes in every step:
+        unpacking takes longer.
+        """
         kept = self._unpacked
         fits = kept is not None and kept.dtype == dtype
-        if kept is None or not fits or (kept.is_inference() and torch.is_grad_enabled()):  # else training cannot use it
+        if (
+            kept is None or not fits or (kept.is_inference() and torch.is_grad_enabled())
+        ):  # else training cannot use it
             self._unpacked = self.weight.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias, kept = None if self.bias is None else self.bias.to(x.dtype), self._unpacked
-        return F.linear(x, self.weight.to(x.dtype) if kept is None or kept.dtype != x.dtype else kept, bias)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        kept = self._unpacked
+        return F.linear(
+            x, self.weight.to(x.dtype) if kept is None or kept.dtype != x.dtype else kept, bias
+        )
 
 
 class EightBitInputs(PackedLinear):
-    """Computes rounded(x) W^T + bias: inputs have 8 bits, and the weights lie in the order of ops/interleaved.py."""
+    """Computes rounded(x) W^T + bias: inputs have 8 bits, and the weights lie in the order of
+    ops/interleaved.py.
+    """
 
     def __init__(self, layer: PackedLinear):
         super().__init__(interleaved.together(layer.packed), layer.bias)
@@ -78,8 +90,14 @@ class EightBitInputs(PackedLinear):
 
 @torch.no_grad()
 def round_inputs(hf: Any) -> int:
-    """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs -> how many do."""
-    layers = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear) and interleaved.fits(m.stored)}
+    """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs ->
+    how many do.
+    """
+    layers = {
+        name: m
+        for name, m in hf.named_modules()
+        if isinstance(m, PackedLinear) and interleaved.fits(m.stored)
+    }
     for name, layer in layers.items():
         if not isinstance(layer, EightBitInputs):
             _replace(hf, name, EightBitInputs(layer))
@@ -109,7 +127,9 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
 
 @torch.no_grad()
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
-    """Put packed weights in place of the linear layers of these names. A tied output matrix becomes a separate one."""
+    """Put packed weights in place of the linear layers of these names. A tied output matrix becomes
+    a separate one.
+    """
     for name, weights in packed:
         old: Any = hf.get_submodule(name)
         _replace(hf, name, PackedLinear(weights, old.bias))
@@ -119,19 +139,26 @@ def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None
 def quantize_linears(hf: Any, kind: str) -> None:
     """Quantize a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
-    Layers that have as few bits already, or whose inputs are no multiple of 32, stay unchanged, as do experts that
-    are kept in one tensor, what expands latents, and linear layers that compute more than a product. One layer after
-    the other, so that memory never holds two whole models. Raises InputError where a model has nothing to quantize.
+    Layers that have as few bits already, or whose inputs are no multiple of 32, stay unchanged, as
+    do experts that are kept in one tensor, what expands latents, and linear layers that compute
+    more than a product. One layer after the other, so that memory never holds two whole models.
+    Raises InputError where a model has nothing to quantize.
     """
     head = hf.get_output_embeddings()
     if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
-        raise InputError(f"no layer of this {hf.config.model_type} can be quantized: use its weights unchanged")
+        raise InputError(
+            f"no layer of this {hf.config.model_type} can be quantized: use its weights unchanged"
+        )
     bits = _finer(hf, kind)
-    replace_linears(hf, ((name, quantized(hf.get_submodule(name).weight, b)) for name, b in bits.items()))
+    replace_linears(
+        hf, ((name, quantized(hf.get_submodule(name).weight, b)) for name, b in bits.items())
+    )
 
 
 def bytes_saved(hf: Any, kind: str) -> float:
-    """How many bytes of weights fewer a step reads after `quantize_linears`; computed from shapes."""
+    """How many bytes of weights fewer a step reads after `quantize_linears`; computed from
+    shapes.
+    """
     layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
     now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
     return now - sum(m.out_features * _row_bytes(m.in_features, bits) for m, bits in layers)
@@ -144,7 +171,8 @@ def _row_bytes(inputs: int, bits: int) -> float:
 
 def _finer(hf: Any, kind: str) -> dict[str, int]:
     """The names of linear layers that have more bits than `kind` gives them, with those bits."""
-    head, matrices = hf.get_output_embeddings(), absorbed_linears(hf)
+    head = hf.get_output_embeddings()
+    matrices = absorbed_linears(hf)
     layers = {name: m for name, m in hf.named_modules() if _can_be_packed(m) and m not in matrices}
     bits = {name: 8 if m is head else BITS[kind] for name, m in layers.items()}
     return {name: b for name, b in bits.items() if getattr(hf.get_submodule(name), "bits", 32) > b}
@@ -158,20 +186,30 @@ def _can_be_packed(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _is_linear(module: nn.Linear) -> bool:
-    """Whether a subclass computes what nn.Linear does: routers of experts return several tensors, for example."""
+    """Whether a subclass computes what nn.Linear does: routers of experts return several tensors,
+    for example.
+    """
     if module.weight.dim() != 2 or module.weight.shape != (module.out_features, module.in_features):
         return False
-    x = torch.linspace(-1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)[None]
+    x = torch.linspace(
+        -1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype
+    )[None]
     try:
         out: Any = type(module).forward(module, x)
     except (RuntimeError, TypeError, ValueError, IndexError):  # it wants other inputs
         return False
     expected = F.linear(x, module.weight, module.bias)
-    return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected, 0.02, 0.02)
+    return (
+        isinstance(out, Tensor)
+        and out.shape == expected.shape
+        and torch.allclose(out, expected, 0.02, 0.02)
+    )
 
 
 def quantized_copy(hf: Any, kind: str) -> Any:
-    """A model with quantized linear layers that shares everything else with hf, which is not changed."""
+    """A model with quantized linear layers that shares everything else with hf, which is not
+    changed.
+    """
     shared = {id(x): x for x in (*hf.parameters(), *hf.buffers())}
     copy = deepcopy(hf, shared)
     quantize_linears(copy, kind)

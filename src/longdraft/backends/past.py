@@ -1,4 +1,6 @@
-"""The part of Transformers' cache protocol that modules call while they compute a pass over a KVCache."""
+"""The part of Transformers' cache protocol that modules call while they compute a pass over a
+KVCache.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,28 @@ from longdraft.errors import InputError
 
 
 class Past:
-    """Belongs to one pass. What modules put into it is of the new nodes alone; what is cached stays in the KVCache.
+    """Belongs to one pass. What modules put into it is of the new nodes alone; what is cached stays
+    in the KVCache.
 
-    Transformers builds no mask from it: for attention functions that it has no masks for, it asks for no sizes.
-    latents {layer}: those whose keys and values are not expanded. states {layer: what such a layer has put in}, which
-    its attention takes out. choice: for modules with indexers.
+    Transformers builds no mask from it: for attention functions that it has no masks for, it asks
+    for no sizes.
+    latents {layer}: those whose keys and values are not expanded. states {layer: what such a layer
+    has put in}, which its attention takes out. choice: for modules with indexers.
     """
 
     def __init__(self, latents: Mapping[int, Latent], choice: Choice | None = None):
-        self.latents, self.states, self.choice = latents, dict[int, tuple[Tensor, Tensor]](), choice
+        self.latents = latents
+        self.states = dict[int, tuple[Tensor, Tensor]]()
+        self.choice = choice
 
-    def update(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """k, v [B,K,W,D] of the new nodes -> what the module continues with: k and v, unless they are latents.
+    def update(
+        self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """k, v [B,K,W,D] of the new nodes -> what the module continues with: k and v, unless they
+        are latents.
 
-        Then it is tensors without numbers, so that the module computes only the shapes of the expanded keys and values,
-        which nothing reads.
+        Then it is tensors without numbers, so that the module computes only the shapes of the
+        expanded keys and values, which nothing reads.
         """
         latent = self.latents.get(layer_idx)
         if latent is None or not latent.fits(k, v):
@@ -41,11 +50,16 @@ class Past:
     def update_indexer(self, k: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
         """Keys [B,W,D] of an indexer for the new nodes -> those of all slots [B,S,D]."""
         if self.choice is None:
-            raise InputError(f"layer {layer_idx} has an indexer, which this backend does not run: use the eager one")
+            raise InputError(
+                f"layer {layer_idx} has an indexer, which this backend does not run: use "
+                "the eager one"
+            )
         return self.choice.keys(layer_idx, k)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Recurrent layers compute every pass as if it were the first one: recurrent_pass.py knows their states."""
+        """Recurrent layers compute every pass as if it were the first one: recurrent_pass.py knows
+        their states.
+        """
 
     get_recurrent_state = get_conv_state
 
@@ -55,7 +69,9 @@ class Past:
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, **_: Any) -> Tensor:
         return conv_states
 
-    def update_recurrent_state(self, recurrent_states: Tensor | None, layer_idx: int, **_: Any) -> None:
+    def update_recurrent_state(
+        self, recurrent_states: Tensor | None, layer_idx: int, **_: Any
+    ) -> None:
         pass
 
     @property
@@ -76,24 +92,40 @@ class _Layers:
     def update_index(self, k: Tensor) -> Tensor:
         """Keys [B,1,W,D] of an indexer for the new nodes -> those of all slots [B,1,S,D]."""
         if self.choice is None:
-            raise InputError(f"layer {self.layer} has an indexer, which this backend does not run: use the eager one")
+            raise InputError(
+                f"layer {self.layer} has an indexer, which this backend does not run: use "
+                "the eager one"
+            )
         return self.choice.block_keys(self.layer, k)
 
 
 class LatentPass:
-    """Another attention pass, which attends to the latents of a layer that has them instead of its expanded heads.
+    """Another attention pass, which attends to the latents of a layer that has them instead of its
+    expanded heads.
 
     past: where modules put latents.
     """
 
     def __init__(self, inner: AttentionPass, past: Past):
-        self.inner, self.past, self.choice, self.calls = inner, past, past.choice, 0
+        self.inner = inner
+        self.past = past
+        self.choice = past.choice
+        self.calls = 0
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        softcap: float | None,
+        sink: Tensor | None,
+        /,
     ) -> Tensor:
         """As AttentionPass.attend; k and v of a layer with latents have no numbers."""
         state = self.past.states.pop(layer, None)
         if state is not None:
-            k, v = torch.cat(state, -1), state[0][..., :0]
+            k = torch.cat(state, -1)
+            v = state[0][..., :0]
         return self.inner.attend(layer, q, k, v, scale, softcap, sink)

@@ -16,20 +16,28 @@ from longdraft.ops.scan import Order, Terms, along, chain
 
 
 class Scan:
-    """A recurrence that has an output for each token; what kernels are given of it says what it computes."""
+    """A recurrence that has an output for each token; what kernels are given of it says what it
+    computes.
+    """
 
     def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
-        """The steps of tokens. queries [T,..]: what outputs depend on besides the states; None: no outputs."""
+        """The steps of tokens. queries [T,..]: what outputs depend on besides the states; None: no
+        outputs.
+        """
         raise NotImplementedError
 
     def along(
         self, state: Tensor | None, inputs: Inputs, queries: Inputs | None, order: Order
     ) -> tuple[Tensor, Tensor]:
-        """As ops.scan.along: outputs in float32 of the last tokens, which have queries, and the kept states."""
+        """As ops.scan.along: outputs in float32 of the last tokens, which have queries, and the
+        kept states.
+        """
         terms = self.terms(inputs, queries)
         if (gpu := ops.scans(terms.k)) is not None:
             return gpu.along(terms, state, order)
-        return (recurrence.along if recurrence.has_kernel(*terms.tensors) else along)(terms, state, order)
+        return (recurrence.along if recurrence.has_kernel(*terms.tensors) else along)(
+            terms, state, order
+        )
 
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
         """As Recurrence.replay: the state after these tokens."""
@@ -66,17 +74,27 @@ class Convolution:
 
 @dataclass(frozen=True)
 class DeltaRule(Scan):
-    """Gated delta rule (Gated DeltaNet; Kimi delta attention, whose gate has a number for each channel of a key).
+    """Gated delta rule (Gated DeltaNet; Kimi delta attention, whose gate has a number for each
+    channel of a key).
 
-    S [H,Dk,Dv] becomes exp(g) S + k (beta (v - k exp(g) S)). inputs: k [T,Hk,Dk], v [T,H,Dv], g [T,H] or [T,H,Dk],
-    beta [T,H]; queries: q [T,Hk,Dk]. normalized: whether keys and queries are divided by their length.
+    S [H,Dk,Dv] becomes exp(g) S + k (beta (v - k exp(g) S)). inputs: k [T,Hk,Dk], v [T,H,Dv], g
+    [T,H] or [T,H,Dk], beta [T,H]; queries: q [T,Hk,Dk]. normalized: whether keys and queries are
+    divided by their length.
     """
 
     normalized: bool
 
     def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
         k, v, g, beta = inputs
-        return Terms(k, v, g, beta, None if queries is None else queries[0], k.shape[2] ** -0.5, self.normalized)
+        return Terms(
+            k,
+            v,
+            g,
+            beta,
+            None if queries is None else queries[0],
+            k.shape[2] ** -0.5,
+            self.normalized,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,8 @@ class Additive(Scan):
 
 @dataclass(frozen=True)
 class StateSpace(Scan):
-    """Mamba's selective scan (Mamba, sec. 3.2; Mamba-2, whose decay A has a number for each head, not channel).
+    """Mamba's selective scan (Mamba, sec. 3.2; Mamba-2, whose decay A has a number for each head,
+    not channel).
 
     inputs: x [T,H,P], dt [T,H], B [T,G,N]; queries: C [T,G,N]. A [H] or [H,N], negative.
     """
@@ -107,7 +126,9 @@ class StateSpace(Scan):
         return Additive().terms((decay, B, x.float() * dt[..., None]), queries)
 
 
-def time_steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float] | None = None) -> Tensor:
+def time_steps(
+    dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float] | None = None
+) -> Tensor:
     """dt [..,H] with its bias [H], as Mamba discretizes with it."""
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     dt = F.softplus(dt) if softplus else dt
@@ -115,8 +136,14 @@ def time_steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[flo
 
 
 def convolved(x: Tensor, taps: Tensor, bias: Any) -> Tensor:
-    """x [..,K,C], the inputs that each output reads, oldest first; taps [C,K] and bias [C] -> [..,C] in float32."""
-    out = torch.zeros_like(x[..., 0, :], dtype=torch.float32) if bias is None else bias.float().expand_as(x[..., 0, :])
+    """x [..,K,C], the inputs that each output reads, oldest first; taps [C,K] and bias [C] ->
+    [..,C] in float32.
+    """
+    out = (
+        torch.zeros_like(x[..., 0, :], dtype=torch.float32)
+        if bias is None
+        else bias.float().expand_as(x[..., 0, :])
+    )
     for i in range(taps.shape[1]):
         out = out + x[..., i, :].float() * taps[:, i].float()
     return out

@@ -1,8 +1,9 @@
-"""Where the recurrent layers of Transformers call a function of their module that longdraft computes in its place.
+"""Where the recurrent layers of Transformers call a function of their module that longdraft
+computes in its place.
 
-The model's own projections, norms and gates stay unchanged. Only the causal convolution and the scan are replaced,
-and only while a pass of longdraft runs in the thread. Final states, where they are asked for, are empty: nothing of
-Transformers keeps them.
+The model's own projections, norms and gates stay unchanged. Only the causal convolution and the
+scan are replaced, and only while a pass of longdraft runs in the thread. Final states, where they
+are asked for, are empty: nothing of Transformers keeps them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query, key [B,W,Hk,Dk], value [B,W,H,Dv], g [B,W,H] or [B,W,H,Dk], beta [B,W,H] -> [B,W,H,Dv]."""
+    """query, key [B,W,Hk,Dk], value [B,W,H,Dv], g [B,W,H] or [B,W,H,Dk], beta [B,W,H] ->
+    [B,W,H,Dv].
+    """
     _check(original, initial_state)
 
     def in_chunks(b: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -89,12 +92,15 @@ def _mamba2(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """hidden_states [B,W,H,P], dt [B,W,H], A [H], B, C [B,W,G,N], D [H] -> [B,W,H,P] in float32."""
     _check(original, initial_states, z)
-    x, dt = hidden_states.float(), time_steps(dt, dt_bias, dt_softplus, dt_limit)
+    x = hidden_states.float()
+    dt = time_steps(dt, dt_bias, dt_softplus, dt_limit)
 
     def in_chunks(b: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
         h, t, k, q = (y[b : b + 1, nodes] for y in (hidden_states, dt, B, C))
         before = None if state is None else state.mT[None]
-        out, after = original(h, t, A, k, q, chunk_size=chunk_size, initial_states=before, return_final_states=True)
+        out, after = original(
+            h, t, A, k, q, chunk_size=chunk_size, initial_states=before, return_final_states=True
+        )
         return out[0], after[0].mT.contiguous()
 
     out = p.scan(StateSpace(A.float()), (hidden_states, dt, B), (C,), in_chunks)
@@ -118,8 +124,10 @@ def _mamba(
     **_: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """hidden_states, dt, z [B,D,W], A [D,N], B, C [B,N,W] -> [B,D,W]."""
-    x, dt = hidden_states.mT, time_steps(dt.mT, delta_bias, delta_softplus)
-    inputs, queries = (x[..., None], dt, B.mT[:, :, None]), (C.mT[:, :, None],)
+    x = hidden_states.mT
+    dt = time_steps(dt.mT, delta_bias, delta_softplus)
+    inputs = (x[..., None], dt, B.mT[:, :, None])
+    queries = (C.mT[:, :, None],)
     out = p.scan(StateSpace(A.float()), inputs, queries)[..., 0].to(x.dtype)
     out = out if D is None else out + x * D
     out = (out if z is None else out * torch.nn.functional.silu(z.mT)).mT
@@ -137,17 +145,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def _check(original: Any, *unknown: Any) -> None:
     if any(x is not None for x in unknown):
-        raise InputError(f"{original.__name__} is given arguments that longdraft does not know: use another model")
+        raise InputError(
+            f"{original.__name__} is given arguments that longdraft does not know: use "
+            "another model"
+        )
 
 
 def has_scans(cls: type) -> bool:
     """Whether longdraft knows the recurrent layers of this class of models, if it has any."""
     names = vars(sys.modules[cls.__module__])
-    return bool(FUNCTIONS.keys() & names.keys()) or any(name.endswith(tuple(INLINE)) for name in names)
+    return bool(FUNCTIONS.keys() & names.keys()) or any(
+        name.endswith(tuple(INLINE)) for name in names
+    )
 
 
 def scans_in(modules: nn.Module) -> dict[nn.Module, set[str]]:
-    """The modules inside that are recurrent layers, and what of FUNCTIONS they call; nothing if they are inline."""
+    """The modules inside that are recurrent layers, and what of FUNCTIONS they call; nothing if
+    they are inline.
+    """
     called = {module: _called(type(module)) for module in modules.modules()}
     return {module: names for module, names in called.items() if names or is_inline(module)}
 
@@ -160,7 +175,9 @@ def _called(cls: type[nn.Module]) -> set[str]:
 
 
 def take_over(layers: nn.Module) -> int:
-    """Let a model's recurrent layers scan in passes of longdraft -> how many do, each at least once."""
+    """Let a model's recurrent layers scan in passes of longdraft -> how many do, each at least
+    once.
+    """
     scans = scans_in(layers)
     for module, names in scans.items():
         if not names:

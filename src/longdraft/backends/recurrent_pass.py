@@ -1,4 +1,6 @@
-"""One forward pass through recurrent layers: every scan runs along the paths of a tree, from the committed states."""
+"""One forward pass through recurrent layers: every scan runs along the paths of a tree, from the
+committed states.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +22,62 @@ LONG = 64  # nodes of a chain that is committed whole from which on it is comput
 CHUNK = 32  # tokens of a chunk; the inputs of the last one or two are kept
 
 InChunks = Callable[[int, slice, Tensor | None], tuple[Tensor, Tensor]]
-"""(row, nodes of a chain, state before) -> outputs [T,..] and the state after: the model's own form for prompts."""
+"""(row, nodes of a chain, state before) -> outputs [T,..] and the state after.
+
+The model's own form for prompts.
+"""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens that follow each other, after those of segment `after` (-1: after the settled states)."""
+    """Tokens that follow each other, after those of segment `after` (-1: after the settled
+    states).
+    """
 
     after: int
-    tokens: list[int]  # numbers of tokens: slots that are committed but not settled come first, then nodes
+    tokens: list[
+        int
+    ]  # numbers of tokens: slots that are committed but not settled come first, then nodes
 
 
 class RowPlan:
     """What a pass computes of one row: the new nodes, and before them what no state contains yet.
 
-    known: tokens whose inputs are in the cache: committed slots that are not settled, and earlier nodes. whole: whether
-    all tokens follow each other. long: how many nodes of a long pass leave no inputs behind: only nodes that are
-    committed whatever is computed, because others are replayed from their inputs. stops: after how many slots the pass
-    settles states, which it computes on the way. tip: whether it keeps the states that it ends with too. kept: the
-    tokens after which states are kept, those of stops first. appended: see Rewinding.
+    known: tokens whose inputs are in the cache: committed slots that are not settled, and earlier
+    nodes. whole: whether all tokens follow each other. long: how many nodes of a long pass leave no
+    inputs behind: only nodes that are committed whatever is computed, because others are replayed
+    from their inputs. stops: after how many slots the pass settles states, which it computes on the
+    way. tip: whether it keeps the states that it ends with too. kept: the tokens after which states
+    are kept, those of stops first. appended: see Rewinding.
     """
 
-    def __init__(self, states: RowStates, length: int, parent: list[int], start: int, appended: int = 0):
-        self.states, self.begin = states, length + start
+    def __init__(
+        self, states: RowStates, length: int, parent: list[int], start: int, appended: int = 0
+    ):
+        self.states = states
+        self.begin = length + start
         early = length - states.position
         self.known = early + start
-        self.parent = [*range(-1, early - 1), *(p if p == PAD else early + p for p in parent)]  # a root's is -1
+        self.parent = [
+            *range(-1, early - 1),
+            *(p if p == PAD else early + p for p in parent),
+        ]  # a root's is -1
         self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
         size = len(parent) - start
         lasts = self.whole and not self.known and states.floor is None and size == appended
         self.long = (size - CHUNK) // CHUNK * CHUNK if lasts and size >= LONG else 0
         self.stops = states.stops(length)
-        # Writing a state costs as much as many tokens: that after the last one only where it is likely to be committed.
+        # Writing a state costs as much as many tokens: that after the last one only where it is
+        # likely to be committed.
         lasting = size > FEW or (size == 1 and not self.stops)
         self.tip = self.whole and not start and states.floor is None and lasting
-        self.kept = (*(n - states.position - 1 for n in self.stops), *[len(self.parent) - 1] * self.tip)
-        self.segments = [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
+        self.kept = (
+            *(n - states.position - 1 for n in self.stops),
+            *[len(self.parent) - 1] * self.tip,
+        )
+        self.segments = (
+            [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
+        )
         self.states.open(self.begin, self.begin + size, self.long)
         self._order: Order | None = None
         self._windows: dict[int, Tensor] = {}
@@ -63,7 +85,8 @@ class RowPlan:
     def order(self, device: torch.device) -> Order:
         """The steps of a scan."""
         if self._order is None:
-            count, segments = len(self.parent), [(s.after, s.tokens) for s in self.segments]
+            count = len(self.parent)
+            segments = [(s.after, s.tokens) for s in self.segments]
             if self.whole:
                 self._order = chain(count, device, self.kept)
             else:
@@ -71,7 +94,9 @@ class RowPlan:
         return self._order
 
     def windows(self, size: int, device: torch.device) -> Tensor:
-        """[W,size]: for each new node, where the inputs that it reads lie behind size-1 inputs of settled tokens."""
+        """[W,size]: for each new node, where the inputs that it reads lie behind size-1 inputs of
+        settled tokens.
+        """
         if size not in self._windows:
             if self.whole:
                 table = torch.arange(self.known, len(self.parent))[:, None] + torch.arange(size)
@@ -81,7 +106,9 @@ class RowPlan:
         return self._windows[size]
 
     def _branches(self) -> list[Segment]:
-        """The tokens on paths to new nodes: a segment ends where several begin, and follows the one it grows from."""
+        """The tokens on paths to new nodes: a segment ends where several begin, and follows the one
+        it grows from.
+        """
         real = [p != PAD for p in self.parent]
         needed = [real[i] and (i >= self.known or i in self.kept) for i in range(len(real))]
         for i in reversed(range(len(real))):
@@ -91,7 +118,8 @@ class RowPlan:
         for i, p in enumerate(self.parent):
             if needed[i]:
                 children.setdefault(p, []).append(i)
-        segments, open_ = list[Segment](), [(-1, i) for i in reversed(children.get(-1, []))]
+        segments = list[Segment]()
+        open_ = [(-1, i) for i in reversed(children.get(-1, []))]
         while open_:  # depth first, so that few states are kept for later branches
             after, i = open_.pop()
             tokens = [i]
@@ -103,14 +131,17 @@ class RowPlan:
 
 
 class RecurrentPass:
-    """A pass over nodes [start, size) of a tree. Its scans are numbered in the order in which the model calls them.
+    """A pass over nodes [start, size) of a tree. Its scans are numbered in the order in which the
+    model calls them.
 
     Nodes of padding have outputs of zero. calls: how many scans there were.
     """
 
     def __init__(self, tree: Tree, cache: KVCache, start: int):
-        self.cache, self.calls = cache, 0
-        lengths, self.rows = cache.length.tolist(), list[RowPlan]()
+        self.cache = cache
+        self.calls = 0
+        lengths = cache.length.tolist()
+        self.rows = list[RowPlan]()
         for b, (n, parent) in enumerate(zip(lengths, tree.parent.tolist(), strict=True)):
             states = cache.states(b)
             (states.settle if cache.appended >= LONG else states.adopt)(n, cache.recurrences)
@@ -122,19 +153,34 @@ class RecurrentPass:
         self.calls += 1
         return self.calls - 1
 
-    def scan(self, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None = None) -> Tensor:
+    def scan(
+        self, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None = None
+    ) -> Tensor:
         """Outputs [B,W,..] in float32 of the new nodes, whose inputs and queries are [B,W,..]."""
         number = self._next()
         self.cache.recurrences[number] = scan
         return torch.stack(
             [
-                self._row(b, number, scan, tuple(x[b] for x in inputs), tuple(x[b] for x in queries), in_chunks)
+                self._row(
+                    b,
+                    number,
+                    scan,
+                    tuple(x[b] for x in inputs),
+                    tuple(x[b] for x in queries),
+                    in_chunks,
+                )
                 for b in range(len(self.rows))
             ]
         )
 
     def _row(
-        self, b: int, number: int, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None
+        self,
+        b: int,
+        number: int,
+        scan: Scan,
+        inputs: Inputs,
+        queries: Inputs,
+        in_chunks: InChunks | None,
     ) -> Tensor:
         row = self.rows[b]
         settled = row.states.states.get(number)
@@ -143,19 +189,30 @@ class RecurrentPass:
             return self._long(b, number, scan, inputs, queries, in_chunks)
         everything = row.states.inputs(number, row.states.position, row.begin + len(inputs[0]))
         out, kept = scan.along(settled, everything, queries, row.order(everything[0].device))
-        self._kept[b][number] = list(kept) if len(kept) == 1 else [x.clone() for x in kept]  # none holds another one
+        self._kept[b][number] = (
+            list(kept) if len(kept) == 1 else [x.clone() for x in kept]
+        )  # none holds another one
         return out
 
     def _long(
-        self, b: int, number: int, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None
+        self,
+        b: int,
+        number: int,
+        scan: Scan,
+        inputs: Inputs,
+        queries: Inputs,
+        in_chunks: InChunks | None,
     ) -> Tensor:
-        """A long chain in two parts; the inputs of the second are kept, so that the row can be shortened."""
+        """A long chain in two parts; the inputs of the second are kept, so that the row can be
+        shortened.
+        """
         row = self.rows[b]
 
         def in_order(_: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
             return scan.run(state, _of(inputs, nodes), _of(queries, nodes))
 
-        # The kernel of CPUs is several times faster than the model's own form, and has the order of decoding.
+        # The kernel of CPUs is several times faster than the model's own form, and has the order of
+        # decoding.
         compute = in_order if in_chunks is None or recurrence.has_kernel(*inputs) else in_chunks
         first, state = compute(b, slice(0, row.long), row.states.states.get(number))
         self._before[b][number] = state
@@ -164,8 +221,11 @@ class RecurrentPass:
         return torch.cat([first.float(), second.float()])
 
     def convolve(self, x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
-        """Causal convolutions of channels x [B,C,W] with taps [C,K] along the paths -> [B,C,W] in the dtype of x."""
-        size, gpu = taps.shape[1], ops.scans(x)
+        """Causal convolutions of channels x [B,C,W] with taps [C,K] along the paths -> [B,C,W] in
+        the dtype of x.
+        """
+        size = taps.shape[1]
+        gpu = ops.scans(x)
         if gpu is None:
             return convolved(self.windows(x.mT, size), taps, bias).to(x.dtype).mT
         rows = zip(self.rows, self._left(x.mT, size), strict=True)
@@ -173,7 +233,8 @@ class RecurrentPass:
         return torch.stack([gpu.convolve(*given, taps, bias).to(x.dtype).mT for given in read])
 
     def windows(self, x: Tensor, size: int) -> Tensor:
-        """x [B,W,C] of each node and of the `size` - 1 tokens before it on its path, oldest first -> [B,W,size,C].
+        """x [B,W,C] of each node and of the `size` - 1 tokens before it on its path, oldest first
+        -> [B,W,size,C].
 
         Zeros before the first token.
         """
@@ -181,12 +242,19 @@ class RecurrentPass:
         for row, (left, new) in zip(self.rows, self._left(x, size), strict=True):
             source = torch.cat([left, new])
             in_order = row.whole  # then windows overlap in memory, and nothing is copied
-            rows.append(source[row.known :].unfold(0, size, 1).mT if in_order else source[row.windows(size, x.device)])
+            rows.append(
+                source[row.known :].unfold(0, size, 1).mT
+                if in_order
+                else source[row.windows(size, x.device)]
+            )
         return torch.stack(rows)
 
     def _left(self, x: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """For each row, the size-1 inputs before its settled tokens' end, and those of all tokens of the pass."""
-        number, kind = self._next(), Convolution(size)
+        """For each row, the size-1 inputs before its settled tokens' end, and those of all tokens
+        of the pass.
+        """
+        number = self._next()
+        kind = Convolution(size)
         self.cache.recurrences[number] = kind
         return [self._row_left(b, number, kind, x[b]) for b in range(len(self.rows))]
 
@@ -199,23 +267,33 @@ class RecurrentPass:
             self._before[b][number] = kind.replay(settled, (x[: row.long],))
         else:
             (everything,) = row.states.inputs(number, row.states.position, row.begin + len(x))
-        self._kept[b][number] = [kind.replay(settled, (everything[: last + 1],)) for last in row.kept]
+        self._kept[b][number] = [
+            kind.replay(settled, (everything[: last + 1],)) for last in row.kept
+        ]
         return kind.before(settled, everything), everything
 
     def finish(self) -> None:
-        """Settle the states that were computed on the way, and keep what the latest chain ended with: that is the row's
-        state if all of it is committed. A pass through some of the layers settles nothing.
+        """Settle the states that were computed on the way, and keep what the latest chain ended
+        with: that is the row's state if all of it is committed. A pass through some of the layers
+        settles nothing.
         """
         for row, kept, before in zip(self.rows, self._kept, self._before, strict=True):
-            complete, end = len(kept) == len(self.cache.recurrences), row.begin + len(row.parent) - row.known
+            complete = len(kept) == len(self.cache.recurrences)
+            end = row.begin + len(row.parent) - row.known
             for i, stop in enumerate(row.stops if complete else ()):
                 row.states.advance(stop, {n: states[i] for n, states in kept.items()})
-            row.states.tip = (end, {n: s[-1] for n, s in kept.items()}) if row.tip and complete else None
-            row.states.before_tip = (row.begin + row.long, before) if row.long and complete else None
+            row.states.tip = (
+                (end, {n: s[-1] for n, s in kept.items()}) if row.tip and complete else None
+            )
+            row.states.before_tip = (
+                (row.begin + row.long, before) if row.long and complete else None
+            )
 
 
 def _windows(row: RowPlan, size: int) -> list[list[int]]:
-    """For each new node, where the inputs that it reads lie behind size-1 inputs of settled tokens."""
+    """For each new node, where the inputs that it reads lie behind size-1 inputs of settled
+    tokens.
+    """
     windows = list[list[int]]()
     for i in range(row.known, len(row.parent)):
         path = [i] if row.parent[i] == PAD else []

@@ -1,4 +1,6 @@
-"""Which keys a layer sees that does not have full attention: those from a first position up to the node's own."""
+"""Which keys a layer sees that does not have full attention: those from a first position up to the
+node's own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ CHUNKED = "chunked_attention"
 
 
 class Span(Protocol):
-    """A node at position p sees the keys of its ancestors at positions [low(p), p]; `low` never decreases.
+    """A node at position p sees the keys of its ancestors at positions [low(p), p]; `low` never
+    decreases.
 
     size: the maximum number of keys that a node sees.
     """
@@ -46,4 +49,7 @@ class Chunk:
 def spans_of(config: Any, windows: dict[int, int]) -> dict[int, Span]:
     """{layer: span} of the layers without full attention. windows: the size of each one's."""
     types = getattr(config.get_text_config(), "layer_types", None) or {}
-    return {i: Chunk(size) if types and types[i] == CHUNKED else Window(size) for i, size in windows.items()}
+    return {
+        i: Chunk(size) if types and types[i] == CHUNKED else Window(size)
+        for i, size in windows.items()
+    }

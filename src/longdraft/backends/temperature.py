@@ -1,7 +1,9 @@
-"""Attention temperatures that depend on a node's position, of modules that count positions by their own cache.
+"""Attention temperatures that depend on a node's position, of modules that count positions by their
+own cache.
 
-Llama 4 multiplies the queries of layers without rotations by a scale that grows with the position. Its modules read the
-position from Transformers' cache; a pass has none, so they would count from 0 in each.
+Llama 4 multiplies the queries of layers without rotations by a scale that grows with the position.
+Its modules read the position from Transformers' cache; a pass has none, so they would count from 0
+in each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _inside = threading.local()  # position [B,W] of the nodes of the pass that the 
 
 
 class OutsidePasses:
-    """Takes the place of a module's flag: true, except in a thread that runs a pass, whose queries `tempered` scales.
+    """Takes the place of a module's flag: true, except in a thread that runs a pass, whose queries
+    `tempered` scales.
 
     So Transformers' own passes of the same module stay right.
     """
@@ -48,9 +51,14 @@ def at_positions(position: Tensor) -> Generator[None]:
 
 
 def tempered(module: Any, query: Tensor) -> Tensor:
-    """query [B,H,W,D] of a layer, scaled by its nodes' positions if the layer's module would do so."""
+    """query [B,H,W,D] of a layer, scaled by its nodes' positions if the layer's module would do
+    so.
+    """
     if not isinstance(getattr(module, "attn_temperature_tuning", None), OutsidePasses):
         return query
     position: Tensor = _inside.position
-    scale = torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+    scale = (
+        torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale
+        + 1.0
+    )
     return (query * scale[:, None, :, None]).to(query.dtype)

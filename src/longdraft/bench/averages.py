@@ -7,12 +7,18 @@ from statistics import fmean, stdev
 FEWEST = 5  # windows that a clustered error needs
 
 
-def mean_and_errors(windows: list[list[float]] | list[list[int]]) -> tuple[float, float | None, float | None]:
-    """Mean of all values, its standard error, and that error clustered by window; None if there are too few."""
+def mean_and_errors(
+    windows: list[list[float]] | list[list[int]],
+) -> tuple[float, float | None, float | None]:
+    """Mean of all values, its standard error, and that error clustered by window; None if there are
+    too few.
+    """
     values = [x for w in windows for x in w]
     if not values:
         return 0.0, None, None
-    mean, n, W = fmean(values), len(values), len(windows)
+    mean = fmean(values)
+    n = len(values)
+    W = len(windows)
     simple = stdev(values) / n**0.5 if n > 1 else None
     sums = [sum(x - mean for x in w) for w in windows]
     clustered = (W / (W - 1) * sum(s * s for s in sums)) ** 0.5 / n if W >= FEWEST else None

@@ -1,4 +1,6 @@
-"""The fields that tables and plots read of a record, so that a record from elsewhere is refused in one line."""
+"""The fields that tables and plots read of a record, so that a record from elsewhere is refused in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Shares = list[Annotated[float, Field(ge=0, le=1)]]
 
 
 class _Fields(BaseModel):
-    """A record may have more fields than these. Numbers are finite, and of the type that is stated."""
+    """A record may have more fields than these. Numbers are finite, and of the type that is
+    stated.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -59,7 +63,9 @@ class Run(Named):
 
 
 class Options(_Fields):
-    """A method's options that limit how many keys its drafts read; the last two are names in older records."""
+    """A method's options that limit how many keys its drafts read; the last two are names in older
+    records.
+    """
 
     budget: NotNegative | None = None
     keep_ratio: NotNegative | None = None
@@ -110,7 +116,11 @@ class Speed(Sampled):
             raise ValueError("new_tokens of several rows is not a list")
         for field, names, kind in (
             ("distinct_1", ("distinct_1", "distinct_2", "distinct_4"), float),
-            ("bandwidth_share", ("bandwidth_share", "bandwidth_gb_s", "bytes_per_step"), (int, float)),
+            (
+                "bandwidth_share",
+                ("bandwidth_share", "bandwidth_gb_s", "bytes_per_step"),
+                (int, float),
+            ),
             ("peer", ("peer_version",), str),
         ):
             there = self.peer is not None if field == "peer" else field in more
@@ -157,7 +167,10 @@ class Anchored(Sampled):
 
     @model_validator(mode="after")
     def _warm(self) -> Anchored:
-        if not any(isinstance((self.model_extra or {}).get(name), int) for name in ("warmup_rounds", "settle")):
+        if not any(
+            isinstance((self.model_extra or {}).get(name), int)
+            for name in ("warmup_rounds", "settle")
+        ):
             raise ValueError("there is no warmup_rounds")
         return self
 

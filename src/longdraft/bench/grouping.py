@@ -1,4 +1,6 @@
-"""Records grouped as tables and plots show them: what was measured under different settings never stands together."""
+"""Records grouped as tables and plots show them: what was measured under different settings never
+stands together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from longdraft.engine.measure import completed, speedups
 
 Record = dict[str, Any]
 # Records that differ in one of these fields never share a table.
-SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "activations", "dtype", "device", "threads")
+SETTING = (
+    "model",
+    "weights_sha256",
+    "rope",
+    "weights",
+    "kv",
+    "activations",
+    "dtype",
+    "device",
+    "threads",
+)
 SETTING += (
     "text_name",
     "text_sha256",
@@ -30,13 +42,17 @@ SETTING += (
 
 
 def numbered(records: list[Record]) -> list[Record]:
-    """Copies with the field `record`, which counts from 1, the rates of `completed` and today's names."""
+    """Copies with the field `record`, which counts from 1, the rates of `completed` and today's
+    names.
+    """
     entries = [r | {"record": i} for i, r in enumerate(records, 1)]
     return completed([r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in entries])
 
 
 def grouped(records: list[Record], *more: str, without: tuple[str, ...] = ()) -> list[list[Record]]:
-    """Records grouped by setting but for `without`, and by the fields `more`, in order of first appearance."""
+    """Records grouped by setting but for `without`, and by the fields `more`, in order of first
+    appearance.
+    """
     groups: dict[tuple, list[Record]] = {}
     names = [name for name in (*SETTING, *more) if name not in without]
     for r in records:
@@ -45,7 +61,9 @@ def grouped(records: list[Record], *more: str, without: tuple[str, ...] = ()) ->
 
 
 def cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
-    """(context, label, records) with ascending contexts and methods in order of first appearance."""
+    """(context, label, records) with ascending contexts and methods in order of first
+    appearance.
+    """
     labels = list(dict.fromkeys(r["label"] for r in records))
     for context in sorted({r["context"] for r in records}):
         for label in labels:
@@ -55,15 +73,21 @@ def cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
 
 
 def by_instance(records: list[Record]) -> dict[tuple, list[Record]]:
-    """A suite's records of each turn of each instance, by run too, since they are compared within one."""
+    """A suite's records of each turn of each instance, by run too, since they are compared within
+    one.
+    """
     groups: dict[tuple, list[Record]] = {}
     for r in records:
-        groups.setdefault(tuple(r[name] for name in ("run", "kind", "instance", "context", "turn")), []).append(r)
+        groups.setdefault(
+            tuple(r[name] for name in ("run", "kind", "instance", "context", "turn")), []
+        ).append(r)
     return groups
 
 
 def ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:
-    """A speedup (measure.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
+    """A speedup (measure.SPEEDUPS) of each record over plain decoding's median in the same run and
+    context.
+    """
     plains: dict[tuple, list[Record]] = {}
     for p in everything:
         if p["method"] == "plain":
@@ -77,7 +101,12 @@ def by_peer(record: Record) -> bool:
     return "peer" in record or record["method"].startswith("hf-")
 
 
-STEP_PARTS = {"plain", "draft at 7%", "verify 8 rows, scores kept", "choose and copy 7%"}  # what these are made of
+STEP_PARTS = {
+    "plain",
+    "draft at 7%",
+    "verify 8 rows, scores kept",
+    "choose and copy 7%",
+}  # what these are made of
 
 
 def step_parts(ms: dict[str, float]) -> dict[str, float]:

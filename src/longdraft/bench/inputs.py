@@ -1,4 +1,6 @@
-"""The texts of a benchmark: held-out code, a held-out book, files of the user, or random tokens to measure cost."""
+"""The texts of a benchmark: held-out code, a held-out book, files of the user, or random tokens to
+measure cost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around a piece of text when a model is asked about it: tokens of its chat template, the question."""
+    """What stands around a piece of text when a model is asked about it: tokens of its chat
+    template, the question.
+    """
 
     before: list[int]
     after: list[int]
@@ -31,7 +35,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Text:
-    """The tokens of a named text; sha256 is the hash of its UTF-8 bytes. frame: what each prompt has around them."""
+    """The tokens of a named text; sha256 is the hash of its UTF-8 bytes. frame: what each prompt
+    has around them.
+    """
 
     name: str
     tokens: list[int]
@@ -40,7 +46,9 @@ class Text:
 
     @property
     def ends(self) -> bool:
-        """Whether an end token ends the output: that of a question's answer, but of no text that goes on."""
+        """Whether an end token ends the output: that of a question's answer, but of no text that
+        goes on.
+        """
         return self.frame is not None
 
     def fields(self) -> dict[str, Any]:
@@ -48,17 +56,22 @@ class Text:
         return {"question": self.frame.question} if self.frame else {}
 
     def prompts(self, context: int, batch: int) -> list[list[int]]:
-        """`batch` prompts of `context` tokens that start at evenly spread positions. Raises InputError."""
+        """`batch` prompts of `context` tokens that start at evenly spread positions. Raises
+        InputError.
+        """
         if self.frame is not None:
             room = context - len(self.frame.before) - len(self.frame.after)
             if room < 1:
-                raise InputError(f"a prompt of {context} tokens has no room for text: give a longer --context")
+                raise InputError(
+                    f"a prompt of {context} tokens has no room for text: give a longer --context"
+                )
             pieces = replace(self, frame=None).prompts(room, batch)
             return [self.frame.before + piece + self.frame.after for piece in pieces]
         spare = len(self.tokens) - context
         if spare < 0 or (batch > 1 and spare < batch - 1):
             raise InputError(
-                f"the text {self.name} has {len(self.tokens)} tokens, too few for {batch} prompt(s) of {context}:"
+                f"the text {self.name} has {len(self.tokens)} tokens, too few for {batch} "
+                f"prompt(s) of {context}:"
                 " give a longer text or a shorter --context"
             )
         starts = [spare * b // max(batch - 1, 1) for b in range(batch)]
@@ -70,7 +83,9 @@ def read(path: Path) -> str:
     try:
         text = read_bytes(path).decode("utf-8")
     except OSError as error:
-        raise InputError(f"cannot read the prompt file {path} ({error.strerror}): give a UTF-8 text file") from None
+        raise InputError(
+            f"cannot read the prompt file {path} ({error.strerror}): give a UTF-8 text file"
+        ) from None
     except UnicodeDecodeError:
         raise InputError(f"the prompt file {path} is not UTF-8: give a UTF-8 text file") from None
     if not text.strip():
@@ -90,7 +105,8 @@ def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
 
 
 def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:
-    """The texts, each prompt of which asks the model this question about a piece, in its chat template.
+    """The texts, each prompt of which asks the model this question about a piece, in its chat
+    template.
 
     Raises InputError for a model without a template, and for one that changes what a message says.
     """
@@ -101,7 +117,10 @@ def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:
     before, here, after = whole.rpartition(f"x{asked}")
     if not here:
         raise InputError("the model's chat template changes messages: leave --ask out")
-    first, last = (token_ids(tokenizer, text, True, add_special_tokens=False) for text in (before, asked + after))
+    first, last = (
+        token_ids(tokenizer, text, True, add_special_tokens=False)
+        for text in (before, asked + after)
+    )
     frame = Frame(first, last, question)
     return [replace(t, frame=frame) for t in texts]
 
@@ -118,20 +137,26 @@ def random_text(size: int, vocab: int, seed: int) -> Text:
 
 
 def held_out_files() -> list[Path]:
-    """Files of the standard library that the bundled models were not trained on, as far as this Python has them."""
+    """Files of the standard library that the bundled models were not trained on, as far as this
+    Python has them.
+    """
     try:
         patterns = json.loads((BUNDLED / "holdout.json").read_text(encoding="utf-8"))["patterns"]
     except (OSError, ValueError, KeyError):
-        raise InputError("the bundled model's holdout.json is missing: reinstall longdraft") from None
+        raise InputError(
+            "the bundled model's holdout.json is missing: reinstall longdraft"
+        ) from None
     root = Path(sysconfig.get_path("stdlib"))
     files = [root / p.removeprefix("stdlib/") for p in patterns if p.startswith("stdlib/")]
     return [f for f in files if f.is_file()]
 
 
 def stdlib_prompt(tokenizer: Any, tokens: int) -> tuple[list[int], list[str]]:
-    """A prompt of exactly `tokens` tokens of the standard library's code -> (token ids, names of its files).
+    """A prompt of exactly `tokens` tokens of the standard library's code -> (token ids, names of
+    its files).
 
-    Held-out files come first, smaller files before larger ones; the last is cut. Raises InputError if all are short.
+    Held-out files come first, smaller files before larger ones; the last is cut. Raises InputError
+    if all are short.
     """
     held_out = held_out_files()
     files = {*held_out, *Path(sysconfig.get_path("stdlib")).glob("*.py")}
@@ -146,4 +171,7 @@ def stdlib_prompt(tokenizer: Any, tokens: int) -> tuple[list[int], list[str]]:
         ids += token_ids(tokenizer, f"# {path.name}\n{text}\n\n", add_special_tokens=False)
         if len(ids) >= tokens:
             return ids[:tokens], names
-    raise InputError(f"this Python's standard library has {len(ids)} tokens, not {tokens}: give a shorter context")
+    raise InputError(
+        f"this Python's standard library has {len(ids)} tokens, not {tokens}: give a "
+        "shorter context"
+    )

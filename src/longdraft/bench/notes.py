@@ -12,10 +12,14 @@ LOOPS = 0.6  # with a smaller share of distinct 3-grams, an output counts as rep
 def speed_notes(records: list[Record]) -> list[str]:
     """What the numbers of a table of speeds rest on."""
     notes = inexact(records)
-    contexts = {c: [r for r in records if r["context"] == c] for c in sorted({r["context"] for r in records})}
+    contexts = {
+        c: [r for r in records if r["context"] == c]
+        for c in sorted({r["context"] for r in records})
+    }
     for about in (_stock, _peers, _bandwidth, _loops, _distinct):
         by_context = {
-            context: about(same, [r for r in same if r["method"] == "plain"]) for context, same in contexts.items()
+            context: about(same, [r for r in same if r["method"] == "plain"])
+            for context, same in contexts.items()
         }
         notes += [f"At {context} {note}" for context, note in by_context.items() if note]
     return [*notes, *origin(records)]
@@ -23,12 +27,18 @@ def speed_notes(records: list[Record]) -> list[str]:
 
 def inexact(records: list[Record]) -> list[str]:
     """A note on equality where it is not promised."""
-    if all(r.get("exact", r["native"]) for r in records):  # older records say only `native`, which means the same
+    if all(
+        r.get("exact", r["native"]) for r in records
+    ):  # older records say only `native`, which means the same
         return []
-    return ["This backend is not bit-exact: equality is not guaranteed, since ties can be decided differently."]
+    return [
+        "This backend is not bit-exact: equality is not guaranteed, since ties can be "
+        "decided differently."
+    ]
 
 
-# Each of these makes a note on the records of one context, of which `plain` are plain decoding's; "" if there is none.
+# Each of these makes a note on the records of one context, of which `plain` are plain decoding's;
+# "" if there is none.
 
 
 def _stock(records: list[Record], plain: list[Record]) -> str:
@@ -42,25 +52,41 @@ def _stock(records: list[Record], plain: list[Record]) -> str:
     speed, best = max((median(speeds), name) for name, speeds in stock.items())
     if not speed:
         return ""
-    return f"plain decoding is {median(r['tokens_per_s'] for r in plain) / speed:.2f}x as fast as {best}."
+    return (
+        f"plain decoding is {median(r['tokens_per_s'] for r in plain) / speed:.2f}x as fast as "
+        f"{best}."
+    )
 
 
 def _peers(records: list[Record], plain: list[Record]) -> str:
-    """For each other engine, how the best of ours, plain decoding and the prefill compare with it."""
+    """For each other engine, how the best of ours, plain decoding and the prefill compare with
+    it.
+    """
     parts = []
     ours = [r for r in records if "peer" not in r and not r["method"].startswith("hf-")]
     for name in dict.fromkeys(r["peer"] for r in records if r["method"] == r.get("peer")):
         theirs = [r for r in records if r["method"] == name]
         speed, best = _fastest(theirs)
-        alone, _ = _fastest([r for r in theirs if r.get("options", {}).get("speculation") == "none"])
+        alone, _ = _fastest(
+            [r for r in theirs if r.get("options", {}).get("speculation") == "none"]
+        )
         prefill = min(r["prefill_s"] for r in theirs)
         if not ours or not plain or not speed:
             continue
         top, label = _fastest(ours)
-        part = f"the fastest of ours ({label}) is {top / speed:.2f}x as fast as {best} ({theirs[0]['peer_version']})"
-        part += f"; plain decoding {_fastest(plain)[0] / alone:.2f}x as fast as its plain decoding" if alone else ""
+        part = (
+            f"the fastest of ours ({label}) is {top / speed:.2f}x as fast as {best} "
+            f"({theirs[0]['peer_version']})"
+        )
+        part += (
+            f"; plain decoding {_fastest(plain)[0] / alone:.2f}x as fast as its plain decoding"
+            if alone
+            else ""
+        )
         own = median(r["prefill_s"] for r in plain)
-        parts.append(f"{part}; the prefill {prefill / own:.2f}x as fast as its own" if own else part)
+        parts.append(
+            f"{part}; the prefill {prefill / own:.2f}x as fast as its own" if own else part
+        )
     return "; and ".join(parts) + "." if parts else ""
 
 
@@ -84,13 +110,21 @@ def _bandwidth(records: list[Record], plain: list[Record]) -> str:
 def _loops(records: list[Record], plain: list[Record]) -> str:
     """Repetitive output is easy to draft, so acceptance measured on it proves nothing."""
     share = median(r["distinct_3"] for r in plain) if plain and "oracle" not in records[0] else 1.0
-    return f"only {share:.0%} of the output's 3-grams are distinct: it is repetitive." if share < LOOPS else ""
+    return (
+        f"only {share:.0%} of the output's 3-grams are distinct: it is repetitive."
+        if share < LOOPS
+        else ""
+    )
 
 
 def _distinct(records: list[Record], plain: list[Record]) -> str:
     """Distinct-1 to Distinct-4 of plain decoding's output, TokenSwift's measure of repetition."""
     known = [r for r in plain if "distinct_1" in r]
-    shares = " ".join(f"{median(r[f'distinct_{n}'] for r in known):.2f}" for n in range(1, 5)) if known else ""
+    shares = (
+        " ".join(f"{median(r[f'distinct_{n}'] for r in known):.2f}" for n in range(1, 5))
+        if known
+        else ""
+    )
     return f"Distinct-1 to Distinct-4 of the output: {shares}." if known else ""
 
 
@@ -101,7 +135,12 @@ def origin(records: list[Record]) -> list[str]:
         code = (r["git_sha"] or "no checkout")[:12] + (" with changes" if r["git_dirty"] else "")
         build = f" ({r['kernels']})" if r.get("kernels") else ""
         step = f"native step{build}" if r["native"] else "Transformers forward"
-        parts = [r["time"], code, f"{r['device']}, {r['threads']} threads, {step}", f"seed {r['seed']}"]
+        parts = [
+            r["time"],
+            code,
+            f"{r['device']}, {r['threads']} threads, {step}",
+            f"seed {r['seed']}",
+        ]
         parts += [f"{k}={v}" for k, v in r["environment"].items()]
         parts += [f"{k} {v}" for k, v in r["versions"].items()]
         lines.append(f"{'; '.join(parts)}: `{r['command']}`")

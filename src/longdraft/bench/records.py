@@ -16,7 +16,9 @@ GIVE = "give files that longdraft bench --out wrote"
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each line's number, from 1, and its JSON value, without empty lines. Raises InputError with file and line."""
+    """Each line's number, from 1, and its JSON value, without empty lines. Raises InputError with
+    file and line.
+    """
     try:
         packed = read_bytes(path)
         text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8")
@@ -31,7 +33,9 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def load(paths: list[Path]) -> list[dict[str, Any]]:
-    """All records of `longdraft bench` in the files, each with `where` it stands, as FILE:LINE. Raises InputError."""
+    """All records of `longdraft bench` in the files, each with `where` it stands, as FILE:LINE.
+    Raises InputError.
+    """
     records = []
     for path in paths:
         for i, record in read_records(path):

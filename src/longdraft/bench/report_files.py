@@ -16,9 +16,14 @@ def write(records: list[Record], out: Path) -> list[Path]:
     """The files written in `out`: those two, then the plots. Raises InputError."""
     report = sections(records)
     if not report:
-        raise InputError("the files hold no records to report: run longdraft bench --out FILE first")
+        raise InputError(
+            "the files hold no records to report: run longdraft bench --out FILE first"
+        )
     drawn = plots(report) if available() else [[] for _ in report]
-    texts = {"report.md": markdown(report), "report.html": page(report, drawn, "" if available() else MISSING)}
+    texts = {
+        "report.md": markdown(report),
+        "report.html": page(report, drawn, "" if available() else MISSING),
+    }
     texts |= {f"plots/{i:02}-{p.name}.svg": p.svg for i, each in enumerate(drawn, 1) for p in each}
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Models of a given shape with random weights: the cost of decoding does not depend on trained weights."""
+"""Models of a given shape with random weights: the cost of decoding does not depend on trained
+weights.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,44 @@ from longdraft.models.lm import LM
 from longdraft.models.loading import DTYPES
 
 HEAD = 64
-HYBRID = "hybrid:"  # before the shape of a model whose layers are gated delta nets, but for every fourth
+HYBRID = (
+    "hybrid:"  # before the shape of a model whose layers are gated delta nets, but for every fourth
+)
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 
 
-def random_model(shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18) -> LM:
-    """A Qwen3 model of shape LAYERSxHIDDEN in which every head has its own keys and values, or with HYBRID before it a
-    Qwen 3.5 in the proportions of the 0.8B. Raises InputError.
+def random_model(
+    shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18
+) -> LM:
+    """A Qwen3 model of shape LAYERSxHIDDEN in which every head has its own keys and values, or with
+    HYBRID before it a Qwen 3.5 in the proportions of the 0.8B. Raises InputError.
 
-    The output table is the embedding table shifted by one token, so that one next token clearly has the highest score:
-    with the many near-ties of random weights, the oracle's replay would end early.
+    The output table is the embedding table shifted by one token, so that one next token clearly has
+    the highest score: with the many near-ties of random weights, the oracle's replay would end
+    early.
     """
     plain = shape.removeprefix(HYBRID)
-    match, unit = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", plain), HEAD if plain == shape else 2 * HEAD
+    match = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", plain)
+    unit = HEAD if plain == shape else 2 * HEAD
     if not match or int(match[2]) % unit:
         example = "6x384" if plain == shape else f"{HYBRID}8x384"
-        raise InputError(f"shape is {shape!r}: give LAYERSxHIDDEN, hidden a multiple of {unit}, like {example}")
-    layers, hidden = int(match[1]), int(match[2])
+        raise InputError(
+            f"shape is {shape!r}: give LAYERSxHIDDEN, hidden a multiple of {unit}, like {example}"
+        )
+    layers = int(match[1])
+    hidden = int(match[2])
     if plain != shape and layers < 4:
-        raise InputError(f"shape is {shape!r}: give 4 layers or more, because every fourth one of a hybrid attends")
+        raise InputError(
+            f"shape is {shape!r}: give 4 layers or more, because every fourth one of a "
+            "hybrid attends"
+        )
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
-    common = {"vocab_size": vocab, "max_position_embeddings": positions, "tie_word_embeddings": False}
+    common = {
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": False,
+    }
     config = (_dense if plain == shape else _hybrid)(layers, hidden, common)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)

@@ -32,10 +32,12 @@ LEFT_OUT = "left out"  # the task of a record that says why a peer was not measu
 
 @dataclass
 class Speed:
-    """The parameters of one run. entries always include plain decoding, which speedups and equality refer to.
+    """The parameters of one run. entries always include plain decoding, which speedups and equality
+    refer to.
 
-    left_out: a line on each peer that could not do its part; the run goes on without it. kept: where prompts are kept;
-    records of one that was loaded have the time of its reading when it was stored.
+    left_out: a line on each peer that could not do its part; the run goes on without it. kept:
+    where prompts are kept; records of one that was loaded have the time of its reading when it was
+    stored.
     """
 
     target: LM
@@ -62,7 +64,9 @@ class Speed:
             if isinstance(e, MethodSpec):
                 e.check(self.target, self.accept if e.speculative else None)
         for text, context in product(self.texts, self.contexts):
-            engine.check(self.target, text.prompts(context, self.batch), self.new_tokens, Drafter(), match)
+            engine.check(
+                self.target, text.prompts(context, self.batch), self.new_tokens, Drafter(), match
+            )
         if any(isinstance(e, Peer) for e in self.entries) and self.new_tokens < 2:
             raise InputError("other engines need --max-new-tokens 2 or more")
         if any(e.name in STOCK for e in self.entries) and self.sampler.temperature > 0:
@@ -75,14 +79,16 @@ class Speed:
     def run(
         self, log: RecordFile, tick: Callable[[str], None], shared: dict[str, Any] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats.
+        """Yields each record as it is written; in the end, speedups are computed from the medians
+        of all repeats.
 
         shared: the provenance, where other records have the same.
         """
         shared = shared or provenance(self.target, self.seed)
         for text, context in product(self.texts, self.contexts):
             tick(f"{text.name} {context}: prefill")
-            cell, done = Cell(self, text, context), []
+            cell = Cell(self, text, context)
+            done = []
             try:
                 for r, entry in cell.turns():
                     tick(f"{text.name} {context}: {entry.label} {r + 1}/{self.repeat}")
@@ -93,7 +99,9 @@ class Speed:
                         yield done[-1]
                     if output is None:
                         continue
-                    done.append(shared | cell.describe(entry, output) | {"context": context, "repeat": r})
+                    done.append(
+                        shared | cell.describe(entry, output) | {"context": context, "repeat": r}
+                    )
                     for d in done:
                         if "tokens_per_s" in d:
                             d |= speedups(d, [p for p in done if p["method"] == "plain"])
@@ -105,23 +113,30 @@ class Speed:
 
 
 class Cell:
-    """One text at one context: the prompts, their cache, and plain decoding's output before any drafter has run.
+    """One text at one context: the prompts, their cache, and plain decoding's output before any
+    drafter has run.
 
-    damage: what a method changed that it must not change, by the method's label; the prompts are then prefilled again.
+    damage: what a method changed that it must not change, by the method's label; the prompts are
+    then prefilled again.
     """
 
     def __init__(self, job: Speed, text: Text, context: int):
-        self.job, self.text = job, text
+        self.job = job
+        self.text = text
         self.damage: dict[str, str] = {}
         self.ours = self._prefill(text.prompts(context, job.batch))
         self.plain = self.ours.rows()
         self.work = Work(job.target, self.ours.prompts, job.new_tokens, job.sampler, job.seed)
-        self.reading: tuple[Peer, Reading] | None = None  # of the peer whose turn it is: each takes its memory
+        self.reading: tuple[Peer, Reading] | None = (
+            None  # of the peer whose turn it is: each takes its memory
+        )
         self.first = FirstTokens()
         self.agreements: dict[str, dict[str, Any]] = {}
         self.left_out: list[dict[str, Any]] = []
         self.entries = list(job.entries)
-        self.depths = {e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)}
+        self.depths = {
+            e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)
+        }
         self.differences: dict[str, tuple[list[list[int]], dict[str, Any] | None]] = {}
 
     @property
@@ -136,10 +151,12 @@ class Cell:
         return self.ours.prefill_s if read_s is None or self.job.kept is None else read_s
 
     def turns(self) -> Iterator[tuple[int, Entry]]:
-        """Our methods take turns, in every repeat from another one on; before, each has decoded a little.
+        """Our methods take turns, in every repeat from another one on; before, each has decoded a
+        little.
 
-        Peers run one after another, each with all its repeats, since several would not fit into memory; between the
-        repeats of ours, so that a machine that becomes slower or faster is seen.
+        Peers run one after another, each with all its repeats, since several would not fit into
+        memory; between the repeats of ours, so that a machine that becomes slower or faster is
+        seen.
         """
         ours: list[Entry] = [e for e in self.entries if not isinstance(e, Peer)]
         peers: list[Entry] = [e for e in self.entries if isinstance(e, Peer)]
@@ -165,22 +182,36 @@ class Cell:
 
     def newly_left_out(self) -> list[dict[str, Any]]:
         """A record on each peer that was left out since the last call."""
-        left, self.left_out = self.left_out, []
+        left = self.left_out
+        self.left_out = []
         return left
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
-        job, eos = self.job, None if self.text.ends else ()
+        job = self.job
+        eos = None if self.text.ends else ()
         methods = [e for e in job.entries if isinstance(e, MethodSpec)]
         keep = PromptSpec.union(e.build(job.target).prompt_captures() for e in methods)
-        runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos, keep=keep, kept=job.kept)
+        runs = DecodeSession(
+            job.target,
+            prompts,
+            job.new_tokens,
+            job.sampler,
+            job.seed,
+            eos,
+            keep=keep,
+            kept=job.kept,
+        )
         runs.seal()
         return runs
 
     def run(self, entry: Entry, limit: int) -> Output | None:
-        """The new tokens of each row, and what they cost; None: a peer could not decode them and is left out."""
+        """The new tokens of each row, and what they cost; None: a peer could not decode them and is
+        left out.
+        """
         if isinstance(entry, Peer):
             return self._run_peer(entry, limit)
-        stats, accept = Stats(prefill_s=self.prefill_s), self.job.accept
+        stats = Stats(prefill_s=self.prefill_s)
+        accept = self.job.accept
         if accept is not None and entry.speculative:
             drafter = Oracle(entry.build(self.job.target), self.plain, accept)
         else:
@@ -204,20 +235,26 @@ class Cell:
             self.entries.remove(peer)
             self._end_turn()
             if not isinstance(peer, Absent):  # of those a line says so already
-                self.job.left_out.append(f"at {len(self.work.prompts[0])} {left_out(peer.label, why)}")
+                self.job.left_out.append(
+                    f"at {len(self.work.prompts[0])} {left_out(peer.label, why)}"
+                )
             about = setting("speed", peer, self.text, len(self.work.prompts), self.job.sampler)
-            self.left_out.append(about | {"task": LEFT_OUT, "new_tokens": self.job.new_tokens, "reason": str(why)})
+            self.left_out.append(
+                about | {"task": LEFT_OUT, "new_tokens": self.job.new_tokens, "reason": str(why)}
+            )
             return None
 
     def _compare_first(self, peer: Peer, reading: Reading) -> None:
-        """Its first greedy tokens, before anything is timed, which also warms it up. Raises CannotRun."""
+        """Its first greedy tokens, before anything is timed, which also warms it up. Raises
+        CannotRun.
+        """
         rows = reading.decode(max(2, min(FIRST, self.job.new_tokens)), Sampler()).rows
         if self.job.tokenizer is not None:  # random weights have ties everywhere
             self.agreements[peer.label] = self.first.compare(self.ours, peer.label, rows)
 
     def _difference(self, entry: Entry, rows: list[list[int]]) -> dict[str, Any] | None:
-        """Where an output leaves plain decoding's. Another engine draws other samples, so only its greedy output is
-        compared, and a repetition of it once.
+        """Where an output leaves plain decoding's. Another engine draws other samples, so only its
+        greedy output is compared, and a repetition of it once.
         """
         if not isinstance(entry, Peer):
             return first_difference(self.ours, self.plain, rows)
@@ -229,7 +266,8 @@ class Cell:
 
     def describe(self, entry: Entry, output: Output) -> dict[str, Any]:
         """The fields of a record for one decoding."""
-        job, damage = self.job, self.damage.get(entry.label)
+        job = self.job
+        damage = self.damage.get(entry.label)
         difference = self._difference(entry, output.rows)
         comparable = not isinstance(entry, Peer) or job.sampler.temperature == 0
         record = setting("speed", entry, self.text, len(output.rows), job.sampler)

@@ -1,4 +1,6 @@
-"""Task `steps`: what decoding, verifying, drafting under a view, and selecting and copying keys cost."""
+"""Task `steps`: what decoding, verifying, drafting under a view, and selecting and copying keys
+cost.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ GUIDED = 8  # tokens in the verification of a draft of 7
 
 @dataclass
 class Steps:
-    """The parameters of one run: operations take `repeat` turns, each the mean of `inner` calls in a row."""
+    """The parameters of one run: operations take `repeat` turns, each the mean of `inner` calls in
+    a row.
+    """
 
     target: LM
     texts: list[Text]
@@ -45,7 +49,9 @@ class Steps:
         most = max(self.contexts) + max(ROWS)
         if most > self.target.positions:
             room = self.target.positions
-            raise InputError(f"context {max(self.contexts)} needs {most} positions; the model has {room}")
+            raise InputError(
+                f"context {max(self.contexts)} needs {most} positions; the model has {room}"
+            )
         for text in self.texts:
             text.prompts(max(self.contexts), 1)
 
@@ -55,9 +61,12 @@ class Steps:
 
     def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Yields one record per operation, text and context, with the milliseconds of each turn."""
-        target, shared = self.target, provenance(self.target, self.seed)
+        target = self.target
+        shared = provenance(self.target, self.seed)
         for text, context in product(self.texts, self.contexts):
-            runs = DecodeSession(target, text.prompts(context, 1), max(ROWS), seed=self.seed, eos=(), kept=self.kept)
+            runs = DecodeSession(
+                target, text.prompts(context, 1), max(ROWS), seed=self.seed, eos=(), kept=self.kept
+            )
             with torch.inference_mode():
                 calls = operations(target, runs)
                 times: dict[str, list[float]] = {name: [] for name in calls}
@@ -68,18 +77,34 @@ class Steps:
             size = bytes_per_step(target, runs.cache, context, 1)
             read = bandwidth(target.device, size)
             for name, ms in times.items():
-                record = {"task": "steps", "method": name, "label": name, "context": context, "ms": ms}
-                record |= {"text_name": text.name, "text_sha256": text.sha256, "temperature": 0.0, "batch": 1}
+                record = {
+                    "task": "steps",
+                    "method": name,
+                    "label": name,
+                    "context": context,
+                    "ms": ms,
+                }
+                record |= {
+                    "text_name": text.name,
+                    "text_sha256": text.sha256,
+                    "temperature": 0.0,
+                    "batch": 1,
+                }
                 record |= {"bytes_per_step": size, "bandwidth_gb_s": read}
                 log.append(shared | record)
                 yield shared | record
 
 
 def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], Any], int]]:
-    """{name: (a call, how often it does the operation)}; no call changes the committed part of the cache."""
-    cache, policy = runs.cache, vegas(target).policy  # type: ignore[attr-defined]
+    """{name: (a call, how often it does the operation)}; no call changes the committed part of the
+    cache.
+    """
+    # type: ignore[attr-defined]
+    cache = runs.cache
+    policy = vegas(target).policy
     text = torch.tensor([runs.prompts[0][-max(ROWS) :]], device=target.device)
-    chains, trees = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}, {n: _branching(text[:, :n]) for n in TREES}
+    chains = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}
+    trees = {n: _branching(text[:, :n]) for n in TREES}
 
     def scored(rows: int, begin: int = 0) -> Captures:
         captured = Captures(policy.captures())
@@ -108,20 +133,28 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
 
 
 def _branching(tokens: Tensor) -> Tree:
-    """tokens [1,N] as a tree with four nodes per level, each below another node, so that no path is contiguous."""
+    """tokens [1,N] as a tree with four nodes per level, each below another node, so that no path is
+    contiguous.
+    """
     tree = Tree.root(tokens[:, 0])
     for level in tokens[:, 1:].split(4, 1):
         first = max(0, tree.size - 4)
-        parent = first + torch.arange(level.shape[1], device=tokens.device).flip(0) % (tree.size - first)
+        parent = first + torch.arange(level.shape[1], device=tokens.device).flip(0) % (
+            tree.size - first
+        )
         tree = tree.grow(parent[None], level)
     return tree
 
 
-def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tuple[Callable[[], Any], int]:
+def _drafting(
+    target: LM, cache: KVCache, policy: Policy, first: Tensor
+) -> tuple[Callable[[], Any], int]:
     """A chain drafted as by vegas: in one call if the backend can, else one step of it."""
     if target.backend.chain_drafter(cache, policy.view(cache)) is None:
         return lambda: target(Tree.root(first), cache, view=policy.view(cache)), 1
-    draws = ChainDraws(GUIDED - 1, [Sampler()] * len(first), torch.zeros_like(first), cache.length + 1)
+    draws = ChainDraws(
+        GUIDED - 1, [Sampler()] * len(first), torch.zeros_like(first), cache.length + 1
+    )
 
     def draft() -> None:
         chain = target.backend.chain_drafter(cache, policy.view(cache))

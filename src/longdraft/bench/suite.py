@@ -1,4 +1,6 @@
-"""Task `suite`: all methods take turns at the answers of a suite's tasks, turn by turn of each conversation."""
+"""Task `suite`: all methods take turns at the answers of a suite's tasks, turn by turn of each
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ NEW = 256  # tokens of an answer where a task does not say
 
 @dataclass(frozen=True)
 class Turn(Text):
-    """One turn of a task as a text of Speed's: the whole prompt. about: what its records say of the task."""
+    """One turn of a task as a text of Speed's: the whole prompt. about: what its records say of the
+    task.
+    """
 
     ends: bool = True
     about: dict[str, Any] = field(default_factory=dict)
@@ -40,10 +44,11 @@ class Turn(Text):
 
 @dataclass
 class SuiteRun:
-    """The parameters of one run; entries as in Speed. new_tokens: the most of each answer (None: as tasks say).
+    """The parameters of one run; entries as in Speed. new_tokens: the most of each answer (None: as
+    tasks say).
 
-    Other engines cannot end at an end token, so beside them no answer does. An assistant's message is plain decoding's
-    answer; every method has the same, or its record says that it is not equal.
+    Other engines cannot end at an end token, so beside them no answer does. An assistant's message
+    is plain decoding's answer; every method has the same, or its record says that it is not equal.
     """
 
     target: LM
@@ -63,12 +68,16 @@ class SuiteRun:
         self.fitting = Fitting(self.tokenizer)
         self.tasks = list(self._fitted())
         if not self.tasks:
-            raise InputError("no task of the file fits: give a longer --context, or a model with more positions")
+            raise InputError(
+                "no task of the file fits: give a longer --context, or a model with more positions"
+            )
         for task, context in self.tasks:
             self._speed(task, context, []).check()
 
     def _fitted(self) -> Iterator[tuple[Task, int]]:
-        """The tasks with a prompt that fits and leaves room to answer; others are named in left_out."""
+        """The tasks with a prompt that fits and leaves room to answer; others are named in
+        left_out.
+        """
         source = () if self.suite.file is None else (reader.source(self.suite.file),)
         for task, context in self.suite.tasks(self.fitting):
             task = replace(task, sources=task.sources or source)
@@ -82,9 +91,12 @@ class SuiteRun:
                 subject = f"the prompt of {task.kind} task {task.instance} has {size} tokens"
                 if self.suite.file is None:
                     raise InputError(
-                        f"{subject}, and the model has {self.target.positions} positions: give less --context"
+                        f"{subject}, and the model has {self.target.positions} positions: "
+                        "give less --context"
                     )
-                self.left_out.append(f"{subject}, more than the model's {self.target.positions} positions")
+                self.left_out.append(
+                    f"{subject}, more than the model's {self.target.positions} positions"
+                )
                 continue
             yield task, context or nominal(size)
 
@@ -99,9 +111,12 @@ class SuiteRun:
         for task, context in self.tasks:
             answers: list[str] = []
             for _ in task.turns:
-                speed, answer = self._speed(task, context, answers), None
+                speed = self._speed(task, context, answers)
+                answer = None
                 if not speed.new_tokens:
-                    self.left_out.append(f"{task.kind} task {task.instance} ends with turn {len(answers)}: no room")
+                    self.left_out.append(
+                        f"{task.kind} task {task.instance} ends with turn {len(answers)}: no room"
+                    )
                     break
                 for record in speed.run(log, tick, shared):
                     if record.get("method") == "plain":
@@ -116,8 +131,17 @@ class SuiteRun:
         most = min(n for n in (self.new_tokens, task.new_tokens, 1 << 30) if n is not None)
         most = NEW if most == 1 << 30 else most
         room = max(self.target.positions - len(prompt), 0)
-        about = {"task": "suite", "suite": self.suite.label, **task.fields(), "turn": len(answers) + 1}
-        about |= {"template": self.fitting.template, "ends": self.ends, "new_tokens_limit": min(most, room)}
+        about = {
+            "task": "suite",
+            "suite": self.suite.label,
+            **task.fields(),
+            "turn": len(answers) + 1,
+        }
+        about |= {
+            "template": self.fitting.template,
+            "ends": self.ends,
+            "new_tokens_limit": min(most, room),
+        }
         text = Turn(
             f"{task.kind} {task.instance}",
             prompt,
@@ -143,5 +167,7 @@ class SuiteRun:
 
 
 def nominal(size: int) -> int:
-    """Where a prompt of this many tokens stands in a report: the next of LENGTHS, then of the powers of two."""
+    """Where a prompt of this many tokens stands in a report: the next of LENGTHS, then of the
+    powers of two.
+    """
     return next((n for n in LENGTHS if size <= n), 1 << (size - 1).bit_length())

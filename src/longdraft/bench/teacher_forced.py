@@ -1,8 +1,8 @@
 """Task `anchored`: how many drafts the target accepts at many positions (anchors) of a real text.
 
-The output of a weak model repeats itself, which makes every drafter look good, so here the text is given. At each
-anchor, a step without drafts (which provides attention scores to guided views) is followed by one with drafts, and both
-are undone.
+The output of a weak model repeats itself, which makes every drafter look good, so here the text is
+given. At each anchor, a step without drafts (which provides attention scores to guided views) is
+followed by one with drafts, and both are undone.
 """
 
 from __future__ import annotations
@@ -46,13 +46,19 @@ class TeacherForced:
 
     @property
     def per_window(self) -> int:
-        """Anchors per window: at most 20, in 10 windows if there are enough, since neighboring anchors are alike."""
+        """Anchors per window: at most 20, in 10 windows if there are enough, since neighboring
+        anchors are alike.
+        """
         return min(20, -(-self.anchors // 10))
 
     @cached_property
     def depths(self) -> dict[str, int]:
         """The depth of each method's drafts, by label."""
-        return {e.label: e.build(self.target).max_depth for e in self.entries if isinstance(e, MethodSpec)}
+        return {
+            e.label: e.build(self.target).max_depth
+            for e in self.entries
+            if isinstance(e, MethodSpec)
+        }
 
     @property
     def limit(self) -> int:
@@ -60,14 +66,18 @@ class TeacherForced:
         return 1 + (self.warmup_rounds + 1) * (max(self.depths.values()) + 1)
 
     def windows(self, text: Text, context: int) -> list[tuple[int, int]]:
-        """(start, anchors) of windows spread over the text that share no anchor. Raises InputError."""
+        """(start, anchors) of windows spread over the text that share no anchor. Raises
+        InputError.
+        """
         count = -(-self.anchors // self.per_window)
         span = self.per_window * self.every
         spare = len(text.tokens) - context - span
         if spare < (count - 1) * span:
             raise InputError(
-                f"the text {text.name} has {len(text.tokens)} tokens; {self.anchors} anchors after {context} tokens of"
-                f" context need {context + count * span}: give a longer text, fewer --anchors or a shorter --context"
+                f"the text {text.name} has {len(text.tokens)} tokens; {self.anchors} "
+                f"anchors after {context} tokens of"
+                f" context need {context + count * span}: give a longer text, fewer "
+                "--anchors or a shorter --context"
             )
         starts = [spare * w // max(count - 1, 1) for w in range(count)]
         left = [min(self.per_window, self.anchors - w * self.per_window) for w in range(count)]
@@ -83,7 +93,8 @@ class TeacherForced:
         most = max(self.contexts) + self.per_window * self.every + self.limit
         if most > self.target.positions:
             raise InputError(
-                f"context {max(self.contexts)} needs {most} positions and the model has {self.target.positions}:"
+                f"context {max(self.contexts)} needs {most} positions and the model has "
+                f"{self.target.positions}:"
                 " give a shorter --context"
             )
 
@@ -92,7 +103,9 @@ class TeacherForced:
         return len(self.texts) * len(self.contexts) * self.anchors
 
     def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-        """Yields one record per method, text and context; after an interrupt, records of the anchors until then."""
+        """Yields one record per method, text and context; after an interrupt, records of the
+        anchors until then.
+        """
         shared = provenance(self.target, self.seed)
         for text, context in product(self.texts, self.contexts):
             by_label: dict[str, list[list[int]]] = {e.label: [] for e in self.entries}
@@ -102,7 +115,11 @@ class TeacherForced:
             except KeyboardInterrupt as interrupt:
                 stopped = interrupt
             for e in self.entries:
-                r = shared | setting("anchored", e, text, 1, self.sampler) | {"context": context, "repeat": 0}
+                r = (
+                    shared
+                    | setting("anchored", e, text, 1, self.sampler)
+                    | {"context": context, "repeat": 0}
+                )
                 r |= self._figures(by_label[e.label], self.depths[e.label])
                 r |= {"interrupted": True} if stopped is not None else {}
                 if r["anchors"]:
@@ -111,16 +128,25 @@ class TeacherForced:
             if stopped is not None:
                 raise stopped
 
-    def _measure(self, text: Text, context: int, by_label: dict[str, list], tick: Callable[[str], None]) -> None:
-        """Fill found {label: [window [accepted drafts of each anchor]]}, with the same anchors for all methods."""
+    def _measure(
+        self, text: Text, context: int, by_label: dict[str, list], tick: Callable[[str], None]
+    ) -> None:
+        """Fill found {label: [window [accepted drafts of each anchor]]}, with the same anchors for
+        all methods.
+        """
         for w, (start, anchors) in enumerate(self.windows(text, context)):
             for windows in by_label.values():
                 windows.append([])
             places = walk(self.target, text.tokens[start:], context, anchors, self.every, self.kept)
             for i, (cache, tokens) in enumerate(places):
                 tick(f"{text.name} {context}: window {w + 1}, anchor {i + 1}")
-                drafters = {e.label: e.build(self.target) for e in self.entries if isinstance(e, MethodSpec)}
-                counts = {label: accepted_at(self, d, cache, tokens, self.seed + w) for label, d in drafters.items()}
+                drafters = {
+                    e.label: e.build(self.target) for e in self.entries if isinstance(e, MethodSpec)
+                }
+                counts = {
+                    label: accepted_at(self, d, cache, tokens, self.seed + w)
+                    for label, d in drafters.items()
+                }
                 for label, n in counts.items():
                     by_label[label][-1].append(n)
 
@@ -136,14 +162,18 @@ class TeacherForced:
             "mean_acceptance_length": 1 + mean,
             "stderr": stderr,
             "stderr_clustered": clustered,
-            "acceptance_per_position": [sum(n > i for n in counts) / max(len(counts), 1) for i in range(depth)],
+            "acceptance_per_position": [
+                sum(n > i for n in counts) / max(len(counts), 1) for i in range(depth)
+            ],
             "verify_steps": len(counts),
             "accepted": windows,
         }
 
 
 @torch.inference_mode()
-def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: list[int], seed: int) -> int:
+def accepted_at(
+    job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: list[int], seed: int
+) -> int:
     """Drafts accepted in one step after `tokens`. The cache holds tokens[:-1], before and after."""
     stats = Stats()
     with cache.rollback():
@@ -157,9 +187,16 @@ def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: li
 
 
 def walk(
-    target: LM, tokens: list[int], context: int, anchors: int, every: int, kept: Keeper | None = None
+    target: LM,
+    tokens: list[int],
+    context: int,
+    anchors: int,
+    every: int,
+    kept: Keeper | None = None,
 ) -> Iterator[tuple[KVCache, list[int]]]:
-    """Yields, at each anchor of a text, the tokens up to it and a cache that holds all of them but the last."""
+    """Yields, at each anchor of a text, the tokens up to it and a cache that holds all of them but
+    the last.
+    """
     cache = target.new_cache(1, context + anchors * every + 64)
     if kept is not None:
         with torch.inference_mode():

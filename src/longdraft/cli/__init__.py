@@ -1,6 +1,8 @@
-"""`longdraft COMMAND ...`: runs a command, and reports errors that the user can correct in one line.
+"""`longdraft COMMAND ...`: runs a command, and reports errors that the user can correct in one
+line.
 
-A command's module is imported only when that command runs or completes: `longdraft --help` does not import torch.
+A command's module is imported only when that command runs or completes: `longdraft --help` does not
+import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from longdraft.cli import processes
 from longdraft.errors import InputError
 from longdraft.version import __version__
 
-# Of each command, "module:function" (or :app, a Typer application with subcommands) and its line of help.
+# Of each command, "module:function" (or :app, a Typer application with subcommands) and its line of
+# help.
 COMMANDS = {
     "generate": ("generate:generate", "Continue a prompt; --compare also runs plain decoding."),
     "chat": ("chat:chat", "Talk with a model; what was said stays in the cache."),
@@ -28,7 +31,10 @@ COMMANDS = {
     "methods": ("methods:methods", "List all methods, their options, and what they need."),
     "demo": ("demo:demo", "Compare plain decoding, vegas and lookup on a long prompt."),
     "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),
-    "tune": ("tune:tune", "Measure what passes cost here, so that adaptive drafting knows it from the first token."),
+    "tune": (
+        "tune:tune",
+        "Measure what passes cost here, so that adaptive drafting knows it from the first token.",
+    ),
     "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
     "doctor": ("doctor:doctor", "Check this installation: kernels, threads, memory, versions."),
     "report": ("bench:report", "Make tables from benchmark records."),
@@ -57,7 +63,8 @@ class LazyGroup(TyperGroup):
         module, attribute = COMMANDS[str(name)][0].split(":")
         app = getattr(import_module(f"longdraft.cli.{module}"), attribute)
         if not isinstance(app, typer.Typer):
-            function, app = app, typer.Typer(add_completion=False)
+            function = app
+            app = typer.Typer(add_completion=False)
             app.command()(function)
         return name, typer.main.get_command(app), rest
 
@@ -85,7 +92,9 @@ def run(words: list[str]) -> int:
     words = ["--help"] if words in ([], ["help"]) else words
     words = [*words, "--help"] if words == ["train"] else words
     try:
-        status = typer.main.get_command(app).main(words, prog_name="longdraft", standalone_mode=False)
+        status = typer.main.get_command(app).main(
+            words, prog_name="longdraft", standalone_mode=False
+        )
     finally:
         if "longdraft.ops.threads" in sys.modules:  # a command may have pinned them
             sys.modules["longdraft.ops.threads"].release()
@@ -100,12 +109,26 @@ def explain(error: Any) -> str | None:
     elif hasattr(error, "format_message"):  # an error of the command line itself
         ctx = getattr(error, "ctx", None)
         path = ctx.command_path if ctx else "longdraft"
-        known = ": choose a command of " + ", ".join(COMMANDS) if ctx and isinstance(ctx.command, LazyGroup) else ""
+        known = (
+            ": choose a command of " + ", ".join(COMMANDS)
+            if ctx and isinstance(ctx.command, LazyGroup)
+            else ""
+        )
         text = f"{error.format_message().rstrip('.')}{known} ({path} --help shows all options)"
-    elif isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+    elif (
+        isinstance(error, MemoryError)
+        or "not enough memory" in str(error)
+        or "out of memory" in str(error)
+    ):
         text = "not enough memory for this: give a shorter prompt, fewer new tokens or fewer rows"
-    elif isinstance(error, OSError) and error.strerror:  # of a file or a disk; commands say more where they know more
-        text = f"{error.strerror}" + (f": {error.filename}" if error.filename else "") + f" ({type(error).__name__})"
+    elif (
+        isinstance(error, OSError) and error.strerror
+    ):  # of a file or a disk; commands say more where they know more
+        text = (
+            f"{error.strerror}"
+            + (f": {error.filename}" if error.filename else "")
+            + f" ({type(error).__name__})"
+        )
     elif "Could not determine home directory" in str(error):  # of `~name`, by pathlib
         text = "a path begins with ~ and the name of no user: give another path"
     else:
@@ -114,7 +137,8 @@ def explain(error: Any) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line -> exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 broken pipe.
+    """Runs a command line -> exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted,
+    141 broken pipe.
 
     Without argv, the process's own: one of several processes then ends here (`processes.leave`).
     """
@@ -125,7 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal that cannot show a character shows "?"
     try:
         with processes.as_one():
             status = run(list(sys.argv[1:] if argv is None else argv))

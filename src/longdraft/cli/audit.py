@@ -23,34 +23,46 @@ def audit(
     model: common.Model = "bundled",
     method_options: MethodOptions = MethodOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens per file, greedy and for each seed.")] = 256,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="New tokens per file, greedy and for each seed.")
+    ] = 256,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum tokens per prompt; a long file gives several prompts.")
+        int,
+        typer.Option(min=1, help="Maximum tokens per prompt; a long file gives several prompts."),
     ] = 2048,
     target_options: TargetOptions = TargetOptions(dtype="float32"),
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Largest difference of two scores that counts as a tie; 0: there are no ties. Default: 0 for an exact"
+            help="Largest difference of two scores that counts as a tie; 0: there are no ties. "
+            "Default: 0 for an exact"
             " backend, otherwise 0.001 in float32 and 0.25 in bfloat16."
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        sampling_option(TEMPERATURE, "Sampling temperature; 0 is greedy (default: both greedy and 1)."),
+        sampling_option(
+            TEMPERATURE, "Sampling temperature; 0 is greedy (default: both greedy and 1)."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1 << 10, help="Number of seeds for sampled decoding.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1 << 10, help="Number of seeds for sampled decoding.")
+    ] = 1,
     seed: Annotated[int, sampling_option(SEED, "The first seed.")] = SEED.default,
-    out: Annotated[Path | None, typer.Option(help="Write the record to this file, updated during the audit.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the record to this file, updated during the audit.")
+    ] = None,
     prompt_cache: common.PromptCache = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the audit in --out.")] = False,
     as_json: common.Json = False,
     threads: common.Threads = None,
 ) -> None:
-    """Decode texts plainly and by a method, and explain every difference: a tie within rounding, or a failure.
+    """Decode texts plainly and by a method, and explain every difference: a tie within rounding, or
+    a failure.
 
-    The exit status is 1 if there is a failure, or if there are more ties than plain decoding has with itself in wider
-    passes. After a tie, the method continues from plain decoding's output, so that all of it is compared.
+    The exit status is 1 if there is a failure, or if there are more ties than plain decoding has
+    with itself in wider passes. After a tie, the method continues from plain decoding's output, so
+    that all of it is compared.
     """
     from rich.console import Console
 
@@ -73,7 +85,11 @@ def audit(
     ]
     limit = default_tolerance(target) if tolerance is None else tolerance
     job = Audit(
-        target, lambda: spec.build(target), [passage for passages in per_text for passage in passages], chosen, limit
+        target,
+        lambda: spec.build(target),
+        [passage for passages in per_text for passage in passages],
+        chosen,
+        limit,
     )
     job.kept = common.prompt_files(kept_in, target)
     job.check()
@@ -90,10 +106,16 @@ def audit(
         "dtype": target_options.dtype,
         **about,
     }
-    settings |= {"ways": [str(w) for w in chosen], "control_width": WIDTH if limit else None, "prompts_sha256": digest}
+    settings |= {
+        "ways": [str(w) for w in chosen],
+        "control_width": WIDTH if limit else None,
+        "prompts_sha256": digest,
+    }
     if resume and target.team.size > 1:
         raise InputError("--resume is for one process: start it without torchrun")
-    log = AuditLog(out if target.team.first else None, settings, len(job.prompts) * len(chosen), resume)
+    log = AuditLog(
+        out if target.team.first else None, settings, len(job.prompts) * len(chosen), resume
+    )
     log.shared = about | shared
     interrupted = watch(job, log)
     common.say("" if job.kept is None else job.kept.note)
@@ -106,7 +128,10 @@ def audit(
         for line in sentences(record, limit):
             console.print(line, soft_wrap=True, markup=False)
         if interrupted:
-            typer.echo("Interrupted: these are the results so far" + (f"; --resume continues {out}." if out else "."))
+            typer.echo(
+                "Interrupted: these are the results so far"
+                + (f"; --resume continues {out}." if out else ".")
+            )
     wrong = record["failures"] or record["too_many_ties"]
     if interrupted or wrong:
         raise typer.Exit(1 if wrong else 130)

@@ -22,7 +22,8 @@ Model = Annotated[
     typer.Option(
         "-m",
         "--model",
-        help="The target: 'bundled', a model that `longdraft fetch` lists, a folder, a .gguf file, or a Hub id.",
+        help="The target: 'bundled', a model that `longdraft fetch` lists, a folder, a .gguf "
+        "file, or a Hub id.",
     ),
 ]
 PromptFiles = Annotated[list[Path], typer.Option(help="A UTF-8 text file; may be repeated.")]
@@ -32,16 +33,25 @@ PromptCache = Annotated[
     typer.Option(
         "--prompt-cache",
         metavar="DIR",
-        help="Keep the keys and values of each prompt in this folder; cached prompts are not prefilled again.",
+        help="Keep the keys and values of each prompt in this folder; cached prompts are not "
+        "prefilled again.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
-Accept = Annotated[float | None, typer.Option(help="Force this many accepted drafts per step (measures cost only).")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice)."),
+]
+Accept = Annotated[
+    float | None,
+    typer.Option(help="Force this many accepted drafts per step (measures cost only)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 
 def load_target(model: str, options: TargetOptions, threads: int | None = None) -> tuple[Any, Any]:
-    """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
+    """The target and its tokenizer, with library logging silenced and threads pinned. Raises
+    InputError.
+    """
     from longdraft.core.processes import joined, share_interrupts
     from longdraft.models.loading import load, quiet
 
@@ -58,7 +68,9 @@ def load_target(model: str, options: TargetOptions, threads: int | None = None) 
 
 
 def settle() -> None:
-    """Pin threads, and exempt everything loaded so far from garbage collection, which would cost 0.2 s per pass."""
+    """Pin threads, and exempt everything loaded so far from garbage collection, which would cost
+    0.2 s per pass.
+    """
     import gc
 
     from longdraft.ops.threads import pin
@@ -75,7 +87,9 @@ def prompt_files(folder: Path | None, target: Any) -> Any:
 
 
 def check_prompt_cache(path: Path | None, folder: bool) -> Path | None:
-    """The absolute path, before any work. Raises InputError where nothing can be written, and in several processes."""
+    """The absolute path, before any work. Raises InputError where nothing can be written, and in
+    several processes.
+    """
     from longdraft.cli import processes
     from longdraft.core.places import new_file, new_folder
     from longdraft.engine.prompt_file import NAMES
@@ -99,8 +113,8 @@ def say(note: str) -> None:
 
 @contextmanager
 def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
-    """A progress bar of prompts' tokens on standard error, shown once it has taken PATIENCE seconds -> what to call
-    with tokens that have been read. Silent unless standard error is a terminal.
+    """A progress bar of prompts' tokens on standard error, shown once it has taken PATIENCE seconds
+    -> what to call with tokens that have been read. Silent unless standard error is a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda tokens: None
@@ -110,10 +124,17 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = [TextColumn("reading the prompt"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns = [
+        TextColumn("reading the prompt"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=sum(len(p) - 1 for p in prompts))
-    soon = Timer(PATIENCE, bar.start)  # it also shows when the first of the prompt's parts takes that long
+    soon = Timer(
+        PATIENCE, bar.start
+    )  # it also shows when the first of the prompt's parts takes that long
     soon.daemon = True
     soon.start()
     try:
@@ -153,7 +174,9 @@ def fetching(name: str) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on standard error, silent unless that is a terminal -> what to call with (steps, description)."""
+    """A progress bar on standard error, silent unless that is a terminal -> what to call with
+    (steps, description).
+    """
     if not sys.stderr.isatty():
         yield lambda steps, description: None
         return
@@ -163,4 +186,6 @@ def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
     shown = [TextColumn("{task.description}"), BarColumn(), *columns]
     with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda steps, description: bar.update(task, advance=steps, description=description or None)
+        yield lambda steps, description: bar.update(
+            task, advance=steps, description=description or None
+        )

@@ -1,4 +1,6 @@
-"""The options that constrain the text of an answer: a JSON schema, a regular expression, a grammar, choices."""
+"""The options that constrain the text of an answer: a JSON schema, a regular expression, a grammar,
+choices.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,25 @@ class ConstraintOptions:
     json_schema: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write JSON that is valid by the JSON Schema in this file (-: standard input)."
+            metavar="FILE",
+            help="Write JSON that is valid by the JSON Schema in this file (-: standard input).",
         ),
     ] = None
     json_object: Annotated[bool, typer.Option("--json-object", help="Write a JSON object.")] = False
     regex: Annotated[
-        str | None, typer.Option(help="Write text that matches this regular expression from beginning to end.")
+        str | None,
+        typer.Option(help="Write text that matches this regular expression from beginning to end."),
     ] = None
     grammar: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write text of the grammar in this file, in Lark's notation or GBNF."),
+        typer.Option(
+            metavar="FILE",
+            help="Write text of the grammar in this file, in Lark's notation or GBNF.",
+        ),
     ] = None
     choice: Annotated[
-        list[str], typer.Option(help="Write this text; repeat the option to let the model choose one.")
+        list[str],
+        typer.Option(help="Write this text; repeat the option to let the model choose one."),
     ] = field(default_factory=list)
 
     def check(self) -> None:

@@ -12,8 +12,11 @@ from longdraft.cli.option_groups import TargetOptions, expand
 from longdraft.cli.sampling_options import Seed, sampling_option
 from longdraft.sampling_parameters import SEED, TEMPERATURE
 
-CODER, REAL, FALLBACK = "qwen2.5-coder-0.5b", "smollm2", "bundled"
-DRAFTED, OWN = "green", "bold"
+CODER = "qwen2.5-coder-0.5b"
+REAL = "smollm2"
+FALLBACK = "bundled"
+DRAFTED = "green"
+OWN = "bold"
 
 
 @expand
@@ -23,23 +26,28 @@ def demo(
         typer.Option(
             "-m",
             "--model",
-            help="The target (default: smollm2, else the bundled model; qwen2.5-coder-0.5b if it was fetched).",
+            help="The target (default: smollm2, else the bundled model; qwen2.5-coder-0.5b if "
+            "it was fetched).",
         ),
     ] = None,
-    context: Annotated[int | None, typer.Option(min=16, help="Number of tokens of text in the prompt.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=16, help="Number of tokens of text in the prompt.")
+    ] = None,
     max_new_tokens: common.NewTokens = 256,
     target_options: TargetOptions = TargetOptions(),
     temperature: Annotated[
         float | None,
-        sampling_option(TEMPERATURE, "Sampling temperature (default: 0.3 for an answer, 0 for source code)."),
+        sampling_option(
+            TEMPERATURE, "Sampling temperature (default: 0.3 for an answer, 0 for source code)."
+        ),
     ] = None,
     seed: Seed = SEED.default,
     threads: common.Threads = None,
 ) -> None:
     """Ask a model about a long text, and compare plain decoding with two methods while they answer.
 
-    The text is Python's documentation; for a model whose name has "coder" in it, a source file of which it changes a
-    method. A model without a chat template continues source code.
+    The text is Python's documentation; for a model whose name has "coder" in it, a source file of
+    which it changes a method. A model without a chat template continues source code.
     """
     from rich.console import Console
 
@@ -58,7 +66,9 @@ def demo(
     console = Console(highlight=False)
     target, tokenizer = common.load_target(model or real_model(), target_options, threads)
     shown = scene(tokenizer, context, coder="coder" in target.name.lower())
-    sampling: dict[str, Any] = shown.sampling | ({} if temperature is None else {"temperature": temperature})
+    sampling: dict[str, Any] = shown.sampling | (
+        {} if temperature is None else {"temperature": temperature}
+    )
     sampler = Sampler(**sampling)
     check(target, [shown.prompt], max_new_tokens, Drafter(), match)
     console.print(f"[bold]Prompt[/]: {shown.about}", soft_wrap=True)
@@ -66,15 +76,22 @@ def demo(
     console.print(f"[bold]Target[/]: {target.name}, {target_options.dtype}, {how}.", soft_wrap=True)
     with common.reading([shown.prompt]) as tick:
         eos = None if shown.ends else ()
-        session = DecodeSession(target, [shown.prompt], max_new_tokens, sampler, seed, eos, report=tick)
+        session = DecodeSession(
+            target, [shown.prompt], max_new_tokens, sampler, seed, eos, report=tick
+        )
     session.seal()
     console.print(f"Reading the prompt took {session.prefill_s:.1f} s.")
 
-    console.print(f"[{DRAFTED}]This color[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
+    console.print(
+        f"[{DRAFTED}]This color[/]: accepted drafts. [{OWN}]This one[/]: tokens that the "
+        "target added."
+    )
     runs: dict[str, Any] = {}
     for name in ("plain", *shown.methods):
         console.rule(name, align="left")
-        session.rows(build(name, target, adaptive=True), limit=WARM)  # plain decoding finishes first
+        session.rows(
+            build(name, target, adaptive=True), limit=WARM
+        )  # plain decoding finishes first
         runs[name] = Output([[]])
         text = Detokenizer(tokenizer)
         for step in session.decode(build(name, target, adaptive=True), runs[name].stats):
@@ -85,22 +102,30 @@ def demo(
         paint(console, text.flush() + "\n", OWN)
         if damage := session.altered():  # every later method would read it
             break
-    differences = {name: first_difference(session, runs["plain"].rows, run.rows) for name, run in runs.items()}
+    differences = {
+        name: first_difference(session, runs["plain"].rows, run.rows) for name, run in runs.items()
+    }
     others = {} if damage else llama_cpp(target, shown.prompt, len(runs["plain"].rows[0]), console)
     console.print(table(runs, differences, target.exact, damage, others))
     if damage:
         raise typer.Exit(1)
-    moved, new = traffic(session, runs["plain"]), distinct(runs["plain"].rows)
+    moved = traffic(session, runs["plain"])
+    new = distinct(runs["plain"].rows)
     console.print(
         f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
         f" at {moved['bandwidth_share']:.0%} of this machine's {moved['bandwidth_gb_s']:.0f} GB/s."
     )
     if new < LOOPS:
-        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favors n-grams.")
+        console.print(
+            f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which "
+            "favors n-grams."
+        )
 
 
 def real_model() -> str:
-    """CODER if it was fetched before; else the small real model, which is fetched; else the bundled one, and why."""
+    """CODER if it was fetched before; else the small real model, which is fetched; else the bundled
+    one, and why.
+    """
     from longdraft.errors import InputError
     from longdraft.models.fetch import fetch, is_there
 
@@ -116,7 +141,8 @@ def real_model() -> str:
 
 
 def llama_cpp(target: Any, prompt: list[int], new_tokens: int, console: Any) -> dict[str, float]:
-    """{label: tokens per second} of llama.cpp on the same file and prompt, greedily; empty if it is not installed.
+    """{label: tokens per second} of llama.cpp on the same file and prompt, greedily; empty if it is
+    not installed.
 
     It is the wheel, which is not built for this processor: the label says so.
     """
@@ -157,7 +183,8 @@ def table(
 ) -> Any:
     """A rich table with a row per method, and one per other engine.
 
-    damage: what the last method changed that it must not change. others: {engine: tokens per second}.
+    damage: what the last method changed that it must not change. others: {engine: tokens per
+    second}.
     """
     from rich.table import Table
 
@@ -173,7 +200,9 @@ def table(
     for name, run in runs.items():
         length = f"{run.stats.mean_acceptance_length:.2f}"
         equal = verdict(differences[name], exact, damage if name == last else None)
-        shown.add_row(name, f"{speeds[name]:.1f}", length, f"{speeds[name] / speeds['plain']:.2f}", equal)
+        shown.add_row(
+            name, f"{speeds[name]:.1f}", length, f"{speeds[name] / speeds['plain']:.2f}", equal
+        )
     for label, speed in others.items():
         shown.add_row(label, f"{speed:.1f}", "", f"{speed / speeds['plain']:.2f}", "")
     return shown

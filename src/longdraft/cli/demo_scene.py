@@ -1,4 +1,6 @@
-"""What the demo decodes: an answer about a source file or Python's documentation, or source code that goes on."""
+"""What the demo decodes: an answer about a source file or Python's documentation, or source code
+that goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,33 @@ from typing import Any
 from longdraft.errors import InputError
 
 # Long topics of `help()`, which every Python has, one after another until there are enough tokens.
-TOPICS = ("with", "try", "exceptions", "for", "while", "function", "class", "assignment", "import", "numeric-types")
-TOPICS += ("sequence-types", "callable-types", "strings", "naming", "attribute-access", "typesseq", "specialnames")
+TOPICS = (
+    "with",
+    "try",
+    "exceptions",
+    "for",
+    "while",
+    "function",
+    "class",
+    "assignment",
+    "import",
+    "numeric-types",
+)
+TOPICS += (
+    "sequence-types",
+    "callable-types",
+    "strings",
+    "naming",
+    "attribute-access",
+    "typesseq",
+    "specialnames",
+)
 QUESTION = "What does the with statement do? Explain it to a beginner."
-FILE, METHOD = Path(textwrap.__file__), "_handle_long_word"
+FILE = Path(textwrap.__file__)
+METHOD = "_handle_long_word"
 CHANGE = (
-    f"Write the method `{METHOD}` again, with type hints and without its docstring. Then explain it in two sentences."
+    f"Write the method `{METHOD}` again, with type hints and without its docstring. Then "
+    "explain it in two sentences."
 )
 
 
@@ -23,8 +46,8 @@ CHANGE = (
 class Scene:
     """A prompt of token ids, what it is in one line, and how it is decoded.
 
-    methods: those shown after plain decoding, which is first. sampling: arguments of Sampler. ends: whether the output
-    ends at the model's end tokens.
+    methods: those shown after plain decoding, which is first. sampling: arguments of Sampler. ends:
+    whether the output ends at the model's end tokens.
     """
 
     prompt: list[int]
@@ -35,7 +58,8 @@ class Scene:
 
 
 def scene(tokenizer: Any, context: int | None, coder: bool) -> Scene:
-    """A question if the model has a chat template (coder: about code), else source code. Raises InputError.
+    """A question if the model has a chat template (coder: about code), else source code. Raises
+    InputError.
 
     context: tokens of the text.
     """
@@ -47,7 +71,9 @@ def scene(tokenizer: Any, context: int | None, coder: bool) -> Scene:
 
 
 def change(tokenizer: Any, context: int | None) -> Scene:
-    """A file of the standard library, of which one method is to be changed; its first `context` tokens, if given."""
+    """A file of the standard library, of which one method is to be changed; its first `context`
+    tokens, if given.
+    """
     text, size = _beginning(tokenizer, FILE.read_text(encoding="utf-8"), context)
     about = f"{size} tokens of {FILE.name} of this Python's standard library, then: {CHANGE}"
     prompt = _asked(tokenizer, f"This is the file {FILE.name}:\n\n```python\n{text}\n```", CHANGE)
@@ -55,18 +81,28 @@ def change(tokenizer: Any, context: int | None) -> Scene:
 
 
 def question(tokenizer: Any, context: int) -> Scene:
-    """A question about the first `context` tokens of Python's documentation, in the model's chat template."""
+    """A question about the first `context` tokens of Python's documentation, in the model's chat
+    template.
+    """
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name].strip() for name in TOPICS if name in topics)
     text, size = _beginning(tokenizer, text, context)
     about = f"{size} tokens of this Python's documentation, then: {QUESTION}"
-    sampling = {"temperature": 0.3, "top_p": 0.9, "penalty": 1.1}  # greedy, a small model repeats itself
-    return Scene(_asked(tokenizer, text, QUESTION), about, ("vegas", "magicdec-stream"), sampling, ends=True)
+    sampling = {
+        "temperature": 0.3,
+        "top_p": 0.9,
+        "penalty": 1.1,
+    }  # greedy, a small model repeats itself
+    return Scene(
+        _asked(tokenizer, text, QUESTION), about, ("vegas", "magicdec-stream"), sampling, ends=True
+    )
 
 
 def _beginning(tokenizer: Any, text: str, context: int | None) -> tuple[str, int]:
-    """The text's first `context` tokens, and how many they are; all of it for None. Raises InputError."""
+    """The text's first `context` tokens, and how many they are; all of it for None. Raises
+    InputError.
+    """
     from longdraft.models.text import token_ids
 
     ids = token_ids(tokenizer, text, add_special_tokens=False)

@@ -18,7 +18,8 @@ def export(
     rope: Rope = None,
     weights: Weights = None,
 ) -> None:
-    """Write a model as a folder of safetensors with its configuration and tokenizer, as vLLM and Transformers read it.
+    """Write a model as a folder of safetensors with its configuration and tokenizer, as vLLM and
+    Transformers read it.
 
     Packed weights, those of a GGUF file or of --weights, are written dequantized.
     """

@@ -12,18 +12,34 @@ import typer
 from longdraft.cli import common
 from longdraft.cli.constraint_options import ConstraintOptions
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
-from longdraft.cli.sampling_options import Eta, MinP, Penalty, Temperature, TopK, TopP, Window, sampling_option
+from longdraft.cli.sampling_options import (
+    Eta,
+    MinP,
+    Penalty,
+    Temperature,
+    TopK,
+    TopP,
+    Window,
+    sampling_option,
+)
 from longdraft.sampling_parameters import ETA, MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW
 
 
 @expand
 def generate(
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")
+    ] = None,
     prompt_file: Annotated[
         list[Path],
-        typer.Option(help="A text file to continue (-: standard input); repeat it to decode several rows in a batch."),
+        typer.Option(
+            help="A text file to continue (-: standard input); repeat it to decode several rows "
+            "in a batch."
+        ),
     ] = [],  # noqa: B006
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Use only the first N tokens of each file.")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N tokens of each file.")
+    ] = None,
     model: common.Model = "bundled",
     method_options: MethodOptions = MethodOptions(),
     max_new_tokens: common.NewTokens = 256,
@@ -35,31 +51,42 @@ def generate(
     eta: Eta = ETA.default,
     penalty: Penalty = None,
     penalty_window: Window = WINDOW.default,
-    seed: Annotated[int, sampling_option(SEED, "Seed of random numbers; row b uses row_seed(seed, b).")] = SEED.default,
+    seed: Annotated[
+        int, sampling_option(SEED, "Seed of random numbers; row b uses row_seed(seed, b).")
+    ] = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),
     constraint_options: ConstraintOptions = ConstraintOptions(),
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Continue after end tokens.")
+    ] = False,
     control_tokens: Annotated[
         bool,
         typer.Option(
             "--control-tokens",
-            help="Parse special tokens in the prompt, such as <|im_end|>, instead of reading them as text.",
+            help="Parse special tokens in the prompt, such as <|im_end|>, instead of reading "
+            "them as text.",
         ),
     ] = False,
     accept: common.Accept = None,
     as_json: common.Json = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also run plain decoding: report the speedup and compare the outputs.")
+        bool,
+        typer.Option(
+            "--compare", help="Also run plain decoding: report the speedup and compare the outputs."
+        ),
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write a trace of every step to this file: .json, or .html to see it in a browser."),
+        typer.Option(
+            help="Write a trace of every step to this file: .json, or .html to see it in a browser."
+        ),
     ] = None,
     prompt_cache: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the prompt's keys and values in this file; a cached beginning is not prefilled again.",
+            help="Keep the prompt's keys and values in this file; a cached beginning is not "
+            "prefilled again.",
         ),
     ] = None,
     threads: common.Threads = None,
@@ -75,7 +102,9 @@ def generate(
     if trace is not None:
         trace_file.check(trace, len(prompt_file))
     if prompt_cache is not None and len(prompt_file) > 1:
-        raise InputError("--prompt-cache keeps one prompt: give one --prompt-file, or leave --prompt-cache out")
+        raise InputError(
+            "--prompt-cache keeps one prompt: give one --prompt-file, or leave --prompt-cache out"
+        )
     kept_in = common.check_prompt_cache(prompt_cache, folder=False)
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
     constraint_options.check()

@@ -11,7 +11,10 @@ import typer
 from longdraft.cli.option_groups import Rope
 from longdraft.errors import InputError
 
-Target = Annotated[str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")]
+Target = Annotated[
+    str,
+    typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id."),
+]
 
 
 def _apart(folder: Path, out: Path) -> Path:
@@ -23,20 +26,28 @@ def _apart(folder: Path, out: Path) -> Path:
 
 
 def import_drafter(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
-    out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The released folder, with weights and config.json."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")
+    ],
     model: Target = "bundled",
     rope: Rope = None,
     any_target: Annotated[
         bool,
-        typer.Option("--any-target", help="Accept a drafter whose embedding or output table is not this target's."),
+        typer.Option(
+            "--any-target",
+            help="Accept a drafter whose embedding or output table is not this target's.",
+        ),
     ] = False,
 ) -> None:
-    """Import a GLIDE block of LongSpec, heads of TokenSwift or Medusa, a layer of EAGLE-2 or EAGLE-3, or a block
-    of DFlash, also as `speculators` stores them.
+    """Import a GLIDE block of LongSpec, heads of TokenSwift or Medusa, a layer of EAGLE-2 or
+    EAGLE-3, or a block of DFlash, also as `speculators` stores them.
 
-    The kind is recognized by the names and shapes of the weights, which must all be known and fit the target. No code
-    from the folder is run.
+    The kind is recognized by the names and shapes of the weights, which must all be known and fit
+    the target. No code from the folder is run.
     """
     from longdraft.core.places import new_folder
     from longdraft.drafters.checkpoint import FILES
@@ -44,21 +55,28 @@ def import_drafter(
     from longdraft.models.loading import load_lm, quiet
 
     quiet(None)
-    source, place = _apart(folder, out), new_folder(out, replaced=FILES)
+    source = _apart(folder, out)
+    place = new_folder(out, replaced=FILES)
     made = import_released(source, place, load_lm(model, rope=rope), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")
 
 
 def export_drafter(
-    folder: Annotated[Path, typer.Argument(metavar="DRAFTER", help="The folder of a drafter: eagle3 or dflash.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DRAFTER", help="The folder of a drafter: eagle3 or dflash.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the drafter in the other layout.")],
     model: Target = "bundled",
     rope: Rope = None,
     any_target: Annotated[
-        bool, typer.Option("--any-target", help="Write it for a target other than the one it was trained for.")
+        bool,
+        typer.Option(
+            "--any-target", help="Write it for a target other than the one it was trained for."
+        ),
     ] = False,
 ) -> None:
-    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay unchanged.
+    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay
+    unchanged.
 
     `longdraft import` reads such folders.
     """
@@ -68,19 +86,25 @@ def export_drafter(
     from longdraft.models.loading import load_lm, quiet
 
     quiet(None)
-    source, place = _apart(folder, out), new_folder(out, replaced=FILES)
+    source = _apart(folder, out)
+    place = new_folder(out, replaced=FILES)
     target = load_lm(model, "float32", rope=rope)
     made = kinds.export_drafter(source, place, target, any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")
 
 
 def pack_drafter(
-    folder: Annotated[Path, typer.Argument(metavar="DRAFTER", help="The folder of a trained drafter.")],
-    out: Annotated[Path, typer.Option(help="Folder for the same drafter in 8 bits, to be given to --drafter.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DRAFTER", help="The folder of a trained drafter.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the same drafter in 8 bits, to be given to --drafter.")
+    ],
 ) -> None:
     """Store a drafter's matrices in 8 bits, with a scale for each row: half the size of bfloat16.
 
-    It is used in the target's dtype as before, so it is as fast; drafts may differ a little, the output never does.
+    It is used in the target's dtype as before, so it is as fast; drafts may differ a little, the
+    output never does.
     """
     from longdraft.models.eight_bits import store
 

@@ -1,4 +1,6 @@
-"""The work of `generate`: prefill once, decode, decode plainly too for a comparison, and make a record."""
+"""The work of `generate`: prefill once, decode, decode plainly too for a comparison, and make a
+record.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Printer:
     """Prints a single row while it is decoded, and several rows one after another at the end."""
 
     def __init__(self, tokenizer: Any, prompts: list[Prompt]):
-        self.tokenizer, self.prompts = tokenizer, prompts
+        self.tokenizer = tokenizer
+        self.prompts = prompts
         self.text = Detokenizer(tokenizer)
 
     def step(self, step: Step) -> None:
@@ -47,10 +50,11 @@ class Printer:
 
 @dataclass
 class Job:
-    """A method that decodes on a target; its options are valid for that target. Raises InputError when made.
+    """A method that decodes on a target; its options are valid for that target. Raises InputError
+    when made.
 
-    traced: record a trace of the first row, the only one, in `trace`; with a comparison, of plain decoding too. kept:
-    where the prompt is kept.
+    traced: record a trace of the first row, the only one, in `trace`; with a comparison, of plain
+    decoding too. kept: where the prompt is kept.
     """
 
     target: LM
@@ -69,22 +73,43 @@ class Job:
 
     def drafter(self) -> Drafter:
         """The drafter; with an oracle, its drafts have a fixed size."""
-        return self.method.paced(self.target) if self.accept is None else self.method.build(self.target)
+        return (
+            self.method.paced(self.target)
+            if self.accept is None
+            else self.method.build(self.target)
+        )
 
     def run(
-        self, prompts: list[list[int]], limit: int, eos: tuple[int, ...] | None, compare: bool, printer: Printer | None
+        self,
+        prompts: list[list[int]],
+        limit: int,
+        eos: tuple[int, ...] | None,
+        compare: bool,
+        printer: Printer | None,
     ) -> dict[str, Any]:
-        """Decode the prompts and return a record; after a keyboard interrupt (`interrupted`), of the tokens so far.
+        """Decode the prompts and return a record; after a keyboard interrupt (`interrupted`), of
+        the tokens so far.
 
-        For a comparison, plain decoding finishes before the method starts to warm up: a faulty drafter that changes the
-        prompt's keys and values must not affect the output that it is compared with.
+        For a comparison, plain decoding finishes before the method starts to warm up: a faulty
+        drafter that changes the prompt's keys and values must not affect the output that it is
+        compared with.
         """
         keep = self.drafter().prompt_captures()
         with common.reading(prompts) as tick:
             session = DecodeSession(
-                self.target, prompts, limit, self.sampler, self.seed, eos, report=tick, keep=keep, kept=self.kept
+                self.target,
+                prompts,
+                limit,
+                self.sampler,
+                self.seed,
+                eos,
+                report=tick,
+                keep=keep,
+                kept=self.kept,
             )
-        main, plain, interrupted = Output([[] for _ in prompts]), None, False
+        main = Output([[] for _ in prompts])
+        plain = None
+        interrupted = False
         try:
             if compare or self.accept is not None:
                 session.seal()
@@ -109,18 +134,24 @@ class Job:
             return record | {"interrupted": True}
         return record if plain is None else record | self._comparison(session, main, plain)
 
-    def _decode(self, session: DecodeSession, name: str, drafter: Drafter, output: Output) -> Iterator[Step]:
+    def _decode(
+        self, session: DecodeSession, name: str, drafter: Drafter, output: Output
+    ) -> Iterator[Step]:
         """A decode of the session, recorded as another lane of the trace if one is wanted."""
         if not self.traced:
             yield from session.decode(drafter, output.stats)
             return
         lane = Lane(method=name, options=self.method.options if name == self.method.name else {})
         if self.trace is None:
-            prompt, limit = session.prompts[0], session.limit
-            self.trace = new_trace(self.target, self.tokenizer, prompt, limit, self.sampler, self.seed, [lane])
+            prompt = session.prompts[0]
+            limit = session.limit
+            self.trace = new_trace(
+                self.target, self.tokenizer, prompt, limit, self.sampler, self.seed, [lane]
+            )
         else:
             self.trace.lanes.append(lane)
-        prompt_tokens, slots = self.trace.prompt_tokens, self.trace.slots
+        prompt_tokens = self.trace.prompt_tokens
+        slots = self.trace.slots
         recorder = Recorder(drafter, output.stats, self.tokenizer, prompt_tokens, slots)
         lane.ended = "cancelled"
         for step in session.decode(drafter, output.stats, watch=recorder):
@@ -133,7 +164,11 @@ class Job:
         output.stats.prefill_s += session.prefill_s
         depth = self.method.chain_depth(self.target)
         record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
-        record |= {"method": self.method.name, "options": self.method.options, "sampler": self.sampler.described}
+        record |= {
+            "method": self.method.name,
+            "options": self.method.options,
+            "sampler": self.sampler.described,
+        }
         record |= {"pace": self.method.pace and self.accept is None, **self.method.origin}
         if self.kept is not None:
             record["known_prompt_tokens"] = sum(session.known)
@@ -147,7 +182,9 @@ class Job:
         plain.stats.prefill_s += session.prefill_s
         damage = session.altered()
         return {
-            "plain": {"new_tokens": sum(map(len, plain.rows))} | figures(plain.stats) | traffic(session, plain),
+            "plain": {"new_tokens": sum(map(len, plain.rows))}
+            | figures(plain.stats)
+            | traffic(session, plain),
             **speedups(timings(output.stats), [timings(plain.stats)]),
             "equal": output.rows == plain.rows and damage is None,
             "first_difference": first_difference(session, plain.rows, output.rows),

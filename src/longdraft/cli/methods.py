@@ -13,19 +13,27 @@ from longdraft.cli import common
 def lines(entry: dict[str, Any], model: str) -> list[str]:
     from longdraft.methods.drafter_weights import how_to_get
 
-    details = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
+    details = [
+        entry["does"],
+        *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items()),
+    ]
     if "package" in entry:
         details.append(f"From the package {entry['package']}.")
     if entry["needs"]:
         kind = entry["needs"][0]
-        there = "available" if entry["available"] else f"none with the model: {how_to_get(kind, model)}"
+        there = (
+            "available" if entry["available"] else f"none with the model: {how_to_get(kind, model)}"
+        )
         details.append(f"Needs drafter weights of kind {kind} ({there}).")
     return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in details), ""]
 
 
 def methods(
     model: Annotated[
-        str, typer.Option("-m", "--model", help="The target, beside which trained drafters are searched.")
+        str,
+        typer.Option(
+            "-m", "--model", help="The target, beside which trained drafters are searched."
+        ),
     ] = "bundled",
     as_json: common.Json = False,
 ) -> None:
@@ -40,7 +48,9 @@ def methods(
         kind: [describe(name, method, weights) for name, method in known.items()]
         for kind, known in (("methods", METHODS), ("controls", CONTROLS))
     }
-    listed["elsewhere"] = [{"package": a.package, **describe(name, a.method, weights)} for name, a in added.items()]
+    listed["elsewhere"] = [
+        {"package": a.package, **describe(name, a.method, weights)} for name, a in added.items()
+    ]
     if as_json:
         print(json.dumps({"model": model, **listed, "problems": problems}))
         return
@@ -49,6 +59,10 @@ def methods(
     print("\n".join(line for entry in listed["controls"] for line in lines(entry, model)).rstrip())
     if added:
         print("\nMethods of other packages.\n")
-        print("\n".join(line for entry in listed["elsewhere"] for line in lines(entry, model)).rstrip())
+        print(
+            "\n".join(
+                line for entry in listed["elsewhere"] for line in lines(entry, model)
+            ).rstrip()
+        )
     for problem in problems:
         common.say(problem)

@@ -14,34 +14,43 @@ if TYPE_CHECKING:
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
 
-Dtype = Annotated[str, typer.Option(help="Data type of the weights and the KV cache: float32 or bfloat16.")]
+Dtype = Annotated[
+    str, typer.Option(help="Data type of the weights and the KV cache: float32 or bfloat16.")
+]
 Rope = Annotated[
     str | None,
     typer.Option(
         metavar="KIND:FACTOR",
-        help="Extend rotary positions without training: yarn:2 or linear:2 allows twice the context.",
+        help="Extend rotary positions without training: yarn:2 or linear:2 allows twice the "
+        "context.",
     ),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
         metavar="int8|int4",
-        help="Quantize the linear layers on loading: the quantized model is the target (default: as stored).",
+        help="Quantize the linear layers on loading: the quantized model is the target "
+        "(default: as stored).",
     ),
 ]
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option per field of each group, in the place of the parameter that holds the group.
+    """The command with one option per field of each group, in the place of the parameter that holds
+    the group.
 
-    A parameter holds a group if its default is a dataclass instance; that instance has the options' defaults.
+    A parameter holds a group if its default is a dataclass instance; that instance has the options'
+    defaults.
     """
     parameters = signature(command, eval_str=True).parameters.values()
     groups: dict[str, Any] = {p.name: p.default for p in parameters if is_dataclass(p.default)}
 
     @wraps(command)
     def function(**values: Any) -> None:
-        taken = {n: replace(g, **{f.name: values.pop(f.name) for f in fields(g)}) for n, g in groups.items()}
+        taken = {
+            n: replace(g, **{f.name: values.pop(f.name) for f in fields(g)})
+            for n, g in groups.items()
+        }
         command(**values, **taken)
 
     options = [option for p in parameters for option in _options(p)]
@@ -57,12 +66,16 @@ def _options(parameter: Parameter) -> Iterator[Parameter]:
         return
     types = get_type_hints(type(group), include_extras=True)
     for f in fields(group):
-        yield Parameter(f.name, Parameter.KEYWORD_ONLY, default=getattr(group, f.name), annotation=types[f.name])
+        yield Parameter(
+            f.name, Parameter.KEYWORD_ONLY, default=getattr(group, f.name), annotation=types[f.name]
+        )
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """How the target is loaded. The fields are keyword arguments of `longdraft.models.loading.load`."""
+    """How the target is loaded. The fields are keyword arguments of
+    `longdraft.models.loading.load`.
+    """
 
     dtype: Dtype = "bfloat16"
     rope: Rope = None
@@ -71,20 +84,25 @@ class TargetOptions:
         str | None,
         typer.Option(
             metavar="int8",
-            help="Keep the target's keys and values in 8 bits; this changes the target model (default: --dtype).",
+            help="Keep the target's keys and values in 8 bits; this changes the target model "
+            "(default: --dtype).",
         ),
     ] = None
     activations: Annotated[
         str | None,
         typer.Option(
             metavar="int8|full",
-            help="int8 quantizes the inputs of packed layers (GGUF, --weights), which is faster and changes the target"
-            " model; full does not (default: int8 for a GGUF file where the CPU kernels support it).",
+            help="int8 quantizes the inputs of packed layers (GGUF, --weights), which is faster "
+            "and changes the target"
+            " model; full does not (default: int8 for a GGUF file where the CPU kernels "
+            "support it).",
         ),
     ] = None
 
     def trained(self, model: str) -> str:
-        """The target's name if drafters may have been trained for it; '' with other rotary positions."""
+        """The target's name if drafters may have been trained for it; '' with other rotary
+        positions.
+        """
         return "" if self.rope else model
 
 
@@ -94,17 +112,26 @@ class DrafterOptions:
 
     drafter: Annotated[
         str | None,
-        typer.Option(help="Folder with the drafter weights that the method needs; a small model is named as with -m."),
+        typer.Option(
+            help="Folder with the drafter weights that the method needs; a small model is named "
+            "as with -m."
+        ),
     ] = None
     random_drafter: Annotated[
-        bool, typer.Option("--random-drafter", help="Use random drafter weights, drawn from --seed.")
+        bool,
+        typer.Option("--random-drafter", help="Use random drafter weights, drawn from --seed."),
     ] = False
     any_target: Annotated[
-        bool, typer.Option("--any-target", help="Accept a --drafter that was trained for another target.")
+        bool,
+        typer.Option(
+            "--any-target", help="Accept a --drafter that was trained for another target."
+        ),
     ] = False
 
     def drafter_weights(self, target: str, seed: int) -> DrafterWeights:
-        """target: the name of the model beside which drafters are searched ('': nowhere). Raises InputError."""
+        """target: the name of the model beside which drafters are searched ('': nowhere). Raises
+        InputError.
+        """
         from longdraft.methods.drafter_weights import DrafterWeights
 
         return DrafterWeights(self.drafter, self.random_drafter, seed, target, self.any_target)
@@ -114,9 +141,14 @@ class DrafterOptions:
 class MethodOptions:
     """A method and its options."""
 
-    method: Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")] = "vegas"
+    method: Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")] = (
+        "vegas"
+    )
     option: Annotated[
-        list[str], typer.Option("-o", "--option", help="An option of the method as KEY=VALUE; may be repeated.")
+        list[str],
+        typer.Option(
+            "-o", "--option", help="An option of the method as KEY=VALUE; may be repeated."
+        ),
     ] = field(default_factory=list)
 
     def spec(self, drafter: DrafterOptions, target: str, seed: int) -> MethodSpec:

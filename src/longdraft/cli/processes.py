@@ -13,7 +13,11 @@ from typing import Any
 from longdraft.errors import InputError
 from longdraft.launch import size, world
 
-DIVIDE = ("generate", "bench", "audit")  # a model's heads among processes; `train` shares the work in its own way
+DIVIDE = (
+    "generate",
+    "bench",
+    "audit",
+)  # a model's heads among processes; `train` shares the work in its own way
 SPOKEN = timedelta(seconds=10)  # how long a process waits for the one that reports an error
 
 
@@ -26,13 +30,16 @@ def check(command: str) -> None:
     """Raises InputError for a command that cannot run in several processes."""
     if count() > 1 and command not in (*DIVIDE, "train"):
         raise InputError(
-            f"{command} runs in one process: start it without torchrun ({', '.join(DIVIDE)} and train run in several)"
+            f"{command} runs in one process: start it without torchrun "
+            f"({', '.join(DIVIDE)} and train run in several)"
         )
 
 
 @contextmanager
 def as_one() -> Iterator[None]:
-    """Only the first process's output is shown. All must come to the end of the block, or raise an error."""
+    """Only the first process's output is shown. All must come to the end of the block, or raise an
+    error.
+    """
     rank, size = world()
     if size == 1:
         yield
@@ -64,8 +71,9 @@ def _joined() -> bool:
 def leave(status: int) -> int:
     """The status; a process that computes together with others ends here with it.
 
-    A model that is divided for training keeps torch's group and its threads alive, and a thread that drops a tensor
-    while the interpreter is being finalized aborts the process. So everything but the finalization is done.
+    A model that is divided for training keeps torch's group and its threads alive, and a thread
+    that drops a tensor while the interpreter is being finalized aborts the process. So everything
+    but the finalization is done.
     """
     if _joined():
         for stream in (sys.stdout, sys.stderr):
@@ -77,8 +85,8 @@ def leave(status: int) -> int:
 
 @contextmanager
 def reporting() -> Iterator[bool]:
-    """Whether this process reports the error that it has met: one of them does so in the block. The others leave the
-    block after it, because torchrun ends all processes once one has ended.
+    """Whether this process reports the error that it has met: one of them does so in the block. The
+    others leave the block after it, because torchrun ends all processes once one has ended.
     """
     store = _store()
     mine = store is None or store.add("longdraft/failed", 1) == 1
@@ -93,7 +101,9 @@ def reporting() -> Iterator[bool]:
 
 
 def _store() -> Any:
-    """What the processes of torchrun share; None if this one is alone, or cannot reach the others."""
+    """What the processes of torchrun share; None if this one is alone, or cannot reach the
+    others.
+    """
     with suppress(Exception):
         if count() > 1:
             from torch.distributed.rendezvous import rendezvous

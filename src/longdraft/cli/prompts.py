@@ -1,4 +1,6 @@
-"""Reads prompts from the command line and from files. Raises InputError for anything that is not text."""
+"""Reads prompts from the command line and from files. Raises InputError for anything that is not
+text.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def read(path: Path) -> Prompt:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read the prompt file {path} ({error.strerror}): give a UTF-8 text file") from None
+        raise InputError(
+            f"cannot read the prompt file {path} ({error.strerror}): give a UTF-8 text file"
+        ) from None
     return Prompt(str(path), decode(data, f"the prompt file {path}"))
 
 
@@ -60,8 +64,11 @@ def decode(data: bytes, source: str) -> str:
     return text
 
 
-def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: bool = False) -> list[list[int]]:
-    """The first `tokens` token ids of each prompt; for a shorter prompt, all of them, with a note on standard error.
+def encode(
+    prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: bool = False
+) -> list[list[int]]:
+    """The first `tokens` token ids of each prompt; for a shorter prompt, all of them, with a note
+    on standard error.
 
     control: words such as <|im_end|> in a prompt become special tokens; otherwise they are text.
     """
@@ -73,6 +80,9 @@ def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: b
         if not ids:
             raise InputError(f"{prompt.name} has no tokens: give some text")
         if tokens is not None and len(ids) < tokens:
-            print(f"longdraft: note: {prompt.name} has {len(ids)} tokens, and all of them are used", file=sys.stderr)
+            print(
+                f"longdraft: note: {prompt.name} has {len(ids)} tokens, and all of them are used",
+                file=sys.stderr,
+            )
         rows.append(ids[:tokens])
     return rows

@@ -6,7 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from longdraft.sampling_parameters import ETA, MIN_P, PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW, Parameter
+from longdraft.sampling_parameters import (
+    ETA,
+    MIN_P,
+    PENALTY,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    WINDOW,
+    Parameter,
+)
 
 
 def sampling_option(parameter: Parameter[Any], about: str = "") -> Any:
@@ -17,7 +27,9 @@ def sampling_option(parameter: Parameter[Any], about: str = "") -> Any:
             parameter.check(value, str(param.opts[-1]))
         return value
 
-    return typer.Option(callback=check, help=f"{about or parameter.about} {parameter.span.capitalize()}.")
+    return typer.Option(
+        callback=check, help=f"{about or parameter.about} {parameter.span.capitalize()}."
+    )
 
 
 Temperature = Annotated[float, sampling_option(TEMPERATURE)]

@@ -34,38 +34,58 @@ Models = Annotated[
 def serve(
     model: Models = ("smollm2",),  # type: ignore[assignment]
     method_options: MethodOptions = MethodOptions("auto"),
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
+    ] = 8000,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="The model's name in the API, once for each -m (default: as given to -m)."),
+        typer.Option(
+            help="The model's name in the API, once for each -m (default: as given to -m)."
+        ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help=f"A file whose lines are the keys that clients may use (or set {KEY}).")
+        Path | None,
+        typer.Option(help=f"A file whose lines are the keys that clients may use (or set {KEY})."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="Number of requests decoded at the same time.")] = 8,
+    batch: Annotated[
+        int, typer.Option(min=1, max=256, help="Number of requests decoded at the same time.")
+    ] = 8,
     context: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of a prompt and its answer (default: the model's positions).")
+        int | None,
+        typer.Option(
+            min=16, help="Tokens of a prompt and its answer (default: the model's positions)."
+        ),
     ] = None,
     cache_tokens: Annotated[
-        int | None, typer.Option(min=16, help="Tokens that all running requests may need (default: batch x context).")
+        int | None,
+        typer.Option(
+            min=16, help="Tokens that all running requests may need (default: batch x context)."
+        ),
     ] = None,
     prefix_tokens: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Tokens of earlier requests whose keys and values are kept; 0 keeps none (default: the context or"
+            help="Tokens of earlier requests whose keys and values are kept; 0 keeps none "
+            "(default: the context or"
             " 32,768, whichever is more, within a quarter of the free memory).",
         ),
     ] = None,
     share_prefixes: Annotated[
         bool,
-        typer.Option("--share-prefixes", help="Reuse them across API keys: a key can then learn what others sent."),
+        typer.Option(
+            "--share-prefixes",
+            help="Reuse them across API keys: a key can then learn what others sent.",
+        ),
     ] = False,
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Also keep keys and values of prompts in this private folder, for later servers."
+            metavar="DIR",
+            help="Also keep keys and values of prompts in this private folder, for later servers.",
         ),
     ] = None,
     cache_dir_mb: Annotated[
@@ -73,49 +93,69 @@ def serve(
         typer.Option(
             min=1,
             max=1 << 30,
-            help="Size of --cache-dir in megabytes; the least recently used prompts are removed first.",
+            help="Size of --cache-dir in megabytes; the least recently used prompts are removed "
+            "first.",
         ),
     ] = 4096,
-    queue: Annotated[int, typer.Option(min=0, help="Maximum number of waiting requests; further ones get a 429.")] = 64,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Maximum number of waiting requests; further ones get a 429.")
+    ] = 64,
     chunk: Annotated[
         int,
         typer.Option(
             min=16,
-            help="Prompt tokens to prefill between two steps of running requests (where torch reads them, a multiple"
+            help="Prompt tokens to prefill between two steps of running requests (where torch "
+            "reads them, a multiple"
             " of 1024).",
         ),
     ] = 256,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of new tokens per answer.")] = 4096,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Largest number of new tokens per answer.")
+    ] = 4096,
     queue_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait for the first token.")
     ] = 120.0,
     request_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds that a request may take in all.")
     ] = 600.0,
-    grace_seconds: Annotated[float, typer.Option(min=0.0, max=MOST_S, help="Seconds to finish after SIGTERM.")] = 30.0,
+    grace_seconds: Annotated[
+        float, typer.Option(min=0.0, max=MOST_S, help="Seconds to finish after SIGTERM.")
+    ] = 30.0,
     client_seconds: Annotated[
         float,
         typer.Option(
-            min=0.1, max=MOST_S, help="Seconds that a client may take to send a request, or to read an answer."
+            min=0.1,
+            max=MOST_S,
+            help="Seconds that a client may take to send a request, or to read an answer.",
         ),
     ] = 30.0,
-    max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
-    client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
+    max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4
+    << 20,
+    client_requests: Annotated[
+        int, typer.Option(min=1, help="Open requests allowed per client address.")
+    ] = 64,
     log_level: Annotated[
-        str, typer.Option(metavar="error|warning|info", help="Log refusals from warning on, and requests from info on.")
+        str,
+        typer.Option(
+            metavar="error|warning|info",
+            help="Log refusals from warning on, and requests from info on.",
+        ),
     ] = "info",
     log_format: Annotated[
         str, typer.Option(metavar="text|json", help="Lines of text, or a JSON object in each line.")
     ] = "text",
-    page: Annotated[bool, typer.Option(help="Serve a page at / that shows methods drafting.")] = True,
+    page: Annotated[
+        bool, typer.Option(help="Serve a page at / that shows methods drafting.")
+    ] = True,
     target_options: TargetOptions = TargetOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
     threads: common.Threads = None,
 ) -> None:
     """Serve models over OpenAI's API, with metrics, and a page at / that shows a method at work.
 
-    With the CPU kernels, a request's output is what `longdraft generate` gives for the same sampler and seed, whatever
-    runs beside it. On other backends the two can differ where tokens tie within rounding.
+    With the CPU kernels, a request's output is what `longdraft generate` gives for the same sampler
+    and seed, whatever runs beside it. On other backends the two can differ where tokens tie within
+    rounding.
     """
     try:
         from longdraft.server.log import check, logging_to, note
@@ -133,19 +173,29 @@ def serve(
     from longdraft.models.text import token_ids
 
     check(log_level, log_format)
-    keys, place = read_keys(api_key_file), listening(host, port)
+    keys = read_keys(api_key_file)
+    place = listening(host, port)
     if cache_dir is not None:
         private(cache_dir)  # refused before the model is loaded
     if host not in LOCAL and not keys:
-        print("longdraft: note: without --api-key-file, anyone who can reach this address can use it", file=sys.stderr)
+        print(
+            "longdraft: note: without --api-key-file, anyone who can reach this address can use it",
+            file=sys.stderr,
+        )
     names = names_of(list(model), list(name or []))
-    folders, served, specs = [], [], []
+    folders = []
+    served = []
+    specs = []
     for given, called in zip(model, names, strict=True):
         spec = method_options.spec(drafter_options, target_options.trained(given), 0)
         target, tokenizer = common.load_target(given, target_options, threads)
         spec.check(target, None)
         slots = min(context or target.positions, target.positions)
-        kept = prefix_room(target, slots, batch * slots, len(names)) if prefix_tokens is None else prefix_tokens
+        kept = (
+            prefix_room(target, slots, batch * slots, len(names))
+            if prefix_tokens is None
+            else prefix_tokens
+        )
         prefixes = PrefixCache(kept, tell=note if cache_dir is None else None) if kept else None
         if cache_dir is not None:
             prefixes = PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, note)
@@ -185,9 +235,15 @@ def serve(
         if has_template(tokenizer):
             server.service.templates.start()
             with suppress(InputError):  # chats say it, and completions do without
-                control_of(tokenizer)  # takes a second or two with a large vocabulary: not while the first chat waits
-        token_ids(tokenizer, "")  # copies the vocabulary, in a second if it is large: not while the first prompt waits
-    gc.freeze()  # what is loaded stays: garbage collections that read it would delay all answers by 0.1 s and more
+                control_of(
+                    tokenizer
+                )  # takes a second or two with a large vocabulary: not while the first chat waits
+        token_ids(
+            tokenizer, ""
+        )  # copies the vocabulary, in a second if it is large: not while the first prompt waits
+    # what is loaded stays: garbage collections that read it would delay all answers by 0.1 s and
+    # more
+    gc.freeze()
     with logging_to(log_level, log_format):
         try:
             status = server.run([place])
@@ -202,7 +258,9 @@ def serve(
 def names_of(models: list[str], names: list[str]) -> list[str]:
     """The models' names in the API. Raises InputError."""
     if names and len(names) != len(models):
-        raise InputError(f"--name is given {len(names)} times for {len(models)} models: give it once for each -m")
+        raise InputError(
+            f"--name is given {len(names)} times for {len(models)} models: give it once for each -m"
+        )
     called = names or models
     if twice := next((each for each in called if called.count(each) > 1), None):
         raise InputError(f"two models are named {twice}: give each another --name")
@@ -218,7 +276,9 @@ def read_keys(file: Path | None) -> list[bytes]:
         try:
             keys += read_bytes(file).decode("utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
-            raise InputError(f"cannot read the API keys in {file}: give a UTF-8 text file, a key in a line") from None
+            raise InputError(
+                f"cannot read the API keys in {file}: give a UTF-8 text file, a key in a line"
+            ) from None
     stripped = [key.strip().encode() for key in keys if key.strip()]
     if file is not None and not stripped:
         raise InputError(f"{file} has no API key: write one in each line")

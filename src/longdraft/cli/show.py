@@ -6,7 +6,9 @@ from typing import Any
 
 
 def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None = None) -> str:
-    """Whether an output equals plain decoding's, in words. damage: what the method changed without permission."""
+    """Whether an output equals plain decoding's, in words. damage: what the method changed without
+    permission.
+    """
     if damage:
         return f"NO: the method changed {damage}"
     promise = "" if exact else " (not guaranteed on this backend)"
@@ -15,14 +17,23 @@ def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None =
     gap = difference["top2_gap"]
     row = f"row {difference['row'] + 1}, " if difference["row"] else ""
     size = "unbounded" if gap is None else f"{gap:.2g}"
-    return f"no: {row}new token {difference['position'] + 1}, where the target's best two are {size} apart{promise}"
+    return (
+        f"no: {row}new token {difference['position'] + 1}, where the target's best two are "
+        f"{size} apart{promise}"
+    )
 
 
 def summary(record: dict[str, Any]) -> str:
     """A record of `generate` in one line."""
-    total, prompt = (sum(x) if isinstance(x, list) else x for x in (record["new_tokens"], record["prompt_tokens"]))
+    total, prompt = (
+        sum(x) if isinstance(x, list) else x
+        for x in (record["new_tokens"], record["prompt_tokens"])
+    )
     seconds = record["start_s"] + record["decode_s"]
-    words = [f"{record['method']}: {total} tokens in {seconds:.2f} s, {record['tokens_per_s']:.1f} tokens/s"]
+    words = [
+        f"{record['method']}: {total} tokens in {seconds:.2f} s, "
+        f"{record['tokens_per_s']:.1f} tokens/s"
+    ]
     if record["start_s"] >= 0.005:
         words.append(f"of which the drafter's start took {record['start_s']:.2f} s")
     if record["method"] != "plain":
@@ -30,15 +41,27 @@ def summary(record: dict[str, Any]) -> str:
     share = record.get("bandwidth_share")
     if share is not None:
         words.append(f"{share:.0%} of this machine's {record['bandwidth_gb_s']:.0f} GB/s")
-    known = f", of which {record['known_prompt_tokens']} were kept" if "known_prompt_tokens" in record else ""
+    known = (
+        f", of which {record['known_prompt_tokens']} were kept"
+        if "known_prompt_tokens" in record
+        else ""
+    )
     words.append(f"prefill of {prompt} tokens{known} {record['prefill_s']:.2f} s")
     if "oracle" in record:
         words.append(f"acceptance set to {record['oracle']:g} drafts per step by an oracle")
     if record.get("speedup") is not None:
-        more = f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} steady"
+        more = (
+            f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} "
+            "steady"
+        )
         if record.get("predicted_speedup") is not None:
             more += f", predicted {record['predicted_speedup']:.2f}"
-        words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f} ({more})")
+        words.append(
+            f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup "
+            f"{record['speedup']:.2f} ({more})"
+        )
     if "equal" in record:
-        words.append(f"equal: {verdict(record['first_difference'], record['exact'], record.get('damage'))}")
+        words.append(
+            f"equal: {verdict(record['first_difference'], record['exact'], record.get('damage'))}"
+        )
     return "; ".join(words)

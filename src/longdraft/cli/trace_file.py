@@ -14,14 +14,18 @@ def check(path: Path, rows: int) -> None:
     if path.suffix not in (".json", ".html"):
         raise InputError(f"--trace is {path}: give a file that ends in .json or .html")
     if not path.parent.is_dir():
-        raise InputError(f"--trace: there is no folder {path.parent}: create it, or give another file")
+        raise InputError(
+            f"--trace: there is no folder {path.parent}: create it, or give another file"
+        )
     new_file(path, "--trace")
     if rows > 1:
         raise InputError("--trace records one prompt: give one --prompt-file")
 
 
 def write(path: Path, trace: str) -> None:
-    """Write a trace, given as JSON; a file that is there is replaced once the new one is complete."""
+    """Write a trace, given as JSON; a file that is there is replaced once the new one is
+    complete.
+    """
     text = trace + "\n"
     if path.suffix == ".html":
         from longdraft.server.page import page

@@ -1,4 +1,6 @@
-"""`longdraft train text`: writes text that the target generates, on which drafters are trained (as EAGLE is)."""
+"""`longdraft train text`: writes text that the target generates, on which drafters are trained (as
+EAGLE is).
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,29 @@ def write_text(
     corpus_options: o.CorpusOptions = o.CorpusOptions(),
     count: Annotated[int, typer.Option(min=1, max=1 << 20, help="Number of texts.")] = 1000,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask a question about each piece, in the model's chat template.")
+        bool,
+        typer.Option(
+            "--chat", help="Ask a question about each piece, in the model's chat template."
+        ),
     ] = False,
     turns: Annotated[
-        int, typer.Option(min=1, max=1024, help="Number of prompts per text, each with its continuation.")
+        int,
+        typer.Option(
+            min=1, max=1024, help="Number of prompts per text, each with its continuation."
+        ),
     ] = 1,
     batch: Annotated[
-        int, typer.Option(min=1, max=4096, help="Number of prompts decoded side by side; hundreds on a GPU.")
+        int,
+        typer.Option(
+            min=1, max=4096, help="Number of prompts decoded side by side; hundreds on a GPU."
+        ),
     ] = 8,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Number of tokens of each piece; with --chat, the maximum of varied lengths.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of tokens of each piece; with --chat, the maximum of varied lengths.",
+        ),
     ] = 64,
     max_new_tokens: common.NewTokens = 448,
     temperature: Annotated[
@@ -57,23 +72,30 @@ def write_text(
     target_options: TargetOptions = TargetOptions(),
     threads: o.Threads = 0,
 ) -> None:
-    """Let the target continue pieces of text, or answer questions about them, to train drafters on its own output.
+    """Let the target continue pieces of text, or answer questions about them, to train drafters on
+    its own output.
 
     A second run continues the file.
     """
     quiet(threads or None)
     out = new_file(out)
-    before, done = _lines(out), 0
+    before = _lines(out)
+    done = 0
     target, tokenizer = load(model, **asdict(target_options))
-    corpus, _ = corpora(Frozen(target), tokenizer, corpus_options.sources(), corpus_options.folder(out))
+    corpus, _ = corpora(
+        Frozen(target), tokenizer, corpus_options.sources(), corpus_options.folder(out)
+    )
 
     def prompt(i: int) -> list[int]:
         """Prompt i, determined by seed and i."""
         rng = rows.generator(seed, i)
         if not chat:
             return rows.cut(corpus, prompt_tokens, rng, CODE).astype(int).tolist()
-        code, size = bool(rng.random() < CODE), int(np.exp(rng.uniform(0, np.log(max(prompt_tokens, 16) / 16)))) * 16
-        piece = tokenizer.decode(rows.cut(corpus, min(size, prompt_tokens), rng, float(code)).astype(int).tolist())
+        code = bool(rng.random() < CODE)
+        size = int(np.exp(rng.uniform(0, np.log(max(prompt_tokens, 16) / 16)))) * 16
+        piece = tokenizer.decode(
+            rows.cut(corpus, min(size, prompt_tokens), rng, float(code)).astype(int).tolist()
+        )
         return chat_tokens(tokenizer, [{"role": "user", "content": ask(piece, code, rng)}])
 
     prompts = [prompt(i) for i in range(before * turns, count * turns)]
@@ -81,32 +103,52 @@ def write_text(
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     if target.device.type == "cpu":
         # Decoding is plain: at such lengths a view of the cache saves nothing.
-        given = {"max_new_tokens": max_new_tokens, "sampler": Sampler(temperature), "seed": seed, "eos": eos}
+        given = {
+            "max_new_tokens": max_new_tokens,
+            "sampler": Sampler(temperature),
+            "seed": seed,
+            "eos": eos,
+        }
         served = serve(target, prompts, None, batch, room + 128, **given, first=before * turns)
         answers = (done.tokens for done in _ordered(served, before * turns))
     else:
-        answers = by_generate(target, prompts, batch, max_new_tokens, temperature, seed + before * turns, eos)
+        answers = by_generate(
+            target, prompts, batch, max_new_tokens, temperature, seed + before * turns, eos
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         bar = trainer.bar("{task.completed}/{task.total} texts")
         with out.open("a", encoding="utf-8", buffering=1) as file, bar:
-            for i in bar.track(range(before, count), total=count, completed=before, description="text"):
+            for i in bar.track(
+                range(before, count), total=count, completed=before, description="text"
+            ):
                 first = (i - before) * turns
-                pieces = [p + new for p, new in zip(prompts[first : first + turns], answers, strict=False)]
-                file.write(json.dumps({"text": "".join(_decoded(tokenizer, p, chat) for p in pieces)}) + "\n")
+                pieces = [
+                    p + new for p, new in zip(prompts[first : first + turns], answers, strict=False)
+                ]
+                file.write(
+                    json.dumps({"text": "".join(_decoded(tokenizer, p, chat) for p in pieces)})
+                    + "\n"
+                )
                 done = i + 1 - before
     except OSError as error:
-        raise InputError(f"could not write {out}: {error}; make room, then run the same command again") from None
+        raise InputError(
+            f"could not write {out}: {error}; make room, then run the same command again"
+        ) from None
     typer.echo(f"{done} texts written, {max(count, before)} in {out}")
 
 
 def _decoded(tokenizer: Any, tokens: list[int], chat: bool) -> str:
-    """Tokens as text. What a chat template writes is kept: a drafter meets it again when it drafts."""
+    """Tokens as text. What a chat template writes is kept: a drafter meets it again when it
+    drafts.
+    """
     return tokenizer.decode(tokens, skip_special_tokens=not chat) + ("\n" if chat else "")
 
 
 def _ordered(finished: Iterator[Finished], wanted: int) -> Iterator[Finished]:
-    """What `serve` yields, in the order of the prompts from `wanted` on. Raises InputError for one that failed."""
+    """What `serve` yields, in the order of the prompts from `wanted` on. Raises InputError for one
+    that failed.
+    """
     waiting: dict[int, Finished] = {}
     for each in finished:
         if each.error is not None:
@@ -118,7 +160,9 @@ def _ordered(finished: Iterator[Finished], wanted: int) -> Iterator[Finished]:
 
 
 def _lines(out: Path) -> int:
-    """The number of complete lines in a file that an earlier run wrote; an incomplete last line is removed."""
+    """The number of complete lines in a file that an earlier run wrote; an incomplete last line is
+    removed.
+    """
     if not out.exists():
         return 0
     try:

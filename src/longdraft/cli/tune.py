@@ -1,4 +1,6 @@
-"""`longdraft tune`: measures what a model's passes cost on this machine, and keeps it for later runs."""
+"""`longdraft tune`: measures what a model's passes cost on this machine, and keeps it for later
+runs.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,27 @@ def tune(
     target_options: TargetOptions = TargetOptions(),
     context: Annotated[
         list[int] | None,
-        typer.Option(min=64, max=MOST, help="Tokens of a context; may be repeated (default: 1,024, 8,192 and 32,768)."),
+        typer.Option(
+            min=64,
+            max=MOST,
+            help="Tokens of a context; may be repeated (default: 1,024, 8,192 and 32,768).",
+        ),
     ] = None,
-    most_rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of the largest batch that is measured.")] = 8,
+    most_rows: Annotated[
+        int, typer.Option(min=1, max=64, help="Rows of the largest batch that is measured.")
+    ] = 8,
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each pass.")] = 8,
     as_json: common.Json = False,
     threads: common.Threads = None,
 ) -> None:
-    """Measure what forward passes cost on this machine, in about a minute, and keep it in the user's cache folder.
+    """Measure what forward passes cost on this machine, in about a minute, and keep it in the
+    user's cache folder.
 
-    Adaptive drafting then decides by these costs from the first token; without them it measures briefly when the model
-    is loaded. Costs are fitted to one half of the passes; the errors are those of the other half. Run it on an idle
-    machine, again after a change of the machine, its threads or the version. The exit status is 1, and nothing is kept,
-    if other processes disturbed most of the passes.
+    Adaptive drafting then decides by these costs from the first token; without them it measures
+    briefly when the model is loaded. Costs are fitted to one half of the passes; the errors are
+    those of the other half. Run it on an idle machine, again after a change of the machine, its
+    threads or the version. The exit status is 1, and nothing is kept, if other processes disturbed
+    most of the passes.
     """
     import torch
 
@@ -49,7 +59,9 @@ def tune(
         timed = measured(target, [*own, *others], repeat, SECONDS, lambda name: tick(1, name))
         costs = fitted(target, [t for t in timed if t.shape in own])
     held = held_out(target, costs, [t for t in timed if t.shape in others])
-    errors: dict[str, float] = dict(zip(("median", "nine_of_ten"), quantiles(held), strict=True)) if held else {}
+    errors: dict[str, float] = (
+        dict(zip(("median", "nine_of_ten"), quantiles(held), strict=True)) if held else {}
+    )
     busy = sum(not t.calm for t in timed) / len(timed)
     place = store(target, costs, errors) if busy < BUSY else None
     if as_json:
@@ -66,18 +78,29 @@ def tune(
             f" {errors['median']:.0%} and nine of ten within {errors['nine_of_ten']:.0%}."
         )
     if busy > BUSY / 2:
-        console.print(f"Other processes disturbed {busy:.0%} of the passes: run it again on an idle machine.")
+        console.print(
+            f"Other processes disturbed {busy:.0%} of the passes: run it again on an idle machine."
+        )
     console.print(f"Kept in {place}." if place else "Not kept.", soft_wrap=True, markup=False)
     raise typer.Exit(0 if place else 1)
 
 
-def record(target: Any, costs: Any, timed: list[Any], held: list[Any], errors: dict[str, float], busy: float) -> Any:
+def record(
+    target: Any,
+    costs: Any,
+    timed: list[Any],
+    held: list[Any],
+    errors: dict[str, float],
+    busy: float,
+) -> Any:
     """The object that --json prints."""
     from dataclasses import asdict
 
     from longdraft.tuning.stored import fingerprint
 
-    points = [asdict(h.shape) | {"measured_s": h.measured, "predicted_s": h.predicted} for h in held]
+    points = [
+        asdict(h.shape) | {"measured_s": h.measured, "predicted_s": h.predicted} for h in held
+    ]
     shared = {"fingerprint": fingerprint(target), "terms": asdict(costs), "errors": errors}
     return shared | {"disturbed": busy, "passes": len(timed), "held_out": points}
 
@@ -128,5 +151,7 @@ def predictions(held: list[Any]) -> Any:
         plain = next((h for h in own if h.shape.name == "plain"), own[0])
         median, most = quantiles(own)
         times = (f"{1e3 * x:.2f}" for x in (plain.measured, plain.predicted))
-        table.add_row(str(context), str(rows), str(len(own)), *times, f"{median:.0%}", f"{most:.0%}")
+        table.add_row(
+            str(context), str(rows), str(len(own)), *times, f"{median:.0%}", f"{most:.0%}"
+        )
     return table

@@ -6,19 +6,31 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-NAMED = ("properties", "$defs", "definitions", "patternProperties")  # keywords whose values are schemas by name
+NAMED = (
+    "properties",
+    "$defs",
+    "definitions",
+    "patternProperties",
+)  # keywords whose values are schemas by name
 LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "contains")
 MORE = {"additionalProperties", "patternProperties"}  # say what other properties there may be
-ALONE = {"properties", "allOf", "anyOf", "oneOf", "$ref"}  # two of them describe one object together, in parts
+ALONE = {
+    "properties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+}  # two of them describe one object together, in parts
 OTHERS = {"not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema that forbids properties which are not named, where it says nothing of them: JSON Schema allows any.
+    """A schema that forbids properties which are not named, where it says nothing of them: JSON
+    Schema allows any.
 
-    What it allows is valid by the schema that was given. One that describes an object in several parts stays unchanged,
-    because a part that is closed would forbid the properties of the others.
+    What it allows is valid by the schema that was given. One that describes an object in several
+    parts stays unchanged, because a part that is closed would forbid the properties of the others.
     """
     made = deepcopy(schema)
     found = list(nodes(made))

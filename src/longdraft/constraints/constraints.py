@@ -19,7 +19,8 @@ from longdraft.constraints.one_of import as_any_of
 from longdraft.constraints.progress import Recent
 from longdraft.errors import InputError
 
-# JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing is, so keys and
+# JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing
+# is, so keys and
 # punctuation are forced, and no text can go on with whitespace for ever.
 EXACT: Any = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 SPACED: Any = EXACT | {"item_separator": ", ", "key_separator": ": "}
@@ -32,17 +33,21 @@ MOST_CHOICES = 10_000
 
 
 class Constraints:
-    """Makes constraints for texts of one tokenizer. The same request gives the same object while it is kept.
+    """Makes constraints for texts of one tokenizer. The same request gives the same object while it
+    is kept.
 
-    Grammars are matched by llguidance. Building takes about a second for a large vocabulary. May be used from several
-    threads. Raises InputError where the tokenizer is none of the `tokenizers` library.
+    Grammars are matched by llguidance. Building takes about a second for a large vocabulary. May be
+    used from several threads. Raises InputError where the tokenizer is none of the `tokenizers`
+    library.
     """
 
     def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
         """vocab: how many logits the model has. ends: its end tokens, the usual one first."""
         self.ends = _usual_first(ends, getattr(tokenizer, "eos_token_id", None))
-        self._words, self._made = _words(tokenizer, vocab, self.ends), OrderedDict[str, Grammar]()
-        self._lock, self._recent = Lock(), Recent()
+        self._words = _words(tokenizer, vocab, self.ends)
+        self._made = OrderedDict[str, Grammar]()
+        self._lock = Lock()
+        self._recent = Recent()
 
     @staticmethod
     def of(target: Any, tokenizer: Any) -> Constraints:
@@ -52,20 +57,27 @@ class Constraints:
     def json_schema(self, schema: dict[str, Any] | bool | str, compact: bool = False) -> Grammar:
         """JSON that is valid by this schema (text: the schema's JSON), on one line.
 
-        Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is none, or that has a
-        keyword which cannot be enforced: nothing of it is ignored. Such a part of an `anyOf` is left out.
+        Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is
+        none, or that has a keyword which cannot be enforced: nothing of it is ignored. Such a part
+        of an `anyOf` is left out.
         """
-        return self._make("the JSON schema", _of_schema(read_schema(schema), COMPACT if compact else SPACED))
+        return self._make(
+            "the JSON schema", _of_schema(read_schema(schema), COMPACT if compact else SPACED)
+        )
 
     def json_object(self, compact: bool = False) -> Grammar:
-        """Any JSON object, with line breaks and spaces where the model wants some, unless `compact`.
+        """Any JSON object, with line breaks and spaces where the model wants some, unless
+        `compact`.
 
-        No key is forced here, and a model that wants a line break after the brace would otherwise write {}.
+        No key is forced here, and a model that wants a line break after the brace would otherwise
+        write {}.
         """
         return self._make("the JSON object", _of_schema(OBJECT, COMPACT if compact else FREE))
 
     def regex(self, pattern: str) -> Grammar:
-        """Text that an expression of Rust's `regex` matches from its beginning to its end (no look-around)."""
+        """Text that an expression of Rust's `regex` matches from its beginning to its end (no
+        look-around).
+        """
         return self._make("the regular expression", LLMatcher.grammar_from_regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> Grammar:
@@ -74,7 +86,10 @@ class Constraints:
             raise InputError("the choices must be a list of texts, none of them empty")
         if len(choices) > MOST_CHOICES:
             raise InputError(f"{len(choices)} choices are too many: give at most {MOST_CHOICES}")
-        return self._make("the choices", LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}"))
+        return self._make(
+            "the choices",
+            LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}"),
+        )
 
     def grammar(self, text: str) -> Grammar:
         """Text of a context-free grammar, in Lark's notation or in GBNF (llama.cpp's EBNF)."""
@@ -85,11 +100,15 @@ class Constraints:
         return self._make("the grammar", LLMatcher.grammar_from_lark(lark))
 
     def lark(self, text: str, about: str = "the grammar") -> Grammar:
-        """Text of a grammar in llguidance's kind of Lark, which can contain JSON schemas and special tokens."""
+        """Text of a grammar in llguidance's kind of Lark, which can contain JSON schemas and
+        special tokens.
+        """
         return self._make(about, LLMatcher.grammar_from_lark(text))
 
     def forget(self) -> None:
-        """Compile everything anew: a kept matcher also keeps what it has computed, which measurements must not find."""
+        """Compile everything anew: a kept matcher also keeps what it has computed, which
+        measurements must not find.
+        """
         with self._lock:
             self._made.clear()
 
@@ -100,7 +119,9 @@ class Constraints:
         with self._lock:
             made = self._made.pop(text, None)
         if made is None:
-            made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about, self._recent)
+            made = Grammar(
+                LLMatcher(self._words, text, log_level=0), self.ends, about, self._recent
+            )
         with self._lock:
             made = self._made.setdefault(text, made)
             while len(self._made) > KEPT:
@@ -115,11 +136,17 @@ def _usual_first(ends: tuple[int, ...], usual: int | None) -> tuple[int, ...]:
 def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
     """llguidance's form of the vocabulary."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise InputError("constraints need a tokenizer with a tokenizer.json, and this model has none")
+        raise InputError(
+            "constraints need a tokenizer with a tokenizer.json, and this model has none"
+        )
     try:
-        return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)), eos_token=list(ends) or None)
+        return from_tokenizer(
+            tokenizer, n_vocab=max(vocab, len(tokenizer)), eos_token=list(ends) or None
+        )
     except Exception as error:  # the library raises several kinds, some of them bare
-        raise InputError(f"constraints cannot be used with this model's tokenizer: {first_line(str(error))}") from None
+        raise InputError(
+            f"constraints cannot be used with this model's tokenizer: {first_line(str(error))}"
+        ) from None
 
 
 def read_schema(schema: Any) -> dict[str, Any] | bool:
@@ -135,14 +162,18 @@ def read_schema(schema: Any) -> dict[str, Any] | bool:
 
 
 def json_rule(schema: dict[str, Any] | bool, compact: bool = False, lenient: bool = False) -> str:
-    """JSON by this schema, in a grammar in Lark's notation. lenient: what cannot be enforced is left out."""
+    """JSON by this schema, in a grammar in Lark's notation. lenient: what cannot be enforced is
+    left out.
+    """
     options = (COMPACT if compact else SPACED) | ({"lenient": True} if lenient else {})
     given = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
     return f"%json {json.dumps(json.loads(_written(given, lenient)) | {'x-guidance': options})}"
 
 
 def relaxed_schema(schema: dict[str, Any] | bool) -> tuple[dict[str, Any] | bool, list[str]]:
-    """A schema without what cannot be enforced of it -> it, and the keywords that were left out (see `relaxed`)."""
+    """A schema without what cannot be enforced of it -> it, and the keywords that were left out
+    (see `relaxed`).
+    """
     return relaxed(schema, lambda part: _wrong(as_any_of(part)))
 
 
@@ -162,11 +193,15 @@ def _of_schema(schema: dict[str, Any] | bool, options: Any) -> str:
 
 
 def _written(schema: Any, lenient: bool = False) -> str:
-    """The JSON of a schema that says the same, or less where only that can be enforced (see `enforceable`)."""
+    """The JSON of a schema that says the same, or less where only that can be enforced (see
+    `enforceable`).
+    """
     try:
         return _enforceable(json.dumps(as_any_of(schema)), lenient)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None
+        raise InputError(
+            f"the JSON schema cannot be written as JSON: {first_line(str(error))}"
+        ) from None
 
 
 @lru_cache(KEPT)
@@ -177,4 +212,6 @@ def _enforceable(text: str, lenient: bool) -> str:
 def _wrong(schema: Any, lenient: bool = False) -> str:
     """Why a schema cannot be enforced; empty: it can."""
     text: Any = json.dumps(schema)
-    return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text, overrides=EXACT | {"lenient": lenient}))
+    return LLMatcher.validate_grammar(
+        LLMatcher.grammar_from_json_schema(text, overrides=EXACT | {"lenient": lenient})
+    )

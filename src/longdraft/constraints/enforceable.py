@@ -1,4 +1,6 @@
-"""Schemas with keywords that cannot be enforced: what may be left out of them, and what is lost by it."""
+"""Schemas with keywords that cannot be enforced: what may be left out of them, and what is lost by
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ Check = Callable[[Any], str]  # what is wrong with a schema; empty: it can be en
 MOST = 100  # parts of anyOf that are tried
 # Those that JSON Schema defines: any other format says nothing of a value's form.
 FORMATS = {
-    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+    *(
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+    ),
     *("uuid", "uri", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
     *("json-pointer", "relative-json-pointer"),
 }
@@ -20,10 +33,11 @@ FINE = {"type": "string"}  # a schema that can be enforced
 
 
 def enforceable(schema: Any, wrong: Check) -> Any:
-    """A schema that allows nothing which the given one forbids, and that can be enforced if this finds one.
+    """A schema that allows nothing which the given one forbids, and that can be enforced if this
+    finds one.
 
-    Without keywords that say nothing, and without the parts of `anyOf` that cannot be enforced, if others can that are
-    more than null.
+    Without keywords that say nothing, and without the parts of `anyOf` that cannot be enforced, if
+    others can that are more than null.
     """
     made = _without_empty(schema)
     if not any("anyOf" in node for node in nodes(made)) or not wrong(made):
@@ -40,14 +54,17 @@ def enforceable(schema: Any, wrong: Check) -> Any:
 
 
 def relaxed(schema: Any, wrong: Check) -> tuple[Any, list[str]]:
-    """A schema without what cannot be enforced and leaves JSON of the same shape -> it, and the names of the keywords.
+    """A schema without what cannot be enforced and leaves JSON of the same shape -> it, and the
+    names of the keywords.
 
-    These are uniqueItems, patterns with look-around and formats. The schema itself if it can be enforced.
+    These are uniqueItems, patterns with look-around and formats. The schema itself if it can be
+    enforced.
     """
     found = enforceable(schema, wrong)
     if not wrong(found):
         return schema, []
-    made, lost = deepcopy(found), set[str]()
+    made = deepcopy(found)
+    lost = set[str]()
     for node in nodes(made):
         for key in ("uniqueItems", "pattern", "format"):
             if key in node and _says_something(node, key) and wrong(_only(node, key)):
@@ -57,7 +74,9 @@ def relaxed(schema: Any, wrong: Check) -> tuple[Any, list[str]]:
 
 
 def _without_empty(schema: Any) -> Any:
-    if all(_says_something(node, key) for node in nodes(schema) for key in ("uniqueItems", "format")):
+    if all(
+        _says_something(node, key) for node in nodes(schema) for key in ("uniqueItems", "format")
+    ):
         return schema
     made = deepcopy(schema)
     for node in nodes(made):
@@ -70,7 +89,8 @@ def _without_empty(schema: Any) -> Any:
 def _says_something(node: dict[str, Any], key: str) -> bool:
     if key not in node:
         return True
-    value, most = node[key], node.get("maxItems")
+    value = node[key]
+    most = node.get("maxItems")
     if key == "uniqueItems":
         return value is not False and not (isinstance(most, int) and most <= 1)
     return key != "format" or not isinstance(value, str) or value in FORMATS
@@ -82,7 +102,9 @@ def _only(node: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _alone(part: Any, root: dict[str, Any]) -> Any:
-    """A part of a schema as a schema of its own. One that refers to other places than definitions is not judged."""
+    """A part of a schema as a schema of its own. One that refers to other places than definitions
+    is not judged.
+    """
     if not isinstance(part, dict):
         return part
     places = [str(node["$ref"]) for node in nodes(part) if "$ref" in node]

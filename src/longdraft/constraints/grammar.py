@@ -1,4 +1,6 @@
-"""A grammar for a tokenizer's tokens, as a sampler applies it: masks for the nodes of draft trees."""
+"""A grammar for a tokenizer's tokens, as a sampler applies it: masks for the nodes of draft
+trees.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,37 @@ BESIDE = ThreadPoolExecutor(1, "longdraft-constraint")  # computes masks while a
 
 
 class Grammar:
-    """A token may follow a node if the text generated up to it, and the token, can begin a text of the grammar.
+    """A token may follow a node if the text generated up to it, and the token, can begin a text of
+    the grammar.
 
-    A `Constraint`. What was read of a row's text is found again by its tokens alone, so an instance may be shared by
-    any number of rows, batches and threads. A text ends with an end token, which may follow where the text is complete
-    and must where nothing else can. It must, too, where the grammar fails (see Progress); `failure` tells such a text
-    from a complete one. about: what was asked for, in a word or two.
+    A `Constraint`. What was read of a row's text is found again by its tokens alone, so an instance
+    may be shared by any number of rows, batches and threads. A text ends with an end token, which
+    may follow where the text is complete and must where nothing else can. It must, too, where the
+    grammar fails (see Progress); `failure` tells such a text from a complete one. about: what was
+    asked for, in a word or two.
     """
 
     def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: Recent):
-        """matcher: one that has consumed nothing. Raises InputError if it has an error, or there are no end tokens."""
-        size, error = len(matcher.compute_bitmask()), _error_at_first(matcher)
+        """matcher: one that has consumed nothing. Raises InputError if it has an error, or there
+        are no end tokens.
+        """
+        size = len(matcher.compute_bitmask())
+        error = _error_at_first(matcher)
         if error:
             raise InputError(f"{about} cannot be used: {error}")
         if not ends:
-            raise InputError(f"{about} cannot be used: this model has no end token, which would end the text")
+            raise InputError(
+                f"{about} cannot be used: this model has no end token, which would end the text"
+            )
         self.about = about
         bits = np.zeros(8 * size, np.uint8)
         bits[list(ends)] = 1
-        self._fresh, self._ends, self._only_ends = matcher, ends, np.packbits(bits, bitorder="little").tobytes()
-        self._rows = OrderedDict[int, tuple[tuple[int, int], Progress]]()  # by id, with a key, the last used last
+        self._fresh = matcher
+        self._ends = ends
+        self._only_ends = np.packbits(bits, bitorder="little").tobytes()
+        self._rows = OrderedDict[
+            int, tuple[tuple[int, int], Progress]
+        ]()  # by id, with a key, the last used last
         self._recent = recent
 
     def matcher(self) -> Any:
@@ -48,12 +61,16 @@ class Grammar:
 
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         W = logits.shape[1]
-        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
+        parents = tree.parent.tolist()
+        tokens = tree.tokens.tolist()
+        generated = self._generated(rows)
         masks = self._masks(parents, tokens, self._keys(rows), generated, start, W)
         if all(mask is None for row in masks for mask in row):
             return logits
         every = b"\xff" * len(self._only_ends)
-        return excluded(logits, [[every if mask is None else mask for mask in row] for row in masks])
+        return excluded(
+            logits, [[every if mask is None else mask for mask in row] for row in masks]
+        )
 
     def forced(self, rows: Rows) -> list[list[int]]:
         texts = zip(self._keys(rows), self._generated(rows), strict=True)
@@ -69,7 +86,9 @@ class Grammar:
         return f"{self.about} could not be followed to its end: {why}" if why else ""
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
-        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
+        parents = tree.parent.tolist()
+        tokens = tree.tokens.tolist()
+        generated = self._generated(rows)
         BESIDE.submit(self._masks, parents, tokens, self._keys(rows), generated, 0, tree.size)
 
     def _masks(
@@ -81,15 +100,20 @@ class Grammar:
         start: int,
         W: int,
     ) -> list[list[bytes | None]]:
-        """The mask after each of the nodes; None: all tokens may follow, because the node itself may not be reached."""
+        """The mask after each of the nodes; None: all tokens may follow, because the node itself
+        may not be reached.
+        """
         with self._recent.lock:
             masks: list[list[bytes | None]] = []
             for parent, drafted, key, text in zip(parents, tokens, keys, generated, strict=True):
                 if text is None:
                     masks.append([None] * W)
                     continue
-                progress, paths = self._at(key, text), _paths(parent, drafted, start + W)
-                masks.append([None if path is None else progress.mask(path) for path in paths[start:]])
+                progress = self._at(key, text)
+                paths = _paths(parent, drafted, start + W)
+                masks.append(
+                    [None if path is None else progress.mask(path) for path in paths[start:]]
+                )
             return masks
 
     def _at(self, key: tuple[int, int], text: list[int]) -> Progress:
@@ -106,9 +130,11 @@ class Grammar:
         return found
 
     def _kept(self, key: tuple[int, int], text: list[int]) -> Progress | None:
-        """The one with this key that has come closest to the text, or has gone least beyond; None if all read others.
+        """The one with this key that has come closest to the text, or has gone least beyond; None
+        if all read others.
 
-        Rows with the same key may differ in their prompts and samplers: each finds what was read of its own text.
+        Rows with the same key may differ in their prompts and samplers: each finds what was read of
+        its own text.
         """
         lengths = {
             n: p
@@ -126,7 +152,9 @@ class Grammar:
     def _generated(rows: Rows) -> list[list[int] | None]:
         """The tokens that each row has generated; None for one that is done."""
         spans = zip(rows.done.tolist(), rows.prompt.tolist(), rows.length.tolist(), strict=True)
-        return [None if done else rows.tokens[b, a:n].tolist() for b, (done, a, n) in enumerate(spans)]
+        return [
+            None if done else rows.tokens[b, a:n].tolist() for b, (done, a, n) in enumerate(spans)
+        ]
 
 
 def _paths(parent: list[int], tokens: list[int], count: int) -> list[Path | None]:
@@ -139,7 +167,9 @@ def _paths(parent: list[int], tokens: list[int], count: int) -> list[Path | None
 
 
 def _error_at_first(matcher: Any) -> str:
-    """What is wrong with a grammar; a recursion that is forced and has no end shows at the first forced token."""
+    """What is wrong with a grammar; a recursion that is forced and has no end shows at the first
+    forced token.
+    """
     copy = matcher.deep_copy()
     if not copy.is_error():
         copy.try_consume_tokens(copy.compute_ff_tokens()[:1])

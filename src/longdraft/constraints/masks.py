@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# What a byte of a mask adds to the logits of its eight tokens: 0 for those that may follow, else -inf.
+# What a byte of a mask adds to the logits of its eight tokens: 0 for those that may follow, else
+# -inf.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 ADDED = np.where(_BITS, np.float32(0), np.float32("-inf"))
 
@@ -15,18 +16,24 @@ ADDED = np.where(_BITS, np.float32(0), np.float32("-inf"))
 def excluded(logits: Tensor, masks: list[list[bytes]]) -> Tensor:
     """Logits [B,W,V], float32, that are -inf for tokens without a bit in the mask of their node.
 
-    A drafter may have more or fewer tokens than the masks, which have nothing for the additional ones. On a CPU, NumPy
-    adds in one thread, which takes a tenth of the time of masked_fill and never waits for another thread.
+    A drafter may have more or fewer tokens than the masks, which have nothing for the additional
+    ones. On a CPU, NumPy adds in one thread, which takes a tenth of the time of masked_fill and
+    never waits for another thread.
     """
     B, W, V = logits.shape
-    packed = np.frombuffer(b"".join(mask for row in masks for mask in row), np.uint8).reshape(B, W, -1)
+    packed = np.frombuffer(b"".join(mask for row in masks for mask in row), np.uint8).reshape(
+        B, W, -1
+    )
     needed = -(-V // 8)
     if packed.shape[2] < needed:
         packed = np.pad(packed, ((0, 0), (0, 0), (0, needed - packed.shape[2])))
     packed = packed[..., :needed]
     if not logits.is_cpu:
         index = torch.from_numpy(packed.copy()).to(logits.device).int()
-        return logits + F.embedding(index, torch.from_numpy(ADDED).to(logits.device)).flatten(2)[..., :V]
+        return (
+            logits
+            + F.embedding(index, torch.from_numpy(ADDED).to(logits.device)).flatten(2)[..., :V]
+        )
     sums = ADDED.take(packed, axis=0).reshape(B, W, -1)[..., :V]
     np.add(sums, logits.detach().float().numpy(), out=sums)
     return torch.from_numpy(np.ascontiguousarray(sums))

@@ -1,4 +1,6 @@
-"""`oneOf` of schemas that exclude each other, which says the same as `anyOf` and can be enforced."""
+"""`oneOf` of schemas that exclude each other, which says the same as `anyOf` and can be
+enforced.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ DEEPEST = 8  # references that lead to further ones
 def as_any_of(schema: Any) -> Any:
     """The same schema with `anyOf` for each `oneOf` of which no value can be valid by two parts.
 
-    This is certain for parts of different types, and for objects that need one property with different texts, as
-    pydantic's discriminated unions have it.
+    This is certain for parts of different types, and for objects that need one property with
+    different texts, as pydantic's discriminated unions have it.
     """
     if not isinstance(schema, dict) or all("oneOf" not in node for node in nodes(schema)):
         return schema
@@ -46,18 +48,23 @@ def _exclude(one: dict[str, Any], other: dict[str, Any], root: dict[str, Any]) -
         return True
     if types != ({"object"}, {"object"}):
         return False
-    texts, others = _texts(one, root), _texts(other, root)
+    texts = _texts(one, root)
+    others = _texts(other, root)
     return any(not texts[name] & others[name] for name in texts.keys() & others.keys())
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
     given = schema.get("type", [])
-    return {str(x).replace("integer", "number") for x in (given if isinstance(given, list) else [given])}
+    return {
+        str(x).replace("integer", "number") for x in (given if isinstance(given, list) else [given])
+    }
 
 
 def _texts(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, set[str]]:
     """The texts that a required property may be, by its name."""
-    found, properties, required = dict[str, set[str]](), schema.get("properties"), schema.get("required")
+    found = dict[str, set[str]]()
+    properties = schema.get("properties")
+    required = schema.get("required")
     for name, value in properties.items() if isinstance(properties, dict) else ():
         read = _read(value, root)
         values = [read["const"]] if "const" in read else read.get("enum")

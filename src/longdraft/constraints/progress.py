@@ -1,4 +1,6 @@
-"""How far a row's text has come in a grammar, and which tokens may follow it and the nodes of its trees."""
+"""How far a row's text has come in a grammar, and which tokens may follow it and the nodes of its
+trees.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ MOST_FORCED = 256  # tokens of a draft: a grammar that recurs without an end for
 
 
 class Progress:
-    """The matcher has consumed the first `consumed` of `tokens`, and then the path `below` of a draft.
+    """The matcher has consumed the first `consumed` of `tokens`, and then the path `below` of a
+    draft.
 
-    over: the text has ended, so that only end tokens may follow; also where a token was outside the grammar. masks: bit
-    i of an entry is whether token i may follow the path; None: the path is outside the grammar.
+    over: the text has ended, so that only end tokens may follow; also where a token was outside the
+    grammar. masks: bit i of an entry is whether token i may follow the path; None: the path is
+    outside the grammar.
 
-    A matcher gives up at a limit and where nothing can follow, and cannot go back then. A fresh one, which has read
-    this text alone, tries again. Where it gives up too, only end tokens may follow this path and those below it, and
-    `unfinished` says why; other paths are what they would be without it.
+    A matcher gives up at a limit and where nothing can follow, and cannot go back then. A fresh
+    one, which has read this text alone, tries again. Where it gives up too, only end tokens may
+    follow this path and those below it, and `unfinished` says why; other paths are what they would
+    be without it.
     """
 
     def __init__(self, fresh: Callable[[], Any], ends: Sequence[int], only_ends: bytes):
@@ -28,7 +33,9 @@ class Progress:
         self.consumed = 0
         self.below: Path = ()
         self.masks: dict[Path, bytes | None] = {}
-        self._fresh, self._ends, self._only_ends = fresh, ends, only_ends
+        self._fresh = fresh
+        self._ends = ends
+        self._only_ends = only_ends
         self._matcher = fresh()
         self._none = bytes(len(only_ends))
         self._failed = set[Path]()  # where matchers give up
@@ -39,11 +46,16 @@ class Progress:
         return self.consumed < len(self.tokens)
 
     def move_to(self, tokens: list[int]) -> None:
-        """Be as far as after these tokens: those of the row, or of an earlier or later state of it."""
+        """Be as far as after these tokens: those of the row, or of an earlier or later state of
+        it.
+        """
         if tokens == self.tokens:
             return
         common = _common(tokens, self.tokens)
-        self.tokens, self.masks, self._failed, self._forced = tokens, {}, set(), None
+        self.tokens = tokens
+        self.masks = {}
+        self._failed = set()
+        self._forced = None
         self._back(len(self.below) + max(self.consumed - common, 0))
         self.below, self.consumed = (), min(self.consumed, common)
         if self.consumed == common:
@@ -58,20 +70,28 @@ class Progress:
         return self.masks[path]
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, the first end token among them where the text must then end."""
+        """The tokens that must come next, the first end token among them where the text must then
+        end.
+        """
         if self._forced is None:
             self._forced = [] if self.over else self._must_follow()
         return self._forced
 
     def unfinished(self) -> str:
-        """Why the text may not end where it has its first end token, in a few words; empty: it may."""
-        whole = next((i for i, token in enumerate(self.tokens) if token in self._ends), len(self.tokens))
+        """Why the text may not end where it has its first end token, in a few words; empty: it
+        may.
+        """
+        whole = next(
+            (i for i, token in enumerate(self.tokens) if token in self._ends), len(self.tokens)
+        )
         if self.consumed < whole:
             return self._error() or f"token {self.tokens[self.consumed]} may not follow the text"
         mask, why = self._allowed(())
         if why or mask is None:
             return why or "the text is outside of it"
-        may_end = int.from_bytes(mask) & int.from_bytes(self._only_ends) or self._matcher.is_accepting()
+        may_end = (
+            int.from_bytes(mask) & int.from_bytes(self._only_ends) or self._matcher.is_accepting()
+        )
         return "" if may_end else "the text is only the beginning of one"
 
     def _must_follow(self) -> list[int]:
@@ -99,8 +119,12 @@ class Progress:
         return self._only_ends if mask == self._none else mask
 
     def _allowed(self, path: Path) -> tuple[bytes | None, str]:
-        """The tokens that may follow a path, as `masks` has them, and why the matcher gives up there, if it does."""
-        for _ in range(2):  # one that has read other paths too may come to a limit which a fresh one does not reach
+        """The tokens that may follow a path, as `masks` has them, and why the matcher gives up
+        there, if it does.
+        """
+        for _ in range(
+            2
+        ):  # one that has read other paths too may come to a limit which a fresh one does not reach
             mask = self._matcher.compute_bitmask() if self._enter(path) else None
             if not self._matcher.is_error():
                 return mask, ""
@@ -109,7 +133,9 @@ class Progress:
         return None, why
 
     def _enter(self, path: Path) -> bool:
-        """Move the matcher to a path, by way of what it has in common with the last one -> whether it got there."""
+        """Move the matcher to a path, by way of what it has in common with the last one -> whether
+        it got there.
+        """
         if self._matcher.is_error():
             self._renew()
         common = _common(path, self.below)
@@ -120,7 +146,8 @@ class Progress:
 
     def _renew(self) -> None:
         """Read the row's text again, with a fresh matcher."""
-        self._matcher, self.below = self._fresh(), ()
+        self._matcher = self._fresh()
+        self.below = ()
         self.consumed = self._consume(self.tokens)
 
     def _error(self) -> str:
@@ -128,10 +155,16 @@ class Progress:
         if not self._matcher.is_error():
             return ""
         reason = str(self._matcher.get_error()).split("\n")[0][:200]
-        return "nothing can follow the text" if reason.startswith("NoExtension") else reason or "unknown"
+        return (
+            "nothing can follow the text"
+            if reason.startswith("NoExtension")
+            else reason or "unknown"
+        )
 
     def _consume(self, tokens: Sequence[int]) -> int:
-        """Consume tokens up to the first end token or the first that is outside the grammar -> how many."""
+        """Consume tokens up to the first end token or the first that is outside the grammar -> how
+        many.
+        """
         until = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         return self._matcher.try_consume_tokens(list(tokens[:until])) if until else 0
 
@@ -141,13 +174,15 @@ class Progress:
 
 
 class Recent:
-    """Of all rows, only the `most` that were used last keep masks: one of a large vocabulary takes 19 KB a node.
+    """Of all rows, only the `most` that were used last keep masks: one of a large vocabulary takes
+    19 KB a node.
 
     lock: held by whoever uses a row.
     """
 
     def __init__(self, most: int = 64):
-        self.lock, self._most = Lock(), most
+        self.lock = Lock()
+        self._most = most
         self._rows = OrderedDict[int, Progress]()
 
     def use(self, row: Progress) -> None:

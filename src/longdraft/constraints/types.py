@@ -12,7 +12,13 @@ IMPLIED = {  # keywords of one type alone; without `type`, a schema that has one
     "string": ("pattern", "minLength", "maxLength", "format", "contentEncoding"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"),
-    "object": ("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+    "object": (
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+    ),
 }
 
 
@@ -22,7 +28,9 @@ def type_of(value: Any) -> str:
         return "null"
     if isinstance(value, float):
         return "integer" if value.is_integer() else "number"
-    return {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}[type(value)]
+    return {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}[
+        type(value)
+    ]
 
 
 def referred(place: Any, root: Any) -> Any:
@@ -49,16 +57,22 @@ def ways_of(part: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 class Schemas:
-    """Reads the schemas in a whole one, `root`, to which their references refer. Reading ends for any schema."""
+    """Reads the schemas in a whole one, `root`, to which their references refer. Reading ends for
+    any schema.
+    """
 
     def __init__(self, root: Any):
-        self.root, self._depth = root, 0
+        self.root = root
+        self._depth = 0
         self._types = dict[int, tuple[Any, frozenset[str]]]()  # of schemas, by identity
         self._properties = dict[tuple[int, str], tuple[Any, Any]]()
 
     def parts(self, schema: Any) -> list[dict[str, Any]]:
-        """Schemas that a value must follow all together: the schema, those it refers to, and those of its `allOf`."""
-        todo, found = [schema], dict[int, dict[str, Any]]()
+        """Schemas that a value must follow all together: the schema, those it refers to, and those
+        of its `allOf`.
+        """
+        todo = [schema]
+        found = dict[int, dict[str, Any]]()
         while todo and len(found) < MOST:
             one = todo.pop(0)
             if isinstance(one, dict) and id(one) not in found:
@@ -68,14 +82,17 @@ class Schemas:
         return list(found.values())
 
     def types(self, schema: Any) -> frozenset[str]:
-        """The types that a value may have, as far as its schema says; "number" is with "integer"."""
+        """The types that a value may have, as far as its schema says; "number" is with
+        "integer".
+        """
         if (known := self._types.get(id(schema))) is not None:
             return known[1]
         if self._depth > DEEPEST:
             return ANY
         self._types[id(schema)] = schema, frozenset()  # a circle adds no type
         self._depth += 1
-        found, implied = ANY, set[str]()
+        found = ANY
+        implied = set[str]()
         for part in self.parts(schema):
             found &= _own_types(part)
             for _, ways in ways_of(part):
@@ -88,7 +105,9 @@ class Schemas:
         return found or ANY
 
     def property(self, schema: Any, name: str) -> Any:
-        """The schema of an object's property, by all parts that describe it; {} where nothing does."""
+        """The schema of an object's property, by all parts that describe it; {} where nothing
+        does.
+        """
         key = id(schema), name
         if (known := self._properties.get(key)) is not None:
             return known[1]
@@ -109,7 +128,9 @@ class Schemas:
 
     def names(self, schema: Any) -> list[str]:
         """The properties that any part of an object's schema names, in their order."""
-        todo, seen, found = [schema], set[int](), dict[str, None]()
+        todo = [schema]
+        seen = set[int]()
+        found = dict[str, None]()
         while todo:
             for part in self.parts(todo.pop(0)):
                 if id(part) not in seen:
@@ -128,7 +149,9 @@ class Schemas:
 def _own_types(part: dict[str, Any]) -> frozenset[str]:
     """Those that one part itself allows."""
     given = part.get("type")
-    names = {x for x in ([given] if isinstance(given, str) else listed(given)) if isinstance(x, str)}
+    names = {
+        x for x in ([given] if isinstance(given, str) else listed(given)) if isinstance(x, str)
+    }
     found = frozenset(names | ({"integer"} if "number" in names else set())) or ANY
     for values in (listed(part.get("enum")), [part["const"]] if "const" in part else []):
         found &= frozenset(map(type_of, values)) or ANY
@@ -136,9 +159,16 @@ def _own_types(part: dict[str, Any]) -> frozenset[str]:
 
 
 def _own(part: dict[str, Any], name: str) -> list[Any]:
-    """What one part itself says of a property. Patterns of names are not matched: each may be the one that says it."""
-    properties, patterns, more = (part.get(key) for key in ("properties", "patternProperties", "additionalProperties"))
+    """What one part itself says of a property. Patterns of names are not matched: each may be the
+    one that says it.
+    """
+    properties, patterns, more = (
+        part.get(key) for key in ("properties", "patternProperties", "additionalProperties")
+    )
     if isinstance(properties, dict) and name in properties:
         return [properties[name]]
-    ways = [*(patterns.values() if isinstance(patterns, dict) else ()), *([more] if isinstance(more, dict) else [])]
+    ways = [
+        *(patterns.values() if isinstance(patterns, dict) else ()),
+        *([more] if isinstance(more, dict) else []),
+    ]
     return [{"anyOf": ways}] if len(ways) > 1 else ways

@@ -20,9 +20,11 @@ from longdraft.ops import coded
 
 @dataclass
 class _Store:
-    """Each layer's k and v [B,K,S,D], or uint8 [B,K,S,width] for codes, allocated at its first write.
+    """Each layer's k and v [B,K,S,D], or uint8 [B,K,S,width] for codes, allocated at its first
+    write.
 
-    numbers: for each layer the key heads, the D of its keys and of its values, and their dtype before they are encoded.
+    numbers: for each layer the key heads, the D of its keys and of its values, and their dtype
+    before they are encoded.
     """
 
     batch: int
@@ -31,14 +33,18 @@ class _Store:
     allocations: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     numbers: dict[int, tuple[int, int, int, torch.dtype]] = field(default_factory=dict)
-    recurrences: dict[int, Recurrence] = field(default_factory=dict)  # by scan of a pass, if the model has any
+    recurrences: dict[int, Recurrence] = field(
+        default_factory=dict
+    )  # by scan of a pass, if the model has any
     states: list[RowStates] = field(default_factory=list)  # of each row
 
     def __post_init__(self) -> None:
         self.states = [RowStates() for _ in range(self.batch)]
 
     def reserve(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's buffers, with at least `end` slots; k and v give the shape and dtype of new ones."""
+        """The layer's buffers, with at least `end` slots; k and v give the shape and dtype of new
+        ones.
+        """
         slots = self.slots if end <= self.slots else end + end // 4
         old = self.layers.get(layer)
         if old is None or old[0].shape[2] < end:
@@ -51,29 +57,40 @@ class _Store:
         return self.layers[layer]
 
     def _buffer(self, x: Tensor, slots: int) -> Tensor:
-        size, dtype = (coded.width(x.shape[3], self.bits), torch.uint8) if self.bits else (x.shape[3], x.dtype)
+        size, dtype = (
+            (coded.width(x.shape[3], self.bits), torch.uint8)
+            if self.bits
+            else (x.shape[3], x.dtype)
+        )
         return zeros((self.batch, x.shape[1], slots, size), dtype, x.device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU they take memory only where they are written: a cache may have room for far more than is used."""
+    """Zeros. On a CPU they take memory only where they are written: a cache may have room for far
+    more than is used.
+    """
     size = prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
-        return torch.frombuffer(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS), dtype=dtype).view(shape)
+        return torch.frombuffer(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS), dtype=dtype).view(
+            shape
+        )
     except OSError as error:  # what torch would raise
         raise MemoryError(f"there is no memory for {size} bytes of keys and values") from error
 
 
 class KVCache(Rewinding):
-    """Slots [0, length) of a row are committed; later slots are scratch: drafts write there, verification overwrites.
+    """Slots [0, length) of a row are committed; later slots are scratch: drafts write there,
+    verification overwrites.
 
-    A committed slot's index is its token's position in the sequence. length [B]. planned [B]: how many slots the row's
-    text may fill, by which some models choose its rotations; it stays while the row holds keys.
-    bits: 8 if keys and values are stored as codes (ops/coded.py); 0: unchanged. Scratch is encoded too, so a node
-    reads the same numbers of its ancestors whether they are committed or not.
-    Recurrent layers have states instead (states.py), which cannot be shortened by a number alone: `truncate` does that.
+    A committed slot's index is its token's position in the sequence. length [B]. planned [B]: how
+    many slots the row's text may fill, by which some models choose its rotations; it stays while
+    the row holds keys.
+    bits: 8 if keys and values are stored as codes (ops/coded.py); 0: unchanged. Scratch is encoded
+    too, so a node reads the same numbers of its ancestors whether they are committed or not.
+    Recurrent layers have states instead (states.py), which cannot be shortened by a number alone:
+    `truncate` does that.
     """
 
     _known_addresses: tuple[tuple[Any, ...], list[tuple[int, int, int]]] | None = None
@@ -100,9 +117,14 @@ class KVCache(Rewinding):
     def rows(self, span: slice) -> KVCache:
         """The rows of a span, over the same memory and lengths."""
         view = object.__new__(KVCache)
-        view.planned, view._store = self.planned[span], self._store
+        view.planned = self.planned[span]
+        view._store = self._store
         Rewinding.__init__(
-            view, self.length[span], self._first + (span.start or 0), self._store.states, self._store.recurrences
+            view,
+            self.length[span],
+            self._first + (span.start or 0),
+            self._store.states,
+            self._store.recurrences,
         )
         return view
 
@@ -115,7 +137,9 @@ class KVCache(Rewinding):
         return coded.decode(k, self.bits, key, dtype), coded.decode(v, self.bits, value, dtype)
 
     def stored(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
-        """One row's keys and values as they are stored: what `read` returns, or codes uint8 [K,S,width]."""
+        """One row's keys and values as they are stored: what `read` returns, or codes uint8
+        [K,S,width].
+        """
         k, v = self._store.layers[layer]
         return k[self._first + b], v[self._first + b]
 
@@ -125,14 +149,20 @@ class KVCache(Rewinding):
 
     @property
     def shapes(self) -> dict[int, tuple[int, int, int, torch.dtype]]:
-        """For each layer its key heads, the numbers of a key and of a value, and their dtype before any coding."""
+        """For each layer its key heads, the numbers of a key and of a value, and their dtype before
+        any coding.
+        """
         return dict(self._store.numbers)
 
     def allocate(self, shapes: dict[int, tuple[int, int, int, torch.dtype]], end: int = 0) -> None:
-        """Allocate the layers that were not written yet, so that `stored` has them with at least `end` slots. shapes:
-        those of such a cache."""
+        """Allocate the layers that were not written yet, so that `stored` has them with at least
+        `end` slots. shapes: those of such a cache.
+        """
         for layer, (heads, key, value, dtype) in shapes.items():
-            k, v = (torch.empty(1, heads, 0, n, dtype=dtype, device=self.length.device) for n in (key, value))
+            k, v = (
+                torch.empty(1, heads, 0, n, dtype=dtype, device=self.length.device)
+                for n in (key, value)
+            )
             self._store.reserve(layer, end, k, v)
 
     def nbytes(self, length: int) -> int:
@@ -140,17 +170,24 @@ class KVCache(Rewinding):
         return sum(self.slot_bytes(layer) for layer in self.layers) * length
 
     def slot_bytes(self, layer: int, bits: int = 0) -> int:
-        """Bytes of one slot's key and value in this layer as they are stored, or as codes of this many bits."""
+        """Bytes of one slot's key and value in this layer as they are stored, or as codes of this
+        many bits.
+        """
         heads, key, value, dtype = self._store.numbers[layer]
         bits = bits or self.bits
-        return heads * (coded.width(key, bits) + coded.width(value, bits) if bits else (key + value) * dtype.itemsize)
+        return heads * (
+            coded.width(key, bits) + coded.width(value, bits)
+            if bits
+            else (key + value) * dtype.itemsize
+        )
 
     def write(self, layer: int, k: Tensor, v: Tensor, starts: list[int]) -> None:
         """Write k, v [B,K,W,D] to the W slots of each row that begin at starts[b]."""
         W = k.shape[2]
         into_k, into_v = self._store.reserve(layer, max(starts) + W, k, v)
         if self.bits:
-            k, v = coded.encode(k, self.bits), coded.encode(v, self.bits)
+            k = coded.encode(k, self.bits)
+            v = coded.encode(v, self.bits)
         for b, start in enumerate(starts):
             into_k[self._first + b, :, start : start + W] = k[b]
             into_v[self._first + b, :, start : start + W] = v[b]
@@ -158,24 +195,37 @@ class KVCache(Rewinding):
     def pointers(
         self, end: int, layers: Sequence[int], heads: int, dim: int, dtype: torch.dtype
     ) -> list[tuple[int, int, int]]:
-        """For each of these layers, with at least `end` slots: the addresses of row 0 in k and in v, and a row's slots.
+        """For each of these layers, with at least `end` slots: the addresses of row 0 in k and in
+        v, and a row's slots.
 
-        The same list object is returned until a buffer moves. Raises InputError for keys of another shape or dtype.
+        The same list object is returned until a buffer moves. Raises InputError for keys of another
+        shape or dtype.
         """
         shape = tuple(layers), heads, dim, dtype
         known = self._known_addresses
-        if known is None or known[0] != (self._store.allocations, *shape) or end > self._store.slots:
+        if (
+            known is None
+            or known[0] != (self._store.allocations, *shape)
+            or end > self._store.slots
+        ):
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
-            buffers = [self._store.reserve(layer, max(end, self._store.slots), like, like) for layer in layers]
+            buffers = [
+                self._store.reserve(layer, max(end, self._store.slots), like, like)
+                for layer in layers
+            ]
             for held in self._store.numbers.values():
                 if held != (heads, dim, dim, dtype):
                     raise InputError(
-                        f"this cache holds {held[0]} key heads of size {held[1]} in {held[3]}, but the model has"
+                        f"this cache holds {held[0]} key heads of size {held[1]} in "
+                        f"{held[3]}, but the model has"
                         f" {heads} of size {dim} in {dtype}: give each model its own cache"
                     )
             for x in (x for pair in buffers for x in pair):
                 if len(x) < self._first + len(self.length) or not x.is_contiguous():
-                    raise ValueError(f"a cache buffer of shape {tuple(x.shape)} has too few rows or is not contiguous")
+                    raise ValueError(
+                        f"a cache buffer of shape {tuple(x.shape)} has too few rows or is "
+                        "not contiguous"
+                    )
             row = self._first
             addresses = [(k[row].data_ptr(), v[row].data_ptr(), k.shape[2]) for k, v in buffers]
             known = self._known_addresses = (self._store.allocations, *shape), addresses
@@ -185,19 +235,24 @@ class KVCache(Rewinding):
         """[layers,4] on the device: `pointers` of each layer, then a zero."""
         addresses = self.pointers(end, range(layers), heads, dim, dtype)
         if self._known_table is None or self._known_table[0] is not addresses:
-            self._known_table = addresses, torch.tensor([(*a, 0) for a in addresses], device=self.length.device)
+            self._known_table = (
+                addresses,
+                torch.tensor([(*a, 0) for a in addresses], device=self.length.device),
+            )
         return self._known_table[1]
 
     def keep(self, path: Tensor, count: Tensor) -> None:
-        """Commit scratch nodes path [B,A], ascending, of which the first count [B] are real, as the next tokens.
+        """Commit scratch nodes path [B,A], ascending, of which the first count [B] are real, as the
+        next tokens.
 
-        Ascending means path[i] >= i, so rows can be compacted in place. The path of a chain is in place already, and
-        nothing is copied.
+        Ascending means path[i] >= i, so rows can be compacted in place. The path of a chain is in
+        place already, and nothing is copied.
         """
         steps = torch.arange(path.shape[1], device=path.device)
         moves = ((path != steps) & (steps < count[:, None])).any(1)
         for b in moves.nonzero()[:, 0].tolist():
-            start, n = int(self.length[b]), int(count[b])
+            start = int(self.length[b])
+            n = int(count[b])
             for buffers in self._store.layers.values():
                 for x in buffers:
                     row = x[self._first + b]
@@ -206,7 +261,9 @@ class KVCache(Rewinding):
         self.length += count
 
     def wipe(self, begin: int, end: int) -> None:
-        """Write zeros to slots [begin, end) of the rows, so that nothing of an earlier text is left there."""
+        """Write zeros to slots [begin, end) of the rows, so that nothing of an earlier text is left
+        there.
+        """
         rows = slice(self._first, self._first + len(self.length))
         for buffers in self._store.layers.values():
             for x in buffers:
@@ -233,9 +290,13 @@ class KVCache(Rewinding):
 
     @contextmanager
     def reopen(self, count: int) -> Generator[None]:
-        """Inside the block the last `count` committed slots are scratch; after it they are restored bit for bit."""
+        """Inside the block the last `count` committed slots are scratch; after it they are restored
+        bit for bit.
+        """
         ends = self.length.tolist()
-        spans = [(layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)]
+        spans = [
+            (layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)
+        ]
         saved = [[x[:, low:n].clone() for x in self.stored(layer, b)] for layer, b, low, n in spans]
         with self.rollback(), self.earlier([max(n - count, 0) for n in ends]):
             self.length.sub_(count).clamp_(min=0)
@@ -248,8 +309,10 @@ class KVCache(Rewinding):
 
     @contextmanager
     def reopen_from(self, first: int) -> Generator[int]:
-        """As `reopen`, of a single row: from slot `first` on, or where its states cannot be taken back that far, from
-        the nearest later slot whose states are kept -> which slot it is, the row's length if there is none before."""
+        """As `reopen`, of a single row: from slot `first` on, or where its states cannot be taken
+        back that far, from the nearest later slot whose states are kept -> which slot it is, the
+        row's length if there is none before.
+        """
         first = self.earliest(first)
         with self.reopen(int(self.length[0]) - first):
             yield first

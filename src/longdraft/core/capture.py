@@ -16,12 +16,14 @@ from longdraft.core.tree import PAD, Tree
 class CaptureSpec:
     """A request to a forward pass: attention scores of some query nodes, and hidden states.
 
-    rows: the query nodes whose scores over slots 0..root are kept, in layers with full attention: "first" (the
-    root), "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all); None: no scores.
-    of: "logits" or "weights". split: one score per key head (means over its query heads) instead of means over all
-    heads. only: a single layer. hidden: numbers of layers after which the residual stream is kept (0: the embeddings;
-    always before the final norm). The native backend computes "mean" of weights over all heads from weights that it
-    stores as bfloat16, that is, with a relative error of up to 1/256.
+    rows: the query nodes whose scores over slots 0..root are kept, in layers with full attention:
+    "first" (the root), "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all);
+    None: no scores.
+    of: "logits" or "weights". split: one score per key head (means over its query heads) instead of
+    means over all heads. only: a single layer. hidden: numbers of layers after which the residual
+    stream is kept (0: the embeddings; always before the final norm). The native backend computes
+    "mean" of weights over all heads from weights that it stores as bfloat16, that is, with a
+    relative error of up to 1/256.
     """
 
     rows: str | None = None
@@ -32,16 +34,21 @@ class CaptureSpec:
 
     def kept(self, tree: Tree) -> Tensor:
         """[B,R] the query nodes of a pass over the whole tree."""
-        first, last = torch.zeros_like(tree.tokens[:, 0]), tree.last
+        first = torch.zeros_like(tree.tokens[:, 0])
+        last = tree.last
         if self.rows in ("all", "mean"):
             every = torch.arange(tree.size, device=first.device).repeat(len(first), 1)
             return every if self.rows == "all" else every.where(tree.parent != PAD, last[:, None])
-        return torch.stack({"first": [first], "last": [last], "ends": [first, last]}[self.rows or "ends"], 1)
+        return torch.stack(
+            {"first": [first], "last": [last], "ends": [first, last]}[self.rows or "ends"], 1
+        )
 
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """A request to a prefill: the states of the last `count` tokens after these layers, as in CaptureSpec.hidden."""
+    """A request to a prefill: the states of the last `count` tokens after these layers, as in
+    CaptureSpec.hidden.
+    """
 
     hidden: tuple[int, ...] = ()
     count: int = 0
@@ -58,9 +65,9 @@ class PromptSpec:
 class Captures:
     """What a pass kept of what its spec requests.
 
-    scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}; covered [B]: how many slots were scored; states
-    {layer: [B,W,d]}. A speculative step adds, for drafters: the target, the logits [B,T,V] of its verify pass, and
-    accepted [B], the last accepted node.
+    scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}; covered [B]: how many slots were
+    scored; states {layer: [B,W,d]}. A speculative step adds, for drafters: the target, the logits
+    [B,T,V] of its verify pass, and accepted [B], the last accepted node.
     """
 
     spec: CaptureSpec = CaptureSpec()

@@ -11,7 +11,8 @@ from longdraft.core.tree import Tree
 
 
 class Constraint(Protocol):
-    """The tokens that may follow a node depend on the tokens generated up to it, on its own path, and on nothing else.
+    """The tokens that may follow a node depend on the tokens generated up to it, on its own path,
+    and on nothing else.
 
     about: what it is, in a few words.
     """
@@ -21,21 +22,27 @@ class Constraint(Protocol):
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         """Logits [B,W,V] of nodes [start, start+W), with -inf for tokens that may not follow them.
 
-        At least one token may follow, except after nodes that the constraint excludes: their logits are unchanged.
+        At least one token may follow, except after nodes that the constraint excludes: their logits
+        are unchanged.
         """
         ...
 
     def forced(self, rows: Rows) -> list[list[int]]:
-        """For each row, the tokens that it will emit next whatever the logits are: none, one or several."""
+        """For each row, the tokens that it will emit next whatever the logits are: none, one or
+        several.
+        """
         ...
 
     def failure(self, rows: Rows, row: int) -> str:
-        """Why the text of a row is not what the constraint asks for although it has ended; empty: it is, or goes on.
+        """Why the text of a row is not what the constraint asks for although it has ended; empty:
+        it is, or goes on.
 
         A text that was cut at the row's limit has not ended.
         """
         ...
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
-        """Begin to compute what `masked` will be asked of this tree, beside the pass that computes its logits."""
+        """Begin to compute what `masked` will be asked of this tree, beside the pass that computes
+        its logits.
+        """
         ...

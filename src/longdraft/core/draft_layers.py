@@ -14,7 +14,8 @@ from longdraft.core.tree import Tree
 
 @dataclass(frozen=True)
 class DraftLayer:
-    """A Llama-like layer: attention, then an MLP. input_norm None: attention reads what the stream begins with.
+    """A Llama-like layer: attention, then an MLP. input_norm None: attention reads what the stream
+    begins with.
 
     A layer of keys only has k and v.
     """
@@ -34,13 +35,16 @@ class DraftLayer:
 
 @dataclass(frozen=True)
 class DraftLayers:
-    """Layers over their own keys, from what the residual stream begins with to logits of the target's tokens.
+    """Layers over their own keys, from what the residual stream begins with to logits of the
+    target's tokens.
 
-    starts: "given": with what the caller passes. "fused": with fuse [token; feature], each after its norm.
-    "beside": with the feature, and attention reads [token; feature], each after its norm. fuse: makes features, and
-    what is given, of sources too. feature_first: [feature; token]. normed_residual: the stream begins with the feature
-    after its norm. norm: before the head; normed_feature: what it gives is the next feature, not what it reads. head
-    None: the target's. tokens [count]: of the head's outputs; None: all of the target's. ring: keys lie in a ring of
+    starts: "given": with what the caller passes. "fused": with fuse [token; feature], each after
+    its norm.
+    "beside": with the feature, and attention reads [token; feature], each after its norm. fuse:
+    makes features, and what is given, of sources too. feature_first: [feature; token].
+    normed_residual: the stream begins with the feature after its norm. norm: before the head;
+    normed_feature: what it gives is the next feature, not what it reads. head None: the target's.
+    tokens [count]: of the head's outputs; None: all of the target's. ring: keys lie in a ring of
     slots. keys_only: every layer only has keys and values of the stream, after its input_norm.
     """
 
@@ -70,9 +74,10 @@ class DraftLayers:
 class DraftKeys:
     """Where the keys of draft layers lie, with room for the nodes of a pass after them.
 
-    places: for each layer the addresses of the first row's keys and values [B,K,slots,D], and the slots of a row.
-    length [B]: slots of each row that hold keys; None with a ring. tail [B], sink: of these slots, the nodes see only
-    those from `tail` on and the first `sink`; None: all. ring: slots of the ring.
+    places: for each layer the addresses of the first row's keys and values [B,K,slots,D], and the
+    slots of a row. length [B]: slots of each row that hold keys; None with a ring. tail [B], sink:
+    of these slots, the nodes see only those from `tail` on and the first `sink`; None: all. ring:
+    slots of the ring.
     """
 
     places: Sequence[tuple[int, int, int]]
@@ -83,7 +88,9 @@ class DraftKeys:
 
 
 class CompiledLayers(Protocol):
-    """Computes the passes of draft layers. Its numbers may differ from those of the modules by rounding."""
+    """Computes the passes of draft layers. Its numbers may differ from those of the modules by
+    rounding.
+    """
 
     def forward(
         self,
@@ -96,19 +103,29 @@ class CompiledLayers(Protocol):
         sources: bool = False,
         logits: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Nodes [start, size) at position [B,W], after features [B,W,d] -> (next features [B,W,d], logits).
+        """Nodes [start, size) at position [B,W], after features [B,W,d] -> (next features [B,W,d],
+        logits).
 
-        mask: bool [B,W,size], the nodes that each sees; with a ring [B,W,ring+size]. sources: the features are what
-        `fuse` makes features of. logits: of this many last nodes [B,logits,known], 0 for all; None: none.
+        mask: bool [B,W,size], the nodes that each sees; with a ring [B,W,ring+size]. sources: the
+        features are what `fuse` makes features of. logits: of this many last nodes
+        [B,logits,known], 0 for all; None: none.
         """
         ...
 
     def draft_chain(
-        self, roots: Tensor, output: Tensor, position: Tensor, keys: DraftKeys, draws: ChainDraws, seen: Tensor | None
+        self,
+        roots: Tensor,
+        output: Tensor,
+        position: Tensor,
+        keys: DraftKeys,
+        draws: ChainDraws,
+        seen: Tensor | None,
     ) -> Tensor:
-        """A chain below the roots [B], given the layers' output [B,1,d] for the roots -> its tokens [B,count].
+        """A chain below the roots [B], given the layers' output [B,1,d] for the roots -> its tokens
+        [B,count].
 
-        position [B]: of the first drafted token's node. seen: bool [B,count-1,ring+count-1], with a ring.
+        position [B]: of the first drafted token's node. seen: bool [B,count-1,ring+count-1], with a
+        ring.
         """
         ...
 
@@ -124,8 +141,10 @@ class CompiledLayers(Protocol):
         nodes: int,
         narrow: bool,
     ) -> Tree:
-        """EAGLE-2's dynamic tree of at most `nodes` nodes (sec. 4), given the layers' output [B,1,d] for the roots.
+        """EAGLE-2's dynamic tree of at most `nodes` nodes (sec. 4), given the layers' output
+        [B,1,d] for the roots.
 
-        narrow: the tree has the nodes that were run and the best of the last level, not the best of all candidates.
+        narrow: the tree has the nodes that were run and the best of the last level, not the best of
+        all candidates.
         """
         ...

@@ -1,19 +1,25 @@
-"""Top-p without sorting the vocabulary: on a CPU a full sort takes a quarter of a decoding step of a small model."""
+"""Top-p without sorting the vocabulary: on a CPU a full sort takes a quarter of a decoding step of
+a small model.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-FIRST, MORE = 64, 8  # how many of the most likely tokens are looked at first, and how many times as many next
+# how many of the most likely tokens are looked at first, and how many times as many next
+FIRST = 64
+MORE = 8
 
 
 def nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """logits [N,V] -> the same, with -inf for all but the fewest most likely tokens whose probabilities reach top_p.
+    """logits [N,V] -> the same, with -inf for all but the fewest most likely tokens whose
+    probabilities reach top_p.
 
-    As Transformers' TopPLogitsWarper, up to rounding: that one sums the probabilities of the unlikely tokens. Of tokens
-    with equal logits at the limit, those with the lowest ids are kept, as `ops.draw` does; Transformers leaves that to
-    `torch.sort`. A row's result does not depend on the other rows.
+    As Transformers' TopPLogitsWarper, up to rounding: that one sums the probabilities of the
+    unlikely tokens. Of tokens with equal logits at the limit, those with the lowest ids are kept,
+    as `ops.draw` does; Transformers leaves that to `torch.sort`. A row's result does not depend on
+    the other rows.
     """
     filtered = torch.full_like(logits, float("-inf"))
     for row, kept in zip(logits, filtered, strict=True):
@@ -24,7 +30,8 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 def _most_likely(logits: Tensor, top_p: float) -> Tensor:
     """The tokens before each of which the probabilities of likelier ones sum to less than top_p."""
-    probs, count = logits.softmax(-1), min(FIRST, len(logits))
+    probs = logits.softmax(-1)
+    count = min(FIRST, len(logits))
     while True:
         best = logits.topk(count)
         above = probs[best.indices].cumsum(0) - probs[best.indices]
@@ -34,7 +41,9 @@ def _most_likely(logits: Tensor, top_p: float) -> Tensor:
 
 
 def _first(logits: Tensor, kept: Tensor) -> Tensor:
-    """The tokens of these largest logits, sorted; of the tokens with the last one, those with the lowest ids."""
+    """The tokens of these largest logits, sorted; of the tokens with the last one, those with the
+    lowest ids.
+    """
     if not len(kept):  # no number is the largest: there are NaNs
         return torch.empty(0, dtype=torch.long, device=logits.device)
     likelier = (logits > kept[-1]).nonzero()[:, 0]

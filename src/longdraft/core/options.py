@@ -1,4 +1,6 @@
-"""The options of a function: its parameters that have a default, checked by pydantic against their annotations."""
+"""The options of a function: its parameters that have a default, checked by pydantic against their
+annotations.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,22 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 
 from longdraft.errors import InputError
 
-MAX_DEPTH, MAX_NODES = 512, 1024  # of a draft tree: more could not pay with any model
+# of a draft tree: more could not pay with any model
+MAX_DEPTH = 512
+MAX_NODES = 1024
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -33,8 +45,13 @@ def _widths(value: Any) -> tuple[int, ...]:
 Widths = Annotated[
     tuple[int, ...],
     BeforeValidator(_widths),
-    PlainSerializer(lambda widths: widths if isinstance(widths, str) else ",".join(map(str, widths))),
-    Field(description=f"nodes per depth, each 1 or more and together {MAX_NODES} or less, like 4,16,16"),
+    PlainSerializer(
+        lambda widths: widths if isinstance(widths, str) else ",".join(map(str, widths))
+    ),
+    Field(
+        description="nodes per depth, each 1 or more and together "
+        f"{MAX_NODES} or less, like 4,16,16"
+    ),
 ]
 
 
@@ -43,15 +60,25 @@ def declared(function: Callable[..., Any]) -> type[BaseModel]:
     """A pydantic model with one field per option of the function."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in parameters if p.default is not p.empty}
-    return create_model(function.__name__, __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
+    fields: dict[str, Any] = {
+        p.name: (hints[p.name], p.default) for p in parameters if p.default is not p.empty
+    }
+    return create_model(
+        function.__name__, __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields
+    )
 
 
-def read(owner: str, model: type[BaseModel], given: Mapping[str, Any], text: bool = False) -> BaseModel:
-    """Every option of `model`, at its default where it is not given; text: the values are words. Raises InputError."""
+def read(
+    owner: str, model: type[BaseModel], given: Mapping[str, Any], text: bool = False
+) -> BaseModel:
+    """Every option of `model`, at its default where it is not given; text: the values are words.
+    Raises InputError.
+    """
     known = model.model_fields
     for key in given.keys() - known.keys():
-        raise InputError(f"{owner} has no option {key!r}: its options are {', '.join(known) or 'none'}")
+        raise InputError(
+            f"{owner} has no option {key!r}: its options are {', '.join(known) or 'none'}"
+        )
     try:
         return model.model_validate(given, strict=not text)
     except ValidationError as failure:

@@ -21,16 +21,26 @@ def new_folder(path: Path, option: str = "--out", replaced: Collection[str] | No
         if not folder.is_dir():
             raise InputError(f"{option} is {path}, which exists and is a file: give a new folder")
         with _writable(path, option):
-            odd = None if replaced is None else next((n for n in os.listdir(folder) if n not in replaced), None)
+            odd = (
+                None
+                if replaced is None
+                else next((n for n in os.listdir(folder) if n not in replaced), None)
+            )
         if odd is not None:
-            problem = "exists and is not empty" if not replaced else f"has other files in it, such as {odd}"
+            problem = (
+                "exists and is not empty"
+                if not replaced
+                else f"has other files in it, such as {odd}"
+            )
             raise InputError(f"{option}: {path} {problem}: give a new folder, or an empty one")
     _probe(folder.parent, path, option)
     return folder
 
 
 def new_file(path: Path, option: str = "--out") -> Path:
-    """The absolute path of a file that can be written; one that is there may be replaced. Raises InputError."""
+    """The absolute path of a file that can be written; one that is there may be replaced. Raises
+    InputError.
+    """
     file = _named(path, option)
     if file.is_dir():
         raise InputError(f"{option} is {path}, which is a folder: give a file")
@@ -41,10 +51,15 @@ def new_file(path: Path, option: str = "--out") -> Path:
 
 
 def _named(path: Path, option: str) -> Path:
-    """The absolute path, without links; the current folder and those around it have no name to be written under."""
+    """The absolute path, without links; the current folder and those around it have no name to be
+    written under.
+    """
     absolute = Path(os.path.realpath(os.path.expanduser(path)))
     if Path.cwd().is_relative_to(absolute):
-        raise InputError(f"{option} is {str(path)!r}, the current folder or one around it: give the name of a new one")
+        raise InputError(
+            f"{option} is {str(path)!r}, the current folder or one around it: give the "
+            "name of a new one"
+        )
     return absolute
 
 
@@ -54,7 +69,9 @@ def _writable(path: Path, option: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"cannot write {path} ({error.strerror or error}): give another {option}") from None
+        raise InputError(
+            f"cannot write {path} ({error.strerror or error}): give another {option}"
+        ) from None
 
 
 def _probe(folder: Path, path: Path, option: str) -> None:

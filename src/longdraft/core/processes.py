@@ -18,12 +18,16 @@ from torch import Tensor
 from longdraft.errors import InputError
 from longdraft.launch import check_meeting, local_rank, world
 
-_interrupted = threading.Event()  # by a keyboard interrupt that `Team.agree` has not told the other processes yet
+_interrupted = (
+    threading.Event()
+)  # by a keyboard interrupt that `Team.agree` has not told the other processes yet
 
 
 @dataclass(frozen=True)
 class Team:
-    """Every process calls the same methods in the same order; only the first one writes files and output."""
+    """Every process calls the same methods in the same order; only the first one writes files and
+    output.
+    """
 
     rank: int = 0
     size: int = 1
@@ -33,7 +37,9 @@ class Team:
         return self.rank == 0
 
     def share(self, parts: int) -> range:
-        """The parts of a step that this process computes. Raises InputError if they cannot be divided evenly."""
+        """The parts of a step that this process computes. Raises InputError if they cannot be
+        divided evenly.
+        """
         if parts % self.size:
             problem = f"{self.size} processes cannot share {parts} parts of a step"
             raise InputError(f"{problem}: give --accumulate {self.size}")
@@ -74,22 +80,28 @@ class Team:
                 dist.barrier()
 
     def agree(self, action: str, *facts: Tensor | int) -> None:
-        """Returns if all processes do `action` next, with the same facts. Otherwise all of them raise InputError.
+        """Returns if all processes do `action` next, with the same facts. Otherwise all of them
+        raise InputError.
 
-        All raise KeyboardInterrupt if one was interrupted (see `share_interrupts`), so that they stop at one step.
+        All raise KeyboardInterrupt if one was interrupted (see `share_interrupts`), so that they
+        stop at one step.
         """
         if self.size == 1:
             return
         digest = crc32(action.encode())
         for fact in facts:
-            digest = crc32(fact.cpu().numpy().tobytes() if isinstance(fact, Tensor) else str(fact).encode(), digest)
+            digest = crc32(
+                fact.cpu().numpy().tobytes() if isinstance(fact, Tensor) else str(fact).encode(),
+                digest,
+            )
         reports = self.join(torch.tensor([[int(_interrupted.is_set()), digest]]), 0).tolist()
         if any(interrupted for interrupted, _ in reports):
             _interrupted.clear()
             raise KeyboardInterrupt
         if len({digest for _, digest in reports}) > 1:
             raise InputError(
-                f"the {self.size} processes disagree on what to compute next ({action}): start them with the same"
+                f"the {self.size} processes disagree on what to compute next ({action}): "
+                "start them with the same"
                 " arguments, files and versions, on processors of one kind"
             )
 
@@ -98,8 +110,9 @@ ALONE = Team()
 
 
 def joined(seconds: float | None = None) -> Team:
-    """This process's place among those that `torchrun` started; ALONE otherwise. seconds: how long to wait for others,
-    in every exchange (default: torch's). Raises InputError."""
+    """This process's place among those that `torchrun` started; ALONE otherwise. seconds: how long
+    to wait for others, in every exchange (default: torch's). Raises InputError.
+    """
     _, size = world()
     if size == 1:
         return ALONE
@@ -109,13 +122,19 @@ def joined(seconds: float | None = None) -> Team:
             torch.cuda.set_device(local_rank())
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         with _answered():
-            dist.init_process_group(kinds, timeout=None if seconds is None else timedelta(seconds=seconds))
-        atexit.register(dist.destroy_process_group)  # a process whose threads still run at its end is aborted
+            dist.init_process_group(
+                kinds, timeout=None if seconds is None else timedelta(seconds=seconds)
+            )
+        atexit.register(
+            dist.destroy_process_group
+        )  # a process whose threads still run at its end is aborted
     return Team(dist.get_rank(), size)
 
 
 def share_interrupts() -> None:
-    """From now on a keyboard interrupt is raised by the next `Team.agree`, in all processes at once."""
+    """From now on a keyboard interrupt is raised by the next `Team.agree`, in all processes at
+    once.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, lambda number, frame: _interrupted.set())
 

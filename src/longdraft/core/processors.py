@@ -1,4 +1,6 @@
-"""Transformers' own logits processors, applied to every node of a tree along the node's own path."""
+"""Transformers' own logits processors, applied to every node of a tree along the node's own
+path.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from longdraft.core.nucleus import nucleus
 from longdraft.core.rows import Rows
 from longdraft.core.tree import Tree
 
-# What a processor reads besides the scores: nothing, or the number of tokens. All others are given the whole path.
+# What a processor reads besides the scores: nothing, or the number of tokens. All others are given
+# the whole path.
 READS_NOTHING = (
     lp.TemperatureLogitsWarper,
     lp.TopKLogitsWarper,
@@ -37,11 +40,26 @@ READS_LENGTH = (
     lp.SuppressTokensAtBeginLogitsProcessor,
     lp.ExponentialDecayLengthPenalty,
 )
-WARPERS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "eta_cutoff"}  # settings that need no path
-# Settings whose processors count from the end of the prompt or up to the limit, so they differ from row to row.
-ROW_DEPENDENT = {"min_new_tokens", "forced_eos_token_id", "begin_suppress_tokens", "exponential_decay_length_penalty"}
+WARPERS = {
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "eta_cutoff",
+}  # settings that need no path
+# Settings whose processors count from the end of the prompt or up to the limit, so they differ from
+# row to row.
+ROW_DEPENDENT = {
+    "min_new_tokens",
+    "forced_eos_token_id",
+    "begin_suppress_tokens",
+    "exponential_decay_length_penalty",
+}
 
-Settings = tuple[tuple[str, Any], ...]  # names and values of a GenerationConfig, with lists as tuples
+Settings = tuple[
+    tuple[str, Any], ...
+]  # names and values of a GenerationConfig, with lists as tuples
 
 
 class _Host(GenerationMixin):
@@ -52,15 +70,24 @@ class _Host(GenerationMixin):
 
 @lru_cache(maxsize=256)
 def chain(
-    settings: Settings, eos: tuple[int, ...], prompt: int, total: int, vocab: int, device: torch.device
+    settings: Settings,
+    eos: tuple[int, ...],
+    prompt: int,
+    total: int,
+    vocab: int,
+    device: torch.device,
 ) -> list[Any]:
-    """The processors that `generate` applies, in its order, to a prompt of this length that may grow to `total` tokens.
+    """The processors that `generate` applies, in its order, to a prompt of this length that may
+    grow to `total` tokens.
 
-    vocab and device are part of the cache's key: after their first call some processors keep tensors of that size.
+    vocab and device are part of the cache's key: after their first call some processors keep
+    tensors of that size.
     """
     options = {name: _thawed(value) for name, value in settings}
     if not eos:
-        options.pop("exponential_decay_length_penalty", None)  # it raises the scores of end tokens only
+        options.pop(
+            "exponential_decay_length_penalty", None
+        )  # it raises the scores of end tokens only
     config = GenerationConfig(**options)
     config.max_length = total
     # `generate` sets this before it makes the processors
@@ -70,16 +97,21 @@ def chain(
     host: Any = _Host()
     made = list(host._get_logits_processor(config, input_ids_seq_length=prompt, device=str(device)))
     for process in made:
-        if isinstance(process, lp.SequenceBiasLogitsProcessor):  # its first call changes it: not safe in a thread
+        if isinstance(
+            process, lp.SequenceBiasLogitsProcessor
+        ):  # its first call changes it: not safe in a thread
             ids: Any = torch.zeros(1, 1, dtype=torch.long, device=device)
             process(ids, torch.zeros(1, vocab, device=device))
     return made
 
 
 def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-    """Processed logits [B,W,V] of nodes [start, start+W), each after its own path: committed tokens, then ancestors."""
+    """Processed logits [B,W,V] of nodes [start, start+W), each after its own path: committed
+    tokens, then ancestors.
+    """
     B, W, V = logits.shape
-    device, names = logits.device, {name for name, _ in settings}
+    device = logits.device
+    names = {name for name, _ in settings}
     no_ids: Any = torch.empty(B * W, 0, dtype=torch.long, device=device)
     if names <= WARPERS:
         flat = logits.reshape(B * W, V)
@@ -87,26 +119,45 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
             flat = _warped(process, no_ids, flat)
         return flat.view(B, W, V)
     if len(set(rows.eos)) > 1:  # a row without end tokens has fewer processors than the others
-        return torch.cat([apply(settings, logits[b : b + 1], tree.row(b), rows.row(b), start) for b in range(B)])
-    spans = [(n, n + most) for n, most in zip(rows.prompt.tolist(), rows.limit.tolist(), strict=True)]
-    chains = [chain(settings, rows.eos[0], *(s if names & ROW_DEPENDENT else (1, 1)), V, device) for s in spans]
+        return torch.cat(
+            [apply(settings, logits[b : b + 1], tree.row(b), rows.row(b), start) for b in range(B)]
+        )
+    spans = [
+        (n, n + most) for n, most in zip(rows.prompt.tolist(), rows.limit.tolist(), strict=True)
+    ]
+    chains = [
+        chain(settings, rows.eos[0], *(s if names & ROW_DEPENDENT else (1, 1)), V, device)
+        for s in spans
+    ]
     return run(chains, logits, tree, rows, start)
 
 
 def run(
-    chains: Sequence[Sequence[Any]], logits: Tensor, tree: Tree, rows: Rows, start: int, before: tuple[int, ...] = ()
+    chains: Sequence[Sequence[Any]],
+    logits: Tensor,
+    tree: Tree,
+    rows: Rows,
+    start: int,
+    before: tuple[int, ...] = (),
 ) -> Tensor:
-    """logits [B,W,V] of nodes [start, start+W) after each row's processors, which are of the same kinds in all rows.
+    """logits [B,W,V] of nodes [start, start+W) after each row's processors, which are of the same
+    kinds in all rows.
 
     before: tokens in front of every row that the processors see, and the model does not.
     """
     B, W, V = logits.shape
     no_ids: Any = torch.empty(B * W, 0, dtype=torch.long, device=logits.device)
     for steps in zip(*chains, strict=True):  # one kind of processor, in each row's own version
-        kind, first = type(steps[0]), steps[0]  # the very kinds: a subclass may read more
+        # the very kinds: a subclass may read more
+        kind = type(steps[0])
+        first = steps[0]
         if kind in READS_NOTHING:
             logits = _warped(first, no_ids, logits.reshape(B * W, V)).view(B, W, V)
-        elif kind is lp.RepetitionPenaltyLogitsProcessor and first.prompt_ignore_length is None and not before:
+        elif (
+            kind is lp.RepetitionPenaltyLogitsProcessor
+            and first.prompt_ignore_length is None
+            and not before
+        ):
             logits = penalized(logits, path_tokens(tree, rows, start, W), first.penalty)
         else:
             out = torch.empty_like(logits)
@@ -117,9 +168,11 @@ def run(
 
 
 def within(constrained: Tensor, processed: Tensor) -> Tensor:
-    """Processed logits, without the tokens that a constraint excludes; as constrained where nothing else is left.
+    """Processed logits, without the tokens that a constraint excludes; as constrained where nothing
+    else is left.
 
-    Some processors give a token that was excluded a score, and some leave a very low one instead of -inf.
+    Some processors give a token that was excluded a score, and some leave a very low one instead of
+    -inf.
     """
     kept = processed.masked_fill(constrained == -math.inf, -math.inf)
     nothing = (kept <= torch.finfo(kept.dtype).min).all(-1, keepdim=True)
@@ -134,13 +187,18 @@ def _warped(process: Any, no_ids: Any, logits: Tensor) -> Tensor:
 
 
 def usual(process: Any) -> bool:
-    """Whether a processor that removes tokens keeps at least one, and gives the others no chance."""
-    kept, filler = getattr(process, "min_tokens_to_keep", 1), getattr(process, "filter_value", -math.inf)
+    """Whether a processor that removes tokens keeps at least one, and gives the others no
+    chance.
+    """
+    kept = getattr(process, "min_tokens_to_keep", 1)
+    filler = getattr(process, "filter_value", -math.inf)
     return kept == 1 and filler == -math.inf
 
 
 def penalized(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N], which may repeat."""
+    """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N], which
+    may repeat.
+    """
     scores = logits.gather(-1, tokens)
     return logits.scatter(-1, tokens, torch.where(scores > 0, scores / penalty, scores * penalty))
 
@@ -152,9 +210,12 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
     """
     depth = tree.depth[:, start : start + W, None]
     n = int(rows.length.max()) - 1
-    ago = torch.arange(1, (n if window is None else min(window, n)) + 1, device=depth.device)  # 1: before the root
+    ago = torch.arange(
+        1, (n if window is None else min(window, n)) + 1, device=depth.device
+    )  # 1: before the root
     position = rows.length[:, None] - 1 - ago
-    before, near = rows.tokens.gather(1, position.clamp(min=0)), (position >= 0)[:, None].expand(-1, W, -1)
+    before = rows.tokens.gather(1, position.clamp(min=0))
+    near = (position >= 0)[:, None].expand(-1, W, -1)
     on_path = tree.mask[:, start : start + W]
     if window is not None:
         near = near & (ago + depth < window)
@@ -164,29 +225,39 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
     return torch.where(torch.cat([near, on_path], 2), tokens, own)
 
 
-def repeated(logits: Tensor, tree: Tree, rows: Rows, start: int, frequency: float, presence: float) -> Tensor:
-    """A copy of logits [B,W,V] in float32, lower by `frequency` for every time that a token was generated before a
-    node's draw, on the node's own path, and by `presence` if it was at all.
+def repeated(
+    logits: Tensor, tree: Tree, rows: Rows, start: int, frequency: float, presence: float
+) -> Tensor:
+    """A copy of logits [B,W,V] in float32, lower by `frequency` for every time that a token was
+    generated before a node's draw, on the node's own path, and by `presence` if it was at all.
 
-    Only the logits of such tokens are computed, and by NumPy: torch's threads wait for each other in every operation,
-    which takes several passes' time where other processes compute too.
+    Only the logits of such tokens are computed, and by NumPy: torch's threads wait for each other
+    in every operation, which takes several passes' time where other processes compute too.
     """
     B, W, _ = logits.shape
     on_cpu = logits.is_cpu and logits.dtype == torch.float32
-    changed = torch.from_numpy(logits.numpy().copy()) if on_cpu else logits.to(torch.float32, copy=True)
+    changed = (
+        torch.from_numpy(logits.numpy().copy()) if on_cpu else logits.to(torch.float32, copy=True)
+    )
     for b in range(B):
         tokens, count = _generated(tree, rows, b, start, W)
         lower = frequency * count + presence * (count > 0)
         if logits.is_cpu:
             changed.numpy()[b][:, tokens] -= lower
         else:
-            changed[b][:, torch.from_numpy(tokens).to(logits.device)] -= torch.from_numpy(lower).to(logits.device)
+            changed[b][:, torch.from_numpy(tokens).to(logits.device)] -= torch.from_numpy(lower).to(
+                logits.device
+            )
     return changed
 
 
 def _generated(tree: Tree, rows: Rows, b: int, start: int, W: int) -> tuple[Any, Any]:
-    """The tokens [N] that row b has generated and drafted, and how often each is on the path [W,N] of each node."""
-    committed = rows.tokens[b, int(rows.prompt[b]) : int(rows.length[b])].numpy(force=True)  # the root is the last
+    """The tokens [N] that row b has generated and drafted, and how often each is on the path [W,N]
+    of each node.
+    """
+    committed = rows.tokens[b, int(rows.prompt[b]) : int(rows.length[b])].numpy(
+        force=True
+    )  # the root is the last
     drafted = tree.tokens[b, 1:].numpy(force=True)
     tokens, place = np.unique(np.concatenate([committed, drafted]), return_inverse=True)
     count = np.zeros((W, len(tokens)), np.float32)
@@ -199,7 +270,8 @@ def _generated(tree: Tree, rows: Rows, b: int, start: int, W: int) -> tuple[Any,
 def _paths(
     tree: Tree, rows: Rows, start: int, W: int, with_tokens: bool, before: tuple[int, ...] = ()
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each row and depth: b, its nodes counted from `start`, and their paths [nodes,length], `before` first.
+    """For each row and depth: b, its nodes counted from `start`, and their paths [nodes,length],
+    `before` first.
 
     Without tokens a path has the right length but is one expanded zero, which costs no memory.
     """

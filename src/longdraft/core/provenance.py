@@ -26,13 +26,18 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """This run's command line; absolute paths are shortened to what is meaningful on another machine."""
+    """This run's command line; absolute paths are shortened to what is meaningful on another
+    machine.
+    """
     return shlex.join(["longdraft", *(relative(word) for word in sys.argv[1:])])
 
 
 def relative(word: str) -> str:
-    """A path below the working directory relative to it, any other absolute path by its name, all else unchanged."""
-    path, here = Path(word), Path.cwd()
+    """A path below the working directory relative to it, any other absolute path by its name, all
+    else unchanged.
+    """
+    path = Path(word)
+    here = Path.cwd()
     if not path.is_absolute():
         return word
     return str(path.relative_to(here)) if path.is_relative_to(here) else path.name

@@ -1,4 +1,6 @@
-"""Rows of a cache whose recurrent layers have states: they are shortened to lengths of which states are known."""
+"""Rows of a cache whose recurrent layers have states: they are shortened to lengths of which states
+are known.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,25 @@ Mark = tuple[Tensor, list[RowStates]]  # lengths and states of rows
 class Rewinding:
     """The states of each row are those of its first tokens, never of more than its length.
 
-    length [B], of rows [first, first+B) of the memory whose states and recurrences these are. Without recurrent layers
-    there are no recurrences, and a length is all there is to a row. appended: how many nodes of the present pass are
-    committed after it whatever it computes: all of them or none.
+    length [B], of rows [first, first+B) of the memory whose states and recurrences these are.
+    Without recurrent layers there are no recurrences, and a length is all there is to a row.
+    appended: how many nodes of the present pass are committed after it whatever it computes: all of
+    them or none.
     """
 
     appended: int = 0
 
-    def __init__(self, length: Tensor, first: int, states: list[RowStates], recurrences: dict[int, Recurrence]):
+    def __init__(
+        self,
+        length: Tensor,
+        first: int,
+        states: list[RowStates],
+        recurrences: dict[int, Recurrence],
+    ):
         self.length: Tensor = length
-        self._first, self._states, self._recurrences = first, states, recurrences
+        self._first = first
+        self._states = states
+        self._recurrences = recurrences
 
     @property
     def recurrences(self) -> dict[int, Recurrence]:
@@ -47,12 +58,16 @@ class Rewinding:
         return bool(self._recurrences or self.states(b).states)
 
     def _settled(self, b: int) -> RowStates:
-        """The states of row b with all that is committed: what the latest pass ended with counts too."""
+        """The states of row b with all that is committed: what the latest pass ended with counts
+        too.
+        """
         self.states(b).settle(int(self.length[b]), self.recurrences)
         return self.states(b)
 
     def resumable(self, count: int) -> int:
-        """The most slots, at most `count`, to which the first row can be truncated: without recurrent layers, count."""
+        """The most slots, at most `count`, to which the first row can be truncated: without
+        recurrent layers, count.
+        """
         return self._settled(0).resumable(count) if self._has_states(0) else count
 
     def earliest(self, count: int) -> int:
@@ -60,8 +75,9 @@ class Rewinding:
         return self._settled(0).earliest(count) if self._has_states(0) else count
 
     def truncate(self, lengths: Tensor | int) -> None:
-        """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row has no states of its
-        length (see resumable)."""
+        """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row
+        has no states of its length (see resumable).
+        """
         wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
         for b, (n, before) in enumerate(zip(wanted.tolist(), self.length.tolist(), strict=True)):
             if n < before and self._has_states(b) and n < self._settled(b).position:
@@ -69,12 +85,16 @@ class Rewinding:
         self.length.copy_(wanted)
 
     def resume(self, count: int, states: ByScan) -> None:
-        """The first row has `count` slots, written from elsewhere, with the states that its tokens have left."""
+        """The first row has `count` slots, written from elsewhere, with the states that its tokens
+        have left.
+        """
         self.length[0] = count
         self._states[self._first] = resumed(count, states, self.states(0).every)
 
     def states_at(self, count: int) -> ByScan | None:
-        """What the first row's first `count` tokens have left, {} without recurrent layers; None: it is not kept."""
+        """What the first row's first `count` tokens have left, {} without recurrent layers; None:
+        it is not kept.
+        """
         if not self._has_states(0):
             return {}
         row = self.states(0)
@@ -84,7 +104,10 @@ class Rewinding:
 
     def mark(self) -> Mark:
         """The present lengths and states, for `restore`."""
-        rows = [self._settled(b) if self._has_states(b) else self.states(b) for b in range(len(self.length))]
+        rows = [
+            self._settled(b) if self._has_states(b) else self.states(b)
+            for b in range(len(self.length))
+        ]
         return self.length.clone(), [row.copy() for row in rows]
 
     def restore(self, mark: Mark) -> None:
@@ -101,7 +124,8 @@ class Rewinding:
     def appending(self, count: int) -> Generator[None]:
         """The pass inside runs the next `count` tokens of each row, which are committed after it.
 
-        Unlike a draft's, their inputs are not all needed later, so a pass over a prompt keeps few of them.
+        Unlike a draft's, their inputs are not all needed later, so a pass over a prompt keeps few
+        of them.
         """
         self.appended = count
         try:
@@ -112,7 +136,9 @@ class Rewinding:
 
     @contextmanager
     def holding(self) -> Generator[None]:
-        """Inside the block, no state leaves the present lengths behind, so that rows can be shortened to them."""
+        """Inside the block, no state leaves the present lengths behind, so that rows can be
+        shortened to them.
+        """
         saved = [self.states(b).floor for b in range(len(self.length))]
         for b, (n, floor) in enumerate(zip(self.length.tolist(), saved, strict=True)):
             self.states(b).floor = n if floor is None else min(n, floor)

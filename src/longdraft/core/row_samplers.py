@@ -18,7 +18,8 @@ from longdraft.core.tree import Tree
 class RowSamplers:
     """Row b is sampled by samplers[b] as if it were alone: a `Sampling`.
 
-    Rows that all have the same settings are computed together. Replace an entry of `samplers` to change a row's.
+    Rows that all have the same settings are computed together. Replace an entry of `samplers` to
+    change a row's.
     """
 
     samplers: list[Sampler]
@@ -33,7 +34,9 @@ class RowSamplers:
         return RowSamplers([sampler.under(rules) for sampler in self.samplers])
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        return self._each(lambda s, b, tree, rows: s.processed(logits[b], tree, rows, start), tree, rows)
+        return self._each(
+            lambda s, b, tree, rows: s.processed(logits[b], tree, rows, start), tree, rows
+        )
 
     def scores(
         self,
@@ -95,8 +98,17 @@ class RowSamplers:
     def of_rows(self, rows: slice) -> RowSamplers:
         return RowSamplers(self.samplers[rows])
 
-    def _each(self, call: Callable[[Sampler, slice, Tree, Rows], Tensor], tree: Tree, rows: Rows) -> Tensor:
-        """call(sampler, rows, their tree, their rows) for all rows at once, or for each alone -> [B,..]."""
+    def _each(
+        self, call: Callable[[Sampler, slice, Tree, Rows], Tensor], tree: Tree, rows: Rows
+    ) -> Tensor:
+        """call(sampler, rows, their tree, their rows) for all rows at once, or for each alone ->
+        [B,..].
+        """
         if (shared := self.shared) is not None:
             return call(shared, slice(None), tree, rows)
-        return torch.cat([call(s, slice(b, b + 1), tree.row(b), rows.row(b)) for b, s in enumerate(self.samplers)])
+        return torch.cat(
+            [
+                call(s, slice(b, b + 1), tree.row(b), rows.row(b))
+                for b, s in enumerate(self.samplers)
+            ]
+        )

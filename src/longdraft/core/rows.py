@@ -1,4 +1,6 @@
-"""The rows of a batch, as sampling and verification see them: tokens, lengths, limits and seeds, but no cache."""
+"""The rows of a batch, as sampling and verification see them: tokens, lengths, limits and seeds,
+but no cache.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from torch import Tensor
 class Rows:
     """Row b has committed tokens[b, :length[b]]; the last of them is the root of its next tree.
 
-    tokens [B,N] (N has room for every prompt and its limit); length, prompt, limit, seed, done [B]. prompt: tokens in
-    the prompt. limit: how many tokens may follow it. eos[b]: the row's end tokens. A row is done when it reaches its
-    limit or one of its end tokens.
+    tokens [B,N] (N has room for every prompt and its limit); length, prompt, limit, seed, done [B].
+    prompt: tokens in the prompt. limit: how many tokens may follow it. eos[b]: the row's end
+    tokens. A row is done when it reaches its limit or one of its end tokens.
     """
 
     tokens: Tensor
@@ -25,11 +27,14 @@ class Rows:
     seed: Tensor
     eos: list[tuple[int, ...]]
     prompt: Tensor = field(init=False)
-    capacity: int = field(init=False)  # how many rows there is memory for; `first` and `row` do not change it
+    capacity: int = field(
+        init=False
+    )  # how many rows there is memory for; `first` and `row` do not change it
     done: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prompt, self.capacity = self.length.clone(), len(self.length)
+        self.prompt = self.length.clone()
+        self.capacity = len(self.length)
         self.done = self.limit <= 0
 
     def first(self, count: int) -> Self:
@@ -53,12 +58,16 @@ class Rows:
 
     @property
     def room(self) -> int:
-        """The most drafted tokens that any row can still use; the bonus token takes the last position."""
+        """The most drafted tokens that any row can still use; the bonus token takes the last
+        position.
+        """
         left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
         return max(int(left.max()) - 1, 0)
 
     def tokens_since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row's tokens after its first `consumed` [B]: left-aligned [B,M], and how many of them are real [B]."""
+        """Each row's tokens after its first `consumed` [B]: left-aligned [B,M], and how many of
+        them are real [B].
+        """
         n = self.length - consumed
         position = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)
         return self.tokens.gather(1, position.clamp(max=self.tokens.shape[1] - 1)), n

@@ -25,7 +25,8 @@ APPLIED: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
 }
-# Settings of other decoding methods. They are refused, since ignoring them would silently change the output.
+# Settings of other decoding methods. They are refused, since ignoring them would silently change
+# the output.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "constraints": (),
     "dola_layers": (),
@@ -44,10 +45,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings of a GenerationConfig that shape a model's distribution by a node's own path and position.
+    """Settings of a GenerationConfig that shape a model's distribution by a node's own path and
+    position.
 
-    They exclude the sampling settings (do_sample, temperature, top_k, top_p and the like), which the user chooses with
-    a Sampler, and the length limits.
+    They exclude the sampling settings (do_sample, temperature, top_k, top_p and the like), which
+    the user chooses with a Sampler, and the length limits.
     """
 
     settings: Settings = ()
@@ -64,28 +66,36 @@ class Rules:
 
     @staticmethod
     def of(config: Any, vocab: int) -> Rules:
-        """The rules in a model's generation_config (or None). Raises InputError for those that cannot be applied."""
+        """The rules in a model's generation_config (or None). Raises InputError for those that
+        cannot be applied.
+        """
         for name, neutral in REFUSED.items():
             value = getattr(config, name, None)
             if value is not None and value not in neutral:
                 raise InputError(
-                    f"the model's generation_config sets {name} to {str(value)[:60]}, which longdraft does not support:"
+                    f"the model's generation_config sets {name} to {str(value)[:60]}, "
+                    "which longdraft does not support:"
                     f" remove {name} from generation_config.json, or use another model"
                 )
         values = {name: getattr(config, name, None) for name in APPLIED}
-        kept = tuple((n, frozen(v)) for n, v in values.items() if v is not None and v not in APPLIED[n])
+        kept = tuple(
+            (n, frozen(v)) for n, v in values.items() if v is not None and v not in APPLIED[n]
+        )
         if kept:
             _try(kept, end_tokens(config), vocab)
         return Rules(kept)
 
 
 def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:
-    """Apply the rules once, to a single token, so that invalid values are found early. Raises InputError."""
+    """Apply the rules once, to a single token, so that invalid values are found early. Raises
+    InputError.
+    """
     try:
         for process in chain(settings, eos, 1, 2, vocab, torch.device("cpu")):
             process(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, vocab))
     except Exception as error:  # each processor checks its own values
-        names, reason = ", ".join(name for name, _ in settings), next(iter(str(error).splitlines()), "")
+        names = ", ".join(name for name, _ in settings)
+        reason = next(iter(str(error).splitlines()), "")
         raise InputError(
             f"Transformers refuses a value of {names} in the model's generation_config"
             f" ({reason[:160] or type(error).__name__}): correct generation_config.json"
@@ -93,11 +103,19 @@ def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:
 
 
 def end_tokens(config: Any, tokenizer: Any = None) -> tuple[int, ...]:
-    """The ids that end a sequence, from a model's generation_config and its tokenizer. Raises InputError."""
+    """The ids that end a sequence, from a model's generation_config and its tokenizer. Raises
+    InputError.
+    """
     eos = getattr(config, "eos_token_id", None)
-    ids = [*(eos if isinstance(eos, list | tuple) else [eos]), getattr(tokenizer, "eos_token_id", None)]
+    ids = [
+        *(eos if isinstance(eos, list | tuple) else [eos]),
+        getattr(tokenizer, "eos_token_id", None),
+    ]
     ids = [i for i in ids if i is not None]
     odd = next((i for i in ids if not isinstance(i, int) or isinstance(i, bool)), None)
     if odd is not None:
-        raise InputError(f"the model's eos_token_id contains {str(odd)[:60]!r}: give token ids, which are integers")
+        raise InputError(
+            f"the model's eos_token_id contains {str(odd)[:60]!r}: give token ids, which "
+            "are integers"
+        )
     return tuple(sorted(set(ids)))

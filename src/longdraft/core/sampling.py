@@ -21,16 +21,19 @@ from longdraft.ops import Warpers, draw, gumbel
 
 @dataclass(frozen=True)
 class Sampler:
-    """A node's token depends only on its own path, seed and position, not on how it was drafted or on other rows.
+    """A node's token depends only on its own path, seed and position, not on how it was drafted or
+    on other rows.
 
-    temperature 0 is greedy, and one below 1e-30 becomes 0; a top_k of -1 becomes 0. These change the logits, in this
-    order: bias is added to those of its tokens; penalty divides those of tokens among the last `window` ones
-    (TokenSwift eq. 3); frequency is subtracted once for every time that a token has been generated, and presence once
-    if it was at all (OpenAI's penalties; the prompt does not count); the constraint excludes tokens. All go by each
-    node's own path. Then follow Transformers' processors in Transformers' order: the model's rules, temperature, top_k,
-    top_p, min_p, eta. What the constraint excludes stays excluded, and the rules are void after a node where they leave
-    none of what it allows. rules None: those of the model that is sampled; Rules(): no rules. A penalty replaces the
-    rules' repetition_penalty, also one of 1, which is off; None leaves it. Raises InputError for a value out of range
+    temperature 0 is greedy, and one below 1e-30 becomes 0; a top_k of -1 becomes 0. These change
+    the logits, in this order: bias is added to those of its tokens; penalty divides those of tokens
+    among the last `window` ones (TokenSwift eq. 3); frequency is subtracted once for every time
+    that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
+    prompt does not count); the constraint excludes tokens. All go by each node's own path. Then
+    follow Transformers' processors in Transformers' order: the model's rules, temperature, top_k,
+    top_p, min_p, eta. What the constraint excludes stays excluded, and the rules are void after a
+    node where they leave none of what it allows. rules None: those of the model that is sampled;
+    Rules(): no rules. A penalty replaces the rules' repetition_penalty, also one of 1, which is
+    off; None leaves it. Raises InputError for a value out of range
     (`longdraft.sampling_parameters`).
     """
 
@@ -67,9 +70,12 @@ class Sampler:
         return replace(self, rules=rules) if self.rules is None else self
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next token's distribution."""
+        """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next
+        token's distribution.
+        """
         logits = self._changed(logits.float(), tree, rows, start)
-        settings, rules = self._settings, (self.rules or Rules()).settings
+        settings = self._settings
+        rules = (self.rules or Rules()).settings
         if self.constraint is not None and rules:
             logits = within(logits, apply(rules, logits, tree, rows, start))
             settings = settings[len(rules) :]
@@ -85,11 +91,13 @@ class Sampler:
         tokens: Tensor | None = None,
         summed: bool = False,
     ) -> Tensor:
-        """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
+        """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement
+        (Gumbel top-k).
 
-        Drafter and target add the same noise at the same position, which couples their draws. seed [B]: seeds to use
-        instead of the rows' own. tokens [V]: the tokens that the logits are of (None: all), for a `bare` sampler.
-        summed: greedy scores are log-probabilities too, so that those of a path can be summed.
+        Drafter and target add the same noise at the same position, which couples their draws. seed
+        [B]: seeds to use instead of the rows' own. tokens [V]: the tokens that the logits are of
+        (None: all), for a `bare` sampler. summed: greedy scores are log-probabilities too, so that
+        those of a path can be summed.
         """
         processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
@@ -100,7 +108,9 @@ class Sampler:
         return processed.log_softmax(-1) + noise
 
     def law(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        """The distribution [B,W,V] that nodes [start, start+W) are drawn from; greedy: all of it on the best token."""
+        """The distribution [B,W,V] that nodes [start, start+W) are drawn from; greedy: all of it on
+        the best token.
+        """
         processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
             return torch.zeros_like(processed).scatter_(-1, processed.argmax(-1, keepdim=True), 1.0)
@@ -127,13 +137,17 @@ class Sampler:
     @property
     def bare(self) -> bool:
         """Whether the temperature is the only setting that changes the distribution."""
-        shaping = [f for f in fields(self) if f.name not in ("temperature", "penalty", "window", "rules")]
+        shaping = [
+            f for f in fields(self) if f.name not in ("temperature", "penalty", "window", "rules")
+        ]
         unchanged = all(getattr(self, f.name) == f.default for f in shaping) and self.divisor == 1
         return unchanged and not (self.rules or Rules()).settings
 
     @cached_property
     def warpers(self) -> Warpers | None:
-        """All that shapes the distribution besides the penalty; None if there is more than these."""
+        """All that shapes the distribution besides the penalty; None if there is more than
+        these.
+        """
         if self.eta or (self.rules or Rules()).settings:
             return None
         if self.temperature == 0:
@@ -141,21 +155,27 @@ class Sampler:
         return Warpers(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def draw(self, logits: Tensor, tree: Tree, rows: Rows) -> Tensor:
-        """The token [B,T] that each node of the tree emits: the argmax of `scores`, from one kernel where possible.
+        """The token [B,T] that each node of the tree emits: the argmax of `scores`, from one kernel
+        where possible.
 
-        The kernel sums probabilities in another order, so for logits within rounding of top-p's limit it may differ
-        from `scores`; it is the same for plain and speculative decoding.
+        The kernel sums probabilities in another order, so for logits within rounding of top-p's
+        limit it may differ from `scores`; it is the same for plain and speculative decoding.
         """
         if self.temperature > 0 and self.warpers is not None:
             drawn = draw(
-                self._changed(logits, tree, rows, 0), self.warpers, rows.seed, rows.length[:, None] + tree.depth
+                self._changed(logits, tree, rows, 0),
+                self.warpers,
+                rows.seed,
+                rows.length[:, None] + tree.depth,
             )
             if drawn is not None:
                 return drawn
         return self.scores(logits, tree, rows).argmax(-1)
 
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
-        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be node by node."""
+        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be
+        node by node.
+        """
         return ChainDraws.of(count, [self] * len(rows.length), rows)
 
     def forced(self, rows: Rows) -> list[list[int]]:
@@ -163,7 +183,9 @@ class Sampler:
         return [[] for _ in rows.eos] if self.constraint is None else self.constraint.forced(rows)
 
     def failure(self, rows: Rows, row: int) -> str:
-        """Why a row's text does not meet the constraint although it has ended; empty: it does, or goes on."""
+        """Why a row's text does not meet the constraint although it has ended; empty: it does, or
+        goes on.
+        """
         return "" if self.constraint is None else self.constraint.failure(rows, row)
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
@@ -195,7 +217,10 @@ class Sampler:
         """The settings of a GenerationConfig that have an effect."""
         settings = dict((self.rules or Rules()).settings)
         if self.temperature > 0:
-            chosen = {"top_k": self.top_k or None, "top_p": float(self.top_p) if self.top_p < 1 else None}
+            chosen = {
+                "top_k": self.top_k or None,
+                "top_p": float(self.top_p) if self.top_p < 1 else None,
+            }
             chosen |= {"min_p": self.min_p or None, "eta_cutoff": self.eta or None}
             if self.temperature != 1:
                 chosen["temperature"] = float(self.temperature)
@@ -204,27 +229,41 @@ class Sampler:
         return tuple(settings.items())
 
     def _changed(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-        """Logits after the bias, the penalties and the constraint; the same tensor if there are none."""
+        """Logits after the bias, the penalties and the constraint; the same tensor if there are
+        none.
+        """
         if self.bias:
-            tokens, numbers = (torch.tensor(x, device=logits.device) for x in zip(*self.bias, strict=True))
-            logits = logits.float().index_add(-1, tokens, numbers.float().expand(*logits.shape[:-1], -1))
+            tokens, numbers = (
+                torch.tensor(x, device=logits.device) for x in zip(*self.bias, strict=True)
+            )
+            logits = logits.float().index_add(
+                -1, tokens, numbers.float().expand(*logits.shape[:-1], -1)
+            )
         if self.divisor != 1:
             logits = self._penalized(logits.float(), tree, rows, start)
         if self.frequency or self.presence:
             logits = repeated(logits, tree, rows, start, self.frequency, self.presence)
-        return logits if self.constraint is None else self.constraint.masked(logits, tree, rows, start)
+        return (
+            logits if self.constraint is None else self.constraint.masked(logits, tree, rows, start)
+        )
 
     def _penalized(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-        """Penalize the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
-        return penalized(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.divisor)
+        """Penalize the tokens among each node's last `window`: committed tokens by distance,
+        drafted ones by path.
+        """
+        return penalized(
+            logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.divisor
+        )
 
 
 @dataclass
 class ChainDraws:
-    """A chain draws `count` tokens, row b as samplers[b] does, with noise of seed [B] at position [B] and on.
+    """A chain draws `count` tokens, row b as samplers[b] does, with noise of seed [B] at position
+    [B] and on.
 
-    All samplers have `warpers` and add nothing to logits. recent [B,N]: what penalties count before the first draw, the
-    chain's root last and -1 where a row has fewer tokens; None without a penalty.
+    All samplers have `warpers` and add nothing to logits. recent [B,N]: what penalties count before
+    the first draw, the chain's root last and -1 where a row has fewer tokens; None without a
+    penalty.
     """
 
     count: int
@@ -238,7 +277,8 @@ class ChainDraws:
         """The draws below the roots of these rows; None if a sampler has other settings."""
         if any(s.warpers is None or s.adds for s in samplers):
             return None
-        recent, lag = None, max(s.lag for s in samplers)
+        recent = None
+        lag = max(s.lag for s in samplers)
         if lag:
             n = min(lag, int(rows.length.max()))
             position = rows.length[:, None] - torch.arange(n, 0, -1, device=rows.tokens.device)
@@ -250,11 +290,14 @@ class ChainDraws:
         return [s.warpers or Warpers() for s in self.samplers]
 
     def first(self, logits: Tensor) -> Tensor:
-        """The first token [B] of each row, given the logits [B,1,V] of its parent; needs a native build."""
+        """The first token [B] of each row, given the logits [B,1,V] of its parent; needs a native
+        build.
+        """
         return torch.cat([self._first(b, logits[b : b + 1]) for b in range(len(self.samplers))])
 
     def _first(self, b: int, logits: Tensor) -> Tensor:
-        sampler, row = self.samplers[b], slice(b, b + 1)
+        sampler = self.samplers[b]
+        row = slice(b, b + 1)
         if self.recent is not None and sampler.lag:
             recent = self.recent[row, -sampler.window :]
             recent = torch.where(recent < 0, recent[:, -1:], recent)

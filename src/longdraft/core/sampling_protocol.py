@@ -1,4 +1,6 @@
-"""What a drafter, a verifier and the decoding loop ask of a sampler: `Sampler`'s, or `RowSamplers`' of its rows."""
+"""What a drafter, a verifier and the decoding loop ask of a sampler: `Sampler`'s, or `RowSamplers`'
+of its rows.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
 
 
 class Sampling(Protocol):
-    """Row b's result depends only on row b: its path, seed, position and settings. Nodes are [start, start+W)."""
+    """Row b's result depends only on row b: its path, seed, position and settings. Nodes are
+    [start, start+W).
+    """
 
     def under(self, rules: Rules) -> Sampling:
         """The same with a model's rules, where it has none of its own."""
         ...
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        """Processed logits [B,W,V], float32, of logits [B,W,V]: softmax gives the next token's distribution."""
+        """Processed logits [B,W,V], float32, of logits [B,W,V]: softmax gives the next token's
+        distribution.
+        """
         ...
 
     def scores(
@@ -47,7 +53,9 @@ class Sampling(Protocol):
         ...
 
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
-        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be node by node."""
+        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be
+        node by node.
+        """
         ...
 
     def of_rows(self, rows: slice) -> Sampling:
@@ -59,7 +67,9 @@ class Sampling(Protocol):
         ...
 
     def failure(self, rows: Rows, row: int) -> str:
-        """Why a row's text does not meet its constraint although it has ended; empty: it does, or goes on."""
+        """Why a row's text does not meet its constraint although it has ended; empty: it does, or
+        goes on.
+        """
         ...
 
     def prepare(self, tree: Tree, rows: Rows) -> None:

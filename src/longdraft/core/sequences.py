@@ -23,7 +23,9 @@ def without(rows: Tensor, row: int) -> Tensor: ...
 @overload
 def without(rows: list[T], row: int) -> list[T]: ...
 def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
-    """Remove a row's entry from a tensor or list that has one per row; the last row takes its place."""
+    """Remove a row's entry from a tensor or list that has one per row; the last row takes its
+    place.
+    """
     last = len(rows) - 1
     order = [last if b == row else b for b in range(last)]
     return rows[order] if isinstance(rows, Tensor) else [rows[b] for b in order]
@@ -33,7 +35,8 @@ def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
 class Sequences(Rows):
     """Between steps length == cache.length + 1: the root's keys and values are not cached yet.
 
-    prompt_states {row: {layer: [1,m,d]}}: until the first step, what a prefill has kept of a row's last cached tokens.
+    prompt_states {row: {layer: [1,m,d]}}: until the first step, what a prefill has kept of a row's
+    last cached tokens.
     """
 
     cache: KVCache
@@ -49,30 +52,44 @@ class Sequences(Rows):
         seed: int = 0,
         eos: tuple[int, ...] = (),
     ) -> Sequences:
-        """Row b draws with row_seed(seed, b); all rows have the same end tokens. Raises InputError for a bad seed."""
+        """Row b draws with row_seed(seed, b); all rows have the same end tokens. Raises InputError
+        for a bad seed.
+        """
         SEED.check(seed)
-        device, B = cache.length.device, len(prompts)
+        device = cache.length.device
+        B = len(prompts)
         length = torch.tensor([len(p) for p in prompts], device=device)
         tokens = torch.zeros(B, int(length.max()) + limit, dtype=torch.long, device=device)
         for b, p in enumerate(prompts):
             tokens[b, : len(p)] = torch.tensor(p, device=device)
         seeds = torch.tensor([row_seed(seed, b) for b in range(B)], device=device)
-        return Sequences(tokens, length, torch.full_like(length, limit), seeds, [eos] * B, cache, sampler)
+        return Sequences(
+            tokens, length, torch.full_like(length, limit), seeds, [eos] * B, cache, sampler
+        )
 
     def _slice(self, rows: slice) -> Self:
         view = super()._slice(rows)
-        view.cache, view.prompt_states, view.sampler = self.cache.rows(rows), {}, self.sampler.of_rows(rows)
+        view.cache, view.prompt_states, view.sampler = (
+            self.cache.rows(rows),
+            {},
+            self.sampler.of_rows(rows),
+        )
         return view
 
     def states_from(self, b: int, first: int) -> dict[int, Tensor]:
-        """{layer: [1,n-first,d]} of the n cached tokens of row b from `first` on; {} unless all of them were kept."""
-        count, kept = int(self.cache.length[b]) - first, self.prompt_states.get(b, {})
+        """{layer: [1,n-first,d]} of the n cached tokens of row b from `first` on; {} unless all of
+        them were kept.
+        """
+        count = int(self.cache.length[b]) - first
+        kept = self.prompt_states.get(b, {})
         return {layer: x[:, -count:] for layer, x in kept.items() if 0 < count <= x.shape[1]}
 
     def shared(self, before: Tensor | None) -> int:
-        """How many of the only row's first cached tokens are also the first of the text before, its tokens [1,N].
+        """How many of the only row's first cached tokens are also the first of the text before, its
+        tokens [1,N].
 
-        0 if either is not the only row, and for the same memory, to which a session writes one text after another.
+        0 if either is not the only row, and for the same memory, to which a session writes one text
+        after another.
         """
         if before is None or before.data_ptr() == self.tokens.data_ptr():
             return 0
@@ -82,14 +99,19 @@ class Sequences(Rows):
         return int((before[0, :n] == self.tokens[0, :n]).cumprod(0).sum())
 
     def commit(self, verdict: Verdict) -> Tensor:
-        """Commit the accepted keys and values and append the emitted tokens -> how many each row took [B].
+        """Commit the accepted keys and values and append the emitted tokens -> how many each row
+        took [B].
 
         Tokens after an end token or beyond the limit are dropped; rows that are done take none.
         """
         self.prompt_states = {}
-        room, done = (self.prompt + self.limit - self.length).tolist(), self.done.tolist()
-        taken, over = [], []
-        for b, (row, n) in enumerate(zip(verdict.emitted.tolist(), verdict.count.tolist(), strict=True)):
+        room = (self.prompt + self.limit - self.length).tolist()
+        done = self.done.tolist()
+        taken = []
+        over = []
+        for b, (row, n) in enumerate(
+            zip(verdict.emitted.tolist(), verdict.count.tolist(), strict=True)
+        ):
             row = [] if done[b] else row[: min(n, room[b])]
             ends = next((i + 1 for i, token in enumerate(row) if token in self.eos[b]), 0)
             taken.append(ends or len(row))

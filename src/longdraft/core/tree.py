@@ -15,7 +15,9 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """At most `depth` levels of drafted nodes below the root, and at most `width` drafted nodes on one level."""
+    """At most `depth` levels of drafted nodes below the root, and at most `width` drafted nodes on
+    one level.
+    """
 
     depth: int = UNBOUNDED
     width: int = UNBOUNDED
@@ -29,8 +31,9 @@ class DraftLimits:
 class Tree:
     """Parents come before children; node 0, the root, is the last committed token.
 
-    tokens, parent, depth [B,T] (parent -1 for the root, PAD for padding); mask [B,T,T]: ancestor-or-self;
-    draft_probs [B,T,V]: the distribution that a node's children were drawn from, kept only for verify=reject.
+    tokens, parent, depth [B,T] (parent -1 for the root, PAD for padding); mask [B,T,T]:
+    ancestor-or-self; draft_probs [B,T,V]: the distribution that a node's children were drawn from,
+    kept only for verify=reject.
     """
 
     tokens: Tensor
@@ -66,7 +69,12 @@ class Tree:
     @property
     def last(self) -> Tensor:
         """[B] the index of each row's last real node."""
-        return (self.parent > PAD).long().mul(torch.arange(self.size, device=self.tokens.device)).argmax(1)
+        return (
+            (self.parent > PAD)
+            .long()
+            .mul(torch.arange(self.size, device=self.tokens.device))
+            .argmax(1)
+        )
 
     @property
     def widest(self) -> int:
@@ -75,9 +83,13 @@ class Tree:
         return max((row.count(d) for row in levels.tolist() for d in set(row) - {0}), default=0)
 
     def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
-        """Add W nodes to each row: parent [B,W] indices of existing nodes (PAD for padding), tokens [B,W]."""
-        T, W = self.size, tokens.shape[1]
-        real, index = parent >= 0, parent.clamp(min=0)
+        """Add W nodes to each row: parent [B,W] indices of existing nodes (PAD for padding), tokens
+        [B,W].
+        """
+        T = self.size
+        W = tokens.shape[1]
+        real = parent >= 0
+        index = parent.clamp(min=0)
         above = self.mask.gather(1, index[..., None].expand(-1, -1, T)) & real[..., None]
         self_only = torch.eye(W, dtype=torch.bool, device=tokens.device).expand(len(tokens), W, W)
         mask = torch.cat([F.pad(self.mask, (0, W)), torch.cat([above, self_only], 2)], 1)
@@ -92,7 +104,8 @@ class Tree:
 
     def add_paths(self, nodes: Tensor, paths: Tensor) -> Tree:
         """Add whole branches: paths [B,N,M] (a negative token ends a path) below `nodes` [B,N]."""
-        tree, parent = self, nodes
+        tree = self
+        parent = nodes
         for tokens in paths.unbind(2):
             parent = torch.where(tokens < 0, PAD, parent)
             first = tree.size
@@ -102,28 +115,40 @@ class Tree:
         return tree
 
     def add_below_root(self, rows: list[list[tuple[int, int]]], width: int = UNBOUNDED) -> Tree:
-        """Add a subtree below each row's root: rows[b] lists its (parent, token) pairs, parents first.
+        """Add a subtree below each row's root: rows[b] lists its (parent, token) pairs, parents
+        first.
 
-        A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first `width` pairs are added.
+        A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first
+        `width` pairs are added.
         """
-        tree, above = self, 0  # the first node of the level above
+        # the first node of the level above
+        tree = self
+        above = 0
         for level in zip_longest(*[_levels(pairs, width) for pairs in rows], fillvalue=[]):
             most = max(map(len, level))
-            table = [[(above + n, token) for n, token in row] + [(PAD, 0)] * (most - len(row)) for row in level]
+            table = [
+                [(above + n, token) for n, token in row] + [(PAD, 0)] * (most - len(row))
+                for row in level
+            ]
             columns = torch.tensor(table, device=self.tokens.device)
-            above, tree = tree.size, tree.grow(columns[..., 0], columns[..., 1])
+            above = tree.size
+            tree = tree.grow(columns[..., 0], columns[..., 1])
         return tree
 
     def plant(self, rows: list[list[tuple[int, int]]]) -> Tree:
-        """The root alone with a subtree of each row below it, made at once: node i is the row's i-th pair.
+        """The root alone with a subtree of each row below it, made at once: node i is the row's
+        i-th pair.
 
-        rows[b]: (parent, token) pairs, parents first; a parent is 0 for the root, or i for the row's i-th pair.
+        rows[b]: (parent, token) pairs, parents first; a parent is 0 for the root, or i for the
+        row's i-th pair.
         """
         most = max(map(len, rows), default=0)
         parents = [[-1, *(p for p, _ in row), *[PAD] * (most - len(row))] for row in rows]
-        depths, masks = [], []
+        depths = []
+        masks = []
         for parent in parents:
-            depth, mask = [0], [[True] + [False] * most]
+            depth = [0]
+            mask = [[True] + [False] * most]
             for i, p in enumerate(parent[1:], 1):
                 depth.append(0 if p == PAD else depth[p] + 1)
                 mask.append([False] * (most + 1) if p == PAD else mask[p].copy())
@@ -137,15 +162,23 @@ class Tree:
         return Tree(torch.cat([self.tokens[:, :1], new.long()], 1), parent, depth, mask)
 
     def with_draft_probs(self, start: int, probs: Tensor) -> Tree:
-        """The same tree, with probs [B,W,V] as the distributions of the children of nodes [start, start+W)."""
+        """The same tree, with probs [B,W,V] as the distributions of the children of nodes [start,
+        start+W).
+        """
         known = self.draft_probs
-        before = probs.new_zeros(len(probs), start, probs.shape[-1]) if known is None else known[:, :start]
+        before = (
+            probs.new_zeros(len(probs), start, probs.shape[-1])
+            if known is None
+            else known[:, :start]
+        )
         probs = torch.cat([before, probs], 1)
         return replace(self, draft_probs=F.pad(probs, (0, 0, 0, self.size - probs.shape[1])))
 
 
 def _levels(pairs: list[tuple[int, int]], width: int) -> list[list[tuple[int, int]]]:
-    """By depth, the first `width` pairs whose parents are kept; a parent is numbered within its level."""
+    """By depth, the first `width` pairs whose parents are kept; a parent is numbered within its
+    level.
+    """
     levels: list[list[tuple[int, int]]] = []
     place = {0: (0, 0)}  # of each kept pair: the depth of its children, its number in its own level
     for i, (parent, token) in enumerate(pairs, 1):

@@ -1,4 +1,6 @@
-"""Which drafted tokens are accepted. A verifier: (tree, logits [B,T,V], sampler, rows) -> Verdict."""
+"""Which drafted tokens are accepted. A verifier: (tree, logits [B,T,V], sampler, rows) ->
+Verdict.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 
 @dataclass
 class Verdict:
-    """path [B,A] nodes from the root down, count [B] how many are real (>= 1), emitted [B,A] the tokens they yield.
+    """path [B,A] nodes from the root down, count [B] how many are real (>= 1), emitted [B,A] the
+    tokens they yield.
 
-    emitted[:, i] is the token after node path[:, i]: an accepted draft for i < count-1, the bonus token at count-1.
+    emitted[:, i] is the token after node path[:, i]: an accepted draft for i < count-1, the bonus
+    token at count-1.
     """
 
     path: Tensor
@@ -31,12 +35,16 @@ Verifier = Callable[[Tree, Tensor, Sampling, Rows], Verdict]
 
 
 def walk(tree: Tree, chosen: Tensor) -> Verdict:
-    """Follow the target's choice at each node, chosen [B,T], from the root down while it was drafted."""
+    """Follow the target's choice at each node, chosen [B,T], from the root down while it was
+    drafted.
+    """
     rows = torch.stack([tree.parent, tree.tokens, chosen], 1).tolist()  # one copy from the device
     paths = [_down(*row) for row in rows]
     most = max(map(len, paths))
     path = torch.tensor([p + p[-1:] * (most - len(p)) for p in paths], device=chosen.device)
-    return Verdict(path, torch.tensor([len(p) for p in paths], device=chosen.device), chosen.gather(1, path))
+    return Verdict(
+        path, torch.tensor([len(p) for p in paths], device=chosen.device), chosen.gather(1, path)
+    )
 
 
 def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
@@ -51,25 +59,32 @@ def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
 def match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
     """Draw the target's token once per node and follow it while it was drafted.
 
-    The output equals plain decoding token for token, for any tree from any drafter, because the draw at a node depends
-    only on (seed, position, the node's own path).
+    The output equals plain decoding token for token, for any tree from any drafter, because the
+    draw at a node depends only on (seed, position, the node's own path).
     """
     return walk(tree, sampler.draw(logits, tree, rows))
 
 
 def reject(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
-    """Speculative sampling by p/q: keeps the target's distribution, but not the very tokens of plain decoding.
+    """Speculative sampling by p/q: keeps the target's distribution, but not the very tokens of
+    plain decoding.
 
-    A node's children with q(x) > 0, in index order, must be draws without replacement from q = tree.draft_probs at that
-    node. Child x is accepted with probability min(1, p(x)/q(x)); if it is rejected, p becomes the residual max(p-q, 0)
-    and q loses x, both normalized. When no child is left, the target draws from p, and a child equal to the draw is
-    followed, so children outside q's support (a level wider than the tokens top-p keeps) stay unbiased.
+    A node's children with q(x) > 0, in index order, must be draws without replacement from q =
+    tree.draft_probs at that node. Child x is accepted with probability min(1, p(x)/q(x)); if it is
+    rejected, p becomes the residual max(p-q, 0) and q loses x, both normalized. When no child is
+    left, the target draws from p, and a child equal to the draw is followed, so children outside
+    q's support (a level wider than the tokens top-p keeps) stay unbiased.
     """
     if tree.draft_probs is None:
-        raise InputError("verify=reject needs a drafter that keeps its draft probabilities; use verify=match")
+        raise InputError(
+            "verify=reject needs a drafter that keeps its draft probabilities; use verify=match"
+        )
     target = sampler.law(logits, tree, rows)
     skipped = ([0], [0])  # a row that is done uses nothing of its verdict
-    verdicts = [skipped if done else _reject_row(tree, target[b], rows, b) for b, done in enumerate(rows.done.tolist())]
+    verdicts = [
+        skipped if done else _reject_row(tree, target[b], rows, b)
+        for b, done in enumerate(rows.done.tolist())
+    ]
     most = max(len(path) for path, _ in verdicts)
     table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in verdicts] for i in (0, 1)]
     path, emitted = (torch.tensor(t, device=target.device) for t in table)
@@ -79,11 +94,14 @@ def reject(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict
 def _reject_row(tree: Tree, target: Tensor, rows: Rows, b: int) -> tuple[list[int], list[int]]:
     """One row of `reject`: its path and the tokens it emits. target [T,V]: probabilities."""
     assert tree.draft_probs is not None
-    here, seed = 0, rows.seed[b : b + 1]
-    path, emitted = [0], []
+    here = 0
+    seed = rows.seed[b : b + 1]
+    path = [0]
+    emitted = []
     while True:
         position = (rows.length[b] + tree.depth[b, here]).view(1, 1)
-        p, q = target[here].double(), tree.draft_probs[b, here].double()
+        p = target[here].double()
+        q = tree.draft_probs[b, here].double()
         children = (tree.parent[b] == here).nonzero()[:, 0].tolist()
         accepted = None
         for rank, child in enumerate(children):

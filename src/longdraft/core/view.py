@@ -1,4 +1,6 @@
-"""What a pass may read of a cache, with all that backends read of it. The views themselves are in views/."""
+"""What a pass may read of a cache, with all that backends read of it. The views themselves are in
+views/.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ Pair = tuple[Tensor, Tensor]  # keys and values
 
 
 class IndexView(Protocol):
-    """Shows slots that are selected before the queries are known, and every slot from tail_start [B] on.
+    """Shows slots that are selected before the queries are known, and every slot from tail_start
+    [B] on.
 
-    So the selected keys and values can be copied side by side, once for each layer and row (views/base.py: View).
+    So the selected keys and values can be copied side by side, once for each layer and row
+    (views/base.py: View).
     """
 
     indexable: ClassVar[Literal[True]]
@@ -25,12 +29,16 @@ class IndexView(Protocol):
 
     @property
     def bits(self) -> int:
-        """Of a number in the copies, 4 or 8, which are then codes (ops/coded.py); 0: the numbers of the cache."""
+        """Of a number in the copies, 4 or 8, which are then codes (ops/coded.py); 0: the numbers of
+        the cache.
+        """
         ...
 
     @property
     def copied(self) -> Mapping[tuple[int, int], Pair | None]:
-        """By layer and row, the copies [K,P,D], or codes [K,P,width]; None where nothing is selected."""
+        """By layer and row, the copies [K,P,D], or codes [K,P,width]; None where nothing is
+        selected.
+        """
         ...
 
     def slots(self, layer: int, b: int) -> Tensor:
@@ -42,7 +50,9 @@ class IndexView(Protocol):
         ...
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> Pair | None:
-        """The selected keys and values of row b, copied from its k, v [K,S,D] if they were not; codes are decoded."""
+        """The selected keys and values of row b, copied from its k, v [K,S,D] if they were not;
+        codes are decoded.
+        """
         ...
 
     def segments(
@@ -53,14 +63,17 @@ class IndexView(Protocol):
 
 
 class QueryView(Protocol):
-    """Shows slots that depend on the queries, which only the eager backend can read (views/quest.py)."""
+    """Shows slots that depend on the queries, which only the eager backend can read
+    (views/quest.py).
+    """
 
     indexable: ClassVar[Literal[False]]
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
-        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch ends at slot `end`.
+        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch
+        ends at slot `end`.
 
         visible [W,T]: which of the last T slots each query sees; None: all of them.
         """
@@ -71,5 +84,7 @@ KVView = IndexView | QueryView
 
 
 def is_indexable(view: KVView | None) -> TypeGuard[IndexView | None]:
-    """Whether the keys that a pass reads are known before its queries are. None: every key is read."""
+    """Whether the keys that a pass reads are known before its queries are. None: every key is
+    read.
+    """
     return view is None or view.indexable

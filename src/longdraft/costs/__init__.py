@@ -1,1 +1,3 @@
-"""What a forward pass costs, by arithmetic: counts of its work, and named terms in seconds per unit."""
+"""What a forward pass costs, by arithmetic: counts of its work, and named terms in seconds per
+unit.
+"""

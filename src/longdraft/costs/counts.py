@@ -18,15 +18,21 @@ from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import InCodes, Seen, Weights, weights_of
 from longdraft.ops import coded
 
-KEPT = {"first": 1, "last": 1, "ends": 2}  # nodes whose scores are kept; of "all" and "mean", every node's are computed
+KEPT = {
+    "first": 1,
+    "last": 1,
+    "ends": 2,
+}  # nodes whose scores are kept; of "all" and "mean", every node's are computed
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What layers of one kind cache for a slot; a layer that shares another's keys reads them as if they were its own.
+    """What layers of one kind cache for a slot; a layer that shares another's keys reads them as if
+    they were its own.
 
-    layers: how many are of this kind. slot: bytes of a key and a value. in_codes {bits: bytes} of them as codes.
-    products: multiply-adds of one node with one slot, over all query heads. span: what its nodes see; None: every slot.
+    layers: how many are of this kind. slot: bytes of a key and a value. in_codes {bits: bytes} of
+    them as codes. products: multiply-adds of one node with one slot, over all query heads. span:
+    what its nodes see; None: every slot.
     """
 
     layers: int
@@ -40,9 +46,9 @@ class Keys:
 class ModelCounts:
     """All that `pass_over` needs of a model: constants of its shape, data types and backend.
 
-    products: multiply-adds of the linear layers for one node. states: bytes of recurrent states that a row's pass reads
-    and writes, 0 where they are not counted. depth: decoder layers. one_call: whether its backend computes a pass, or a
-    whole chain, in one call.
+    products: multiply-adds of the linear layers for one node. states: bytes of recurrent states
+    that a row's pass reads and writes, 0 where they are not counted. depth: decoder layers.
+    one_call: whether its backend computes a pass, or a whole chain, in one call.
     """
 
     weights: Weights
@@ -59,9 +65,12 @@ _COUNTS: WeakKeyDictionary[LM, ModelCounts] = WeakKeyDictionary()
 
 
 def counts_of(model: LM) -> ModelCounts:
-    """Computed once per model, from its configuration and modules; they may be on the device "meta"."""
+    """Computed once per model, from its configuration and modules; they may be on the device
+    "meta".
+    """
     if model not in _COUNTS:
-        a, weights = model.architecture, weights_of(model)
+        a = model.architecture
+        weights = weights_of(model)
         kinds = Counter(_keys(model, layer) for layer in a.with_keys)
         _COUNTS[model] = ModelCounts(
             weights=weights,
@@ -89,18 +98,23 @@ def pass_over(
 ) -> Pass:
     """Counts of a pass over `nodes` nodes in each row; lengths: the committed slots of the rows.
 
-    seen, codes: what a view shows of them, and how many of these as codes (None: all, none). scored: what is captured.
-    chosen: whether a view is chosen anew by it. Microseconds, whatever the context.
+    seen, codes: what a view shows of them, and how many of these as codes (None: all, none).
+    scored: what is captured. chosen: whether a view is chosen anew by it. Microseconds, whatever
+    the context.
     """
     c = model if isinstance(model, ModelCounts) else counts_of(model)
-    rows, total = len(lengths), sum(lengths)
+    rows = len(lengths)
+    total = sum(lengths)
     shown = total if seen is None else sum(seen(lengths))
     in_codes = sum(codes.slots(lengths)) if codes is not None and codes.bits else 0
-    keys, pairs, full = float(c.states * rows), 0.0, 0
+    keys = float(c.states * rows)
+    pairs = 0.0
+    full = 0
     for kind in c.keys:
         span = kind.span
         if span is None:
-            slots, full = shown, full + kind.layers
+            slots = shown
+            full = full + kind.layers
             keys += kind.layers * (slots - in_codes) * kind.slot
             if in_codes and codes is not None:
                 keys += kind.layers * in_codes * dict(kind.in_codes)[codes.bits]
@@ -127,9 +141,11 @@ def pass_over(
 
 
 def counted(model: LM | ModelCounts, machine: Machine | str | None = None) -> PassCosts:
-    """Costs from a machine's bandwidth and rates (None: the nearest one in `machines`), for a model never measured.
+    """Costs from a machine's bandwidth and rates (None: the nearest one in `machines`), for a model
+    never measured.
 
-    The same on every machine and in every run; a real machine may be off by a factor of two and more.
+    The same on every machine and in every run; a real machine may be off by a factor of two and
+    more.
     """
     c = model if isinstance(model, ModelCounts) else counts_of(model)
     if machine is None and isinstance(model, LM):
@@ -163,35 +179,60 @@ def _keys(model: LM, layer: int) -> tuple[int, tuple[tuple[int, int], ...], int,
     latent = a.latents.get(source)
     c: Any = layer_configs(model.config)[layer]
     if latent is not None:
-        size, heads, queries = latent.rank + latent.rotated, 1, latent.heads
-        key, value, products = size, 0, queries * 2 * size
+        size = latent.rank + latent.rotated
+        heads = 1
+        queries = latent.heads
+        key = size
+        value = 0
+        products = queries * 2 * size
     else:
         queries = int(c.num_attention_heads)
-        heads = int(getattr(c, "num_key_value_heads", None) or (1 if getattr(c, "multi_query", False) else queries))
+        heads = int(
+            getattr(c, "num_key_value_heads", None)
+            or (1 if getattr(c, "multi_query", False) else queries)
+        )
         key = int(getattr(c, "head_dim", None) or c.hidden_size // queries)
         value = int(getattr(c, "v_head_dim", None) or key)
         products = queries * (key + value)
-    in_codes = tuple((bits, heads * (coded.width(key, bits) + coded.width(value, bits))) for bits in (8, 4))
-    slot = dict(in_codes)[model.kv_bits] if model.kv_bits else heads * (key + value) * model.dtype.itemsize
+    in_codes = tuple(
+        (bits, heads * (coded.width(key, bits) + coded.width(value, bits))) for bits in (8, 4)
+    )
+    slot = (
+        dict(in_codes)[model.kv_bits]
+        if model.kv_bits
+        else heads * (key + value) * model.dtype.itemsize
+    )
     return slot, in_codes, products, a.spans.get(layer)
 
 
 def _states(model: LM) -> int:
-    """Bytes of the states of gated delta nets, in float32, read and written once in a pass; 0 for other recurrences."""
-    names = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim")
+    """Bytes of the states of gated delta nets, in float32, read and written once in a pass; 0 for
+    other recurrences.
+    """
+    names = (
+        "linear_num_value_heads",
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+    )
     values, keys, key, value = (int(getattr(model.config, name, 0) or 0) for name in names)
     kernel = int(getattr(model.config, "linear_conv_kernel_dim", 0) or 1)
     layers = (getattr(model.config, "layer_types", None) or []).count("linear_attention")
-    return 2 * 4 * layers * (values * key * value + (kernel - 1) * (2 * keys * key + values * value))
+    return (
+        2 * 4 * layers * (values * key * value + (kernel - 1) * (2 * keys * key + values * value))
+    )
 
 
 def _products(hf: nn.Module, weights: Weights) -> int:
-    """Multiply-adds of one node: of each matrix its numbers, of experts those that the node is routed to."""
+    """Multiply-adds of one node: of each matrix its numbers, of experts those that the node is
+    routed to.
+    """
     total = 0.0
     for name, module in hf.named_modules():
         if isinstance(module, nn.Embedding):
             continue
-        inputs, outputs = getattr(module, "in_features", None), getattr(module, "out_features", None)
+        inputs = getattr(module, "in_features", None)
+        outputs = getattr(module, "out_features", None)
         if isinstance(inputs, int) and isinstance(outputs, int):
             size = inputs * outputs
         else:

@@ -11,13 +11,27 @@ from torch import Tensor
 
 from longdraft.costs.passes import Pass, PassCosts
 
-Point = tuple[Pass | Sequence[Pass], float]  # a pass, or several in one call, and the seconds that it took
+Point = tuple[
+    Pass | Sequence[Pass], float
+]  # a pass, or several in one call, and the seconds that it took
 
 TERMS = ("call", "chained", "read", "multiply", "key", "attend", "row", "node", "score", "draw")
-LEAST = {"call": 1e-7, "chained": 1e-8, "row": 1e-9, "node": 1e-9}  # of terms that are 0 at the start; others: 1e-15
-PULL = 2e-3  # weight of a term's distance from the start (in logarithms, squared), where a calm point has 1
-ODD = (3.0, 0.5, 0.1)  # a point that is off by this much (in logarithms) counts half: first few points are odd
-TURNS, STEP = 30, 1.5  # at most this many steps for each, in which no term changes by more than this (in logarithms)
+LEAST = {
+    "call": 1e-7,
+    "chained": 1e-8,
+    "row": 1e-9,
+    "node": 1e-9,
+}  # of terms that are 0 at the start; others: 1e-15
+# weight of a term's distance from the start (in logarithms, squared), where a calm point has 1
+PULL = 2e-3
+ODD = (
+    3.0,
+    0.5,
+    0.1,
+)  # a point that is off by this much (in logarithms) counts half: first few points are odd
+# at most this many steps for each, in which no term changes by more than this (in logarithms)
+TURNS = 30
+STEP = 1.5
 SMALL = 1e-6  # of a term in logarithms, to differentiate by
 
 
@@ -26,11 +40,14 @@ def predicted(costs: PassCosts, passes: Pass | Sequence[Pass]) -> float:
     return costs.seconds(passes) if isinstance(passes, Pass) else sum(map(costs.seconds, passes))
 
 
-def fit(points: Sequence[Point], start: PassCosts, weights: Sequence[float] | None = None) -> PassCosts:
-    """The terms of passes that best explain the points, in relative error; terms that no point shows stay at `start`.
+def fit(
+    points: Sequence[Point], start: PassCosts, weights: Sequence[float] | None = None
+) -> PassCosts:
+    """The terms of passes that best explain the points, in relative error; terms that no point
+    shows stay at `start`.
 
-    A few points that are far off, as beside a busy process, count little. weights: of each point (None: 1). Terms stay
-    positive. Raises ValueError for a time that is not positive.
+    A few points that are far off, as beside a busy process, count little. weights: of each point
+    (None: 1). Terms stay positive. Raises ValueError for a time that is not positive.
     """
     if not points:
         return start
@@ -38,7 +55,8 @@ def fit(points: Sequence[Point], start: PassCosts, weights: Sequence[float] | No
         raise ValueError("a measured time is not positive")
     weights = [1.0] * len(points) if weights is None else weights
     first = [math.log(max(getattr(start, name), LEAST.get(name, 1e-15))) for name in TERMS]
-    # all times may be off by one factor, as on a machine that is faster: that is no reason to be pulled back
+    # all times may be off by one factor, as on a machine that is faster: that is no reason to be
+    # pulled back
     offs = [math.log(seconds / max(predicted(start, p), 1e-12)) for p, seconds in points]
     off = sum(w * x for w, x in zip(weights, offs, strict=True)) / sum(weights)
     best = first = [x + off for x in first]
@@ -48,7 +66,9 @@ def fit(points: Sequence[Point], start: PassCosts, weights: Sequence[float] | No
 
 
 def _descend(problem: _Problem, at: list[float]) -> list[float]:
-    """The best logarithms of terms on the way down from these, by Levenberg and Marquardt's steps."""
+    """The best logarithms of terms on the way down from these, by Levenberg and Marquardt's
+    steps.
+    """
     damping, (least, matrix, slope) = 1e-2, problem.at(at)
     for _ in range(TURNS):
         step = torch.linalg.solve(matrix + damping * torch.diag(matrix.diagonal()), -slope)
@@ -73,7 +93,9 @@ def _costs(start: PassCosts, logs: Sequence[float]) -> PassCosts:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Points and their weights, the start and its logarithms, and the error from which on a point counts little."""
+    """Points and their weights, the start and its logarithms, and the error from which on a point
+    counts little.
+    """
 
     points: Sequence[Point]
     weights: Sequence[float]
@@ -82,15 +104,28 @@ class _Problem:
     odd: float
 
     def at(self, x: Sequence[float]) -> tuple[float, Tensor, Tensor]:
-        """The loss at these logarithms of terms, with its approximate second and its first derivatives."""
+        """The loss at these logarithms of terms, with its approximate second and its first
+        derivatives.
+        """
         near = [_costs(self.start, x)]
         near += [_costs(self.start, [*x[:i], y + SMALL, *x[i + 1 :]]) for i, y in enumerate(x)]
-        logs = torch.tensor([[math.log(predicted(c, p)) for c in near] for p, _ in self.points], dtype=torch.float64)
-        error = logs[:, 0] - torch.tensor([math.log(s) for _, s in self.points], dtype=torch.float64)
+        logs = torch.tensor(
+            [[math.log(predicted(c, p)) for c in near] for p, _ in self.points], dtype=torch.float64
+        )
+        error = logs[:, 0] - torch.tensor(
+            [math.log(s) for _, s in self.points], dtype=torch.float64
+        )
         slopes = (logs[:, 1:] - logs[:, :1]) / SMALL
         own = torch.tensor(self.weights, dtype=torch.float64)
         weight = own / (1 + (error / self.odd) ** 2)
-        moved = torch.tensor([a - b for a, b in zip(x, self.first, strict=True)], dtype=torch.float64)
-        loss = float((own * self.odd**2 * torch.log1p((error / self.odd) ** 2)).sum() + PULL * (moved**2).sum())
-        matrix = slopes.T @ (slopes * weight[:, None]) + PULL * torch.eye(len(TERMS), dtype=torch.float64)
+        moved = torch.tensor(
+            [a - b for a, b in zip(x, self.first, strict=True)], dtype=torch.float64
+        )
+        loss = float(
+            (own * self.odd**2 * torch.log1p((error / self.odd) ** 2)).sum()
+            + PULL * (moved**2).sum()
+        )
+        matrix = slopes.T @ (slopes * weight[:, None]) + PULL * torch.eye(
+            len(TERMS), dtype=torch.float64
+        )
         return loss, matrix, slopes.T @ (weight * error) + PULL * moved

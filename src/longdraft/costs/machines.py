@@ -1,10 +1,11 @@
 """Bandwidths and rates of machines: where the costs of a model come from that was never measured.
 
-GPUs: memory bandwidth and dense bfloat16 rates of NVIDIA's data sheets (A100 80GB SXM: 2039 GB/s, 312 TFLOPS; H100 SXM:
-3350 GB/s, 989 TFLOPS; H200: 4800 GB/s, 989 TFLOPS; HGX B200: 8000 GB/s, 2250 TFLOPS; RTX 4090, Ada architecture white
-paper: 1008 GB/s, 165.2 TFLOPS with float32 sums); a multiply-add is two of their operations. Overheads are estimates:
-about twelve kernels per layer, 2.5 microseconds each in a graph and ten times that from Python. CPU: two cores with
-AVX-512, rounded from this project's records of task `steps`.
+GPUs: memory bandwidth and dense bfloat16 rates of NVIDIA's data sheets (A100 80GB SXM: 2039 GB/s,
+312 TFLOPS; H100 SXM: 3350 GB/s, 989 TFLOPS; H200: 4800 GB/s, 989 TFLOPS; HGX B200: 8000 GB/s, 2250
+TFLOPS; RTX 4090, Ada architecture white paper: 1008 GB/s, 165.2 TFLOPS with float32 sums); a
+multiply-add is two of their operations. Overheads are estimates: about twelve kernels per layer,
+2.5 microseconds each in a graph and ten times that from Python. CPU: two cores with AVX-512,
+rounded from this project's records of task `steps`.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import torch
 
 from longdraft.errors import InputError
 
-READING, COMPUTING = 0.8, 0.6  # shares of a data sheet's figures that kernels reach, estimated
+# shares of a data sheet's figures that kernels reach, estimated
+READING = 0.8
+COMPUTING = 0.6
 
 
 @dataclass(frozen=True)
 class Machine:
     """A processor and its memory, as a data sheet describes it, and overheads in seconds.
 
-    bandwidth: bytes/s. rate: multiply-adds/s in bfloat16; attention reaches the share `attending` of it. layer, module:
-    fixed cost of a layer in a pass that is one native call or graph, and in one that runs a module's Python code.
-    call: of each pass. slower: how many times as long a layer that torch computes takes to read its weights. The others
-    are those of PassCosts with their names.
+    bandwidth: bytes/s. rate: multiply-adds/s in bfloat16; attention reaches the share `attending`
+    of it. layer, module: fixed cost of a layer in a pass that is one native call or graph, and in
+    one that runs a module's Python code.
+    call: of each pass. slower: how many times as long a layer that torch computes takes to read its
+    weights. The others are those of PassCosts with their names.
     """
 
     name: str
@@ -91,7 +95,9 @@ MACHINES = {
 
 
 def machine_of(where: str | torch.device) -> Machine:
-    """The machine with this name in any case, or the nearest one to a torch device. Raises InputError."""
+    """The machine with this name in any case, or the nearest one to a torch device. Raises
+    InputError.
+    """
     if isinstance(where, torch.device):
         where = torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU"
         found = next((m for name, m in MACHINES.items() if name in where), None)

@@ -10,11 +10,12 @@ from math import sqrt
 class Pass:
     """Counts of one forward pass, all rows together; nothing here depends on a machine.
 
-    rows, nodes: of the batch, and of all rows together. weights: bytes read. products: multiply-adds of the linear
-    layers, all nodes. keys: bytes of keys, values and recurrent states. pairs: multiply-adds of attention (nodes x
-    slots x query heads x (key size + value size), summed over layers). scored: attention scores that are captured
-    (slots x layers x kept nodes). chosen: slots among which a view is chosen anew, times layers. drawn: logits from
-    which tokens are drawn (nodes x vocabulary). chained: a later pass within one call that drafts a whole chain.
+    rows, nodes: of the batch, and of all rows together. weights: bytes read. products:
+    multiply-adds of the linear layers, all nodes. keys: bytes of keys, values and recurrent states.
+    pairs: multiply-adds of attention (nodes x slots x query heads x (key size + value size), summed
+    over layers). scored: attention scores that are captured (slots x layers x kept nodes). chosen:
+    slots among which a view is chosen anew, times layers. drawn: logits from which tokens are drawn
+    (nodes x vocabulary). chained: a later pass within one call that drafts a whole chain.
     """
 
     rows: int = 1
@@ -33,12 +34,13 @@ class Pass:
 class PassCosts:
     """Seconds per unit of each count, none of them negative.
 
-    call: each pass, or `chained` if it is a later one of a native chain. read, key: a byte of weights, of keys.
-    multiply, attend: a multiply-add of the linear layers, of attention. row, node, score, choose, draw: as counted.
-    choice: each pass by which a view is chosen anew, beside `choose` for each slot.
-    Work outside of passes: step: the engine's part of a decoding step. tree: a node that Python adds to a tree and
-    verifies. block: a call of a drafter's own block that torch computes, beside the bytes it reads, and module: a byte
-    of weights in it.
+    call: each pass, or `chained` if it is a later one of a native chain. read, key: a byte of
+    weights, of keys. multiply, attend: a multiply-add of the linear layers, of attention. row,
+    node, score, choose, draw: as counted. choice: each pass by which a view is chosen anew, beside
+    `choose` for each slot.
+    Work outside of passes: step: the engine's part of a decoding step. tree: a node that Python
+    adds to a tree and verifies. block: a call of a drafter's own block that torch computes, beside
+    the bytes it reads, and module: a byte of weights in it.
     """
 
     call: float = 0.0
@@ -76,9 +78,10 @@ class PassCosts:
 
 
 def overlapped(a: float, b: float) -> float:
-    """Seconds of two kinds of work that overlap in part: the longer one, up to 1.59 times that where they are equal.
+    """Seconds of two kinds of work that overlap in part: the longer one, up to 1.59 times that
+    where they are equal.
 
-    The power 1.5 lies between 1 (one after the other) and infinity (the longer one alone); of 1 to 8 it fits
-    passes of SmolLM2 as well as any.
+    The power 1.5 lies between 1 (one after the other) and infinity (the longer one alone); of 1 to
+    8 it fits passes of SmolLM2 as well as any.
     """
     return (a * sqrt(a) + b * sqrt(b)) ** (2 / 3)

@@ -13,7 +13,9 @@ from longdraft.version import __version__
 
 
 def refusal(folder: Path) -> str:
-    """Why nothing can be written where this folder is, or will be; "" if it can. Leaves nothing behind."""
+    """Why nothing can be written where this folder is, or will be; "" if it can. Leaves nothing
+    behind.
+    """
     try:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
@@ -44,14 +46,20 @@ def models() -> list[str]:
 
 def cache() -> Part:
     folder = fetch.cache_folder()
-    why, there, used = refusal(folder), models(), size(folder)
+    why = refusal(folder)
+    there = models()
+    used = size(folder)
     facts = {"folder": short(folder), "writable": not why, "bytes": used, "models": there}
     state = "cannot be written" if why else "writable"
     problems = []
     if why:
         do = "set LONGDRAFT_CACHE to a folder that can be written"
         problems.append(Problem(f"{short(folder)} cannot be written ({why})", do, fails=True))
-    return Part([f"{short(folder)}, {state}, {used / 1e6:.0f} MB: {', '.join(there) or 'no models'}"], facts, problems)
+    return Part(
+        [f"{short(folder)}, {state}, {used / 1e6:.0f} MB: {', '.join(there) or 'no models'}"],
+        facts,
+        problems,
+    )
 
 
 def costs() -> Part:
@@ -70,7 +78,13 @@ def costs() -> Part:
     found = kept.fingerprints()
     ours = sum(all(one.get(name) == value for name, value in here.items()) for one in found)
     facts = {"these": ours, "others": len(found) - ours}
-    others = f" ({facts['others']} of other builds, threads, machines or versions)" if facts["others"] else ""
+    others = (
+        f" ({facts['others']} of other builds, threads, machines or versions)"
+        if facts["others"]
+        else ""
+    )
     if ours:
-        return Part([f"measured for {ours} model{'s' if ours > 1 else ''} by this build{others}"], facts)
+        return Part(
+            [f"measured for {ours} model{'s' if ours > 1 else ''} by this build{others}"], facts
+        )
     return Part([f"not measured by this build{others}; `longdraft tune -m MODEL` does it"], facts)

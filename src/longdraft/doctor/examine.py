@@ -1,4 +1,6 @@
-"""The parts in the order in which they are reported. A part that cannot be examined says so, and the others follow."""
+"""The parts in the order in which they are reported. A part that cannot be examined says so, and
+the others follow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from importlib import import_module
 from longdraft.doctor.part import Part, Problem
 from longdraft.errors import InputError
 
-# Modules that need torch are imported one by one: without torch, the other parts say what is missing.
+# Modules that need torch are imported one by one: without torch, the other parts say what is
+# missing.
 PARTS = {
     "package": "longdraft.doctor.installed:package",
     "system": "longdraft.doctor.machine:system",
@@ -29,7 +32,9 @@ REINSTALL = "install longdraft again, with all that it needs (pip install . in a
 
 
 def examine() -> Iterator[tuple[str, Part]]:
-    """Each part by its name, as soon as it is examined. A problem that several parts meet is reported once."""
+    """Each part by its name, as soon as it is examined. A problem that several parts meet is
+    reported once.
+    """
     told: set[str] = set()
     for name, where in PARTS.items():
         part = examined(where)
@@ -46,7 +51,8 @@ def examined(where: str) -> Part:
     except InputError as error:
         what, _, do = str(error).rpartition(": ")
     except ImportError as error:
-        what, do = str(error), REINSTALL
+        what = str(error)
+        do = REINSTALL
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         do = "report this with the whole output"

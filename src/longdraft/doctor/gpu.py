@@ -37,15 +37,26 @@ def gpu() -> Part:
         usable = torch.cuda.is_available()
     version = driver()
     if not usable:
-        why = " ".join(str(said[0].message).split())[:160] if said else f"torch {torch.__version__} cannot use a GPU"
+        why = (
+            " ".join(str(said[0].message).split())[:160]
+            if said
+            else f"torch {torch.__version__} cannot use a GPU"
+        )
         do = "install a build of torch for this driver (pytorch.org)"
         found = [Problem(f"NVIDIA's driver is installed, but {why}", do)] if version else []
         return Part(["none"], {"name": None, "driver": version}, found)
     card = torch.cuda.get_device_properties(0)
     facts = {"name": card.name, "count": torch.cuda.device_count(), "memory": card.total_memory}
-    facts |= {"capability": f"{card.major}.{card.minor}", "driver": version, "cuda": torch.version.cuda}
+    facts |= {
+        "capability": f"{card.major}.{card.minor}",
+        "driver": version,
+        "cuda": torch.version.cuda,
+    }
     more = f" (and {facts['count'] - 1} more)" if facts["count"] > 1 else ""
-    line = f"{card.name}{more}, {gigabytes(card.total_memory)}, capability {facts['capability']}, driver {version}"
+    line = (
+        f"{card.name}{more}, {gigabytes(card.total_memory)}, capability {facts['capability']}, "
+        f"driver {version}"
+    )
     state, problems = kernels()
     return Part([f"{line}; kernels: {state}"], facts | {"kernels": state}, problems)
 
@@ -53,13 +64,26 @@ def gpu() -> Part:
 def kernels() -> tuple[str, list[Problem]]:
     """Whether Triton's kernels are used: in a word or two, and what is wrong."""
     if os.environ.get("LONGDRAFT_TRITON") == "0":
-        return "turned off", [Problem("LONGDRAFT_TRITON=0 turns the GPU's kernels off", "unset LONGDRAFT_TRITON")]
+        return "turned off", [
+            Problem("LONGDRAFT_TRITON=0 turns the GPU's kernels off", "unset LONGDRAFT_TRITON")
+        ]
     if find_spec("triton") is None:
-        return "none", [Problem("Triton is not installed, so torch computes all", "pip install 'longdraft[gpu]'")]
+        return "none", [
+            Problem(
+                "Triton is not installed, so torch computes all", "pip install 'longdraft[gpu]'"
+            )
+        ]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         works = [check() is not None for check in (self_check.kernels, self_check.scans)]
     if all(works):
         return "ok", []
-    why = "; ".join(" ".join(str(w.message).split()) for w in said) or "a kernel differs from the reference"
-    return "FAILED", [Problem(why[:300], "report this with the whole output; until then torch computes", fails=True)]
+    why = (
+        "; ".join(" ".join(str(w.message).split()) for w in said)
+        or "a kernel differs from the reference"
+    )
+    return "FAILED", [
+        Problem(
+            why[:300], "report this with the whole output; until then torch computes", fails=True
+        )
+    ]

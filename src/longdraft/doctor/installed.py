@@ -1,4 +1,6 @@
-"""The package and those that it needs: where they come from, and whether their versions are supported."""
+"""The package and those that it needs: where they come from, and whether their versions are
+supported.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,16 @@ def versions() -> Part:
         elif version is not None and not installation.within(version, bound):
             problems.append(Problem(f"{name} {version} is not supported ({bound})", wanted))
     line = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    return Part([line], {"found": found, "supported": {n: supported[n] for n in found if n in supported}}, problems)
+    return Part(
+        [line],
+        {"found": found, "supported": {n: supported[n] for n in found if n in supported}},
+        problems,
+    )
 
 
 def environment() -> Part:
     found = variables.settings(os.environ)
-    return Part([", ".join(f"{name}={value}" for name, value in found.items()) or "nothing set"], {"set": found})
+    return Part(
+        [", ".join(f"{name}={value}" for name, value in found.items()) or "nothing set"],
+        {"set": found},
+    )

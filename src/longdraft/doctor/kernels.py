@@ -1,4 +1,6 @@
-"""The builds of the native kernels: which one is used, why not a better one, and whether it computes what it should."""
+"""The builds of the native kernels: which one is used, why not a better one, and whether it
+computes what it should.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ def described(kind: str, used: str | None) -> Build:
         return Build(kind[1:], "in use")
     order = list(native.NEEDS)
     if used is None or order.index(kind) < order.index(f"_{used}"):
-        return Build(kind[1:], "turned off", f"turned off by LONGDRAFT_NATIVE={os.environ.get('LONGDRAFT_NATIVE')}")
+        return Build(
+            kind[1:],
+            "turned off",
+            f"turned off by LONGDRAFT_NATIVE={os.environ.get('LONGDRAFT_NATIVE')}",
+        )
     return Build(kind[1:], "can run")
 
 
@@ -67,20 +73,27 @@ def builds() -> Part:
     listed = [described(kind, used) for kind in known()]
     facts = {"used": used, "builds": [asdict(build) for build in listed]}
     if not any(map(compiled, known())):
-        return Part(["none: torch computes everything (the eager backend)"], facts, [_nothing_built()])
+        return Part(
+            ["none: torch computes everything (the eager backend)"], facts, [_nothing_built()]
+        )
     first = "none: torch computes everything (the eager backend)" if used is None else used
     return Part([first, *(build.line for build in listed)], facts, _problems(listed))
 
 
 def _nothing_built() -> Problem:
     if not known():
-        return Problem(f"there are no kernels for {platform.machine()}", "nothing, or use an x86-64 or Arm processor")
+        return Problem(
+            f"there are no kernels for {platform.machine()}",
+            "nothing, or use an x86-64 or Arm processor",
+        )
     do = WITHOUT.get(sys.platform, f"install g++, then {AGAIN}")
     return Problem("no kernels were compiled, so decoding is slower", do)
 
 
 def _problems(listed: list[Build]) -> list[Problem]:
-    """What keeps better builds than the one in use from being used, if it is not the processor or the system."""
+    """What keeps better builds than the one in use from being used, if it is not the processor or
+    the system.
+    """
     better = list(takewhile(lambda build: build.state != "in use", listed))
     unused = [b.name for b in better if b.state == "cannot run" and native.runs(f"_{b.name}")]
     missing = [name for name in unused if not compiled(f"_{name}")]
@@ -89,11 +102,19 @@ def _problems(listed: list[Build]) -> list[Problem]:
     if any(b.state == "turned off" for b in better):
         found.append(Problem("LONGDRAFT_NATIVE turns better builds off", "unset LONGDRAFT_NATIVE"))
     if os.environ.get("LONGDRAFT_CPU") == "haswell":
-        found.append(Problem("LONGDRAFT_CPU hides what the processor offers", "unset LONGDRAFT_CPU"))
+        found.append(
+            Problem("LONGDRAFT_CPU hides what the processor offers", "unset LONGDRAFT_CPU")
+        )
     if missing:
-        found.append(Problem(f"not compiled, but could run: {', '.join(missing)}", f"install g++, then {AGAIN}"))
+        found.append(
+            Problem(
+                f"not compiled, but could run: {', '.join(missing)}", f"install g++, then {AGAIN}"
+            )
+        )
     if broken:
-        found.append(Problem(f"compiled for another version: {', '.join(broken)}", AGAIN, fails=True))
+        found.append(
+            Problem(f"compiled for another version: {', '.join(broken)}", AGAIN, fails=True)
+        )
     return found
 
 
@@ -103,7 +124,9 @@ def self_check() -> Part:
         return Part(["nothing to check: no kernels are used"], {"ok": None})
     name = native.name_of(lib)
     if not (fault := check.fault(lib)):
-        return Part([f"ok: {name} computes attention and products as the reference does"], {"ok": True})
+        return Part(
+            [f"ok: {name} computes attention and products as the reference does"], {"ok": True}
+        )
     do = f"set LONGDRAFT_NATIVE=0 to decode without {name}, and report this with the whole output"
     line = f"{name} computes something else than the reference"
     return Part([line], {"ok": False, "fault": fault}, [Problem(fault, do, fails=True)])

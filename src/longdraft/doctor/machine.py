@@ -10,14 +10,30 @@ from longdraft.host import limits
 from longdraft.host import memory as host
 from longdraft.host import processor as cpu
 
-FREE, LARGE, SMALL = 1 << 30, 1 << 28, 1 << 25  # bytes that must be available to read LARGE; else SMALL are read
+# bytes that must be available to read LARGE; else SMALL are read
+FREE = 1 << 30
+LARGE = 1 << 28
+SMALL = 1 << 25
 THP = "THP_MEM_ALLOC_ENABLE"
 
 
 def system() -> Part:
-    facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
-    facts |= {"python": platform.python_version(), "implementation": platform.python_implementation()}
-    return Part([f"{' '.join(list(facts.values())[:3])}; Python {facts['python']} ({facts['implementation']})"], facts)
+    facts = {
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+    }
+    facts |= {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+    }
+    return Part(
+        [
+            f"{' '.join(list(facts.values())[:3])}; Python {facts['python']} "
+            f"({facts['implementation']})"
+        ],
+        facts,
+    )
 
 
 def processor() -> Part:
@@ -32,7 +48,9 @@ def memory() -> Part:
     """Sizes, and the speed at which what a decoding step reads is read."""
     from longdraft.ops.bandwidth import bandwidth
 
-    total, available, limit = host.total(), host.available(), limits.memory()
+    total = host.total()
+    available = host.available()
+    limit = limits.memory()
     words = [gigabytes(total)] if total else ["unknown size"]
     words += [f"{gigabytes(available)} available"] if available is not None else []
     if limit is not None and (total is None or limit < total):
@@ -40,17 +58,27 @@ def memory() -> Part:
     least = min((size for size in (available, limit) if size is not None), default=FREE)
     size = LARGE if least >= FREE else SMALL
     speed = bandwidth(size=size)
-    facts = {"total": total, "available": available, "limit": limit, "bandwidth_gb_s": round(speed, 1)}
+    facts = {
+        "total": total,
+        "available": available,
+        "limit": limit,
+        "bandwidth_gb_s": round(speed, 1),
+    }
     return Part([f"{', '.join(words)}; read at {speed:.0f} GB/s"], facts | {"bytes_read": size})
 
 
 def huge_pages() -> Part:
-    """The kernels ask for none, so only those that the system gives by itself or torch asks for are used."""
-    mode, asked = host.huge_pages(), os.environ.get(THP) == "1"
+    """The kernels ask for none, so only those that the system gives by itself or torch asks for are
+    used.
+    """
+    mode = host.huge_pages()
+    asked = os.environ.get(THP) == "1"
     explained = {
         None: "none on this system; the kernels need none",
         "always": "always: used wherever memory is large",
-        "madvise": f"madvise: torch asks for them ({THP}=1)" if asked else f"madvise: unused unless {THP}=1",
+        "madvise": f"madvise: torch asks for them ({THP}=1)"
+        if asked
+        else f"madvise: unused unless {THP}=1",
         "never": "never: turned off",
     }
     problems = []

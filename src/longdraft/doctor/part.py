@@ -10,7 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, and what to do. fails: the installation is broken, and not only slower."""
+    """Something that is wrong, and what to do. fails: the installation is broken, and not only
+    slower.
+    """
 
     what: str
     do: str

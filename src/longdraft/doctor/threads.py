@@ -12,7 +12,8 @@ from longdraft.ops.threads import obstacle
 
 
 def threads() -> Part:
-    found, limit = processor.topology(processor.allowed()), limits.processors()
+    found = processor.topology(processor.allowed())
+    limit = limits.processors()
     running = torch.get_num_threads()
     reason = obstacle()
     facts = {"threads": running, **vars(found), "limit": limit, "not_pinned": reason}

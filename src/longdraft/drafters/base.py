@@ -18,15 +18,17 @@ from longdraft.costs.passes import PassCosts
 
 
 class Drafter:
-    """Proposes tokens; never changes committed state. `grow` writes to scratch slots and to the drafter's own state.
+    """Proposes tokens; never changes committed state. `grow` writes to scratch slots and to the
+    drafter's own state.
 
-    has_draft_probs: children are drawn without replacement from a distribution stored in the tree, as verify=reject
-    needs. max_depth: the deepest level that a draft can have, if that is known. is_chain: unless limited, every draft
-    is a chain of max_depth tokens. usual: the acceptance of a drafted token that is expected before any was seen,
-    greedy and sampled. finds: the share of steps in which it usually finds something to draft. lasts: steps for which
-    a view stays that attention scores have chosen. renews: whether `stay` changes that. forecast: the tokens per
-    predicted second that it expects of the text that has begun, in plain decoding's; None: it does not predict. rough:
-    whether `seconds` is only a guess, as for a block that torch computes.
+    has_draft_probs: children are drawn without replacement from a distribution stored in the tree,
+    as verify=reject needs. max_depth: the deepest level that a draft can have, if that is known.
+    is_chain: unless limited, every draft is a chain of max_depth tokens. usual: the acceptance of a
+    drafted token that is expected before any was seen, greedy and sampled. finds: the share of
+    steps in which it usually finds something to draft. lasts: steps for which a view stays that
+    attention scores have chosen. renews: whether `stay` changes that. forecast: the tokens per
+    predicted second that it expects of the text that has begun, in plain decoding's; None: it does
+    not predict. rough: whether `seconds` is only a guess, as for a block that torch computes.
     """
 
     has_draft_probs = False
@@ -45,7 +47,9 @@ class Drafter:
         return self.name
 
     def view_read(self) -> KVView | None:
-        """The view of the sequence's slots that the latest draft read under; None: it read all of them, or none."""
+        """The view of the sequence's slots that the latest draft read under; None: it read all of
+        them, or none.
+        """
         return None
 
     def captures(self) -> CaptureSpec:
@@ -53,27 +57,39 @@ class Drafter:
         return CaptureSpec()
 
     def prompt_captures(self) -> PromptSpec:
-        """What a row's prefill should keep in seqs.prompt_states for `start` and `enter`, which may not find it."""
+        """What a row's prefill should keep in seqs.prompt_states for `start` and `enter`, which may
+        not find it.
+        """
         return PromptSpec()
 
     def rewind(self, seqs: Sequences) -> None:
-        """Remove from the drafter's own caches what seqs does not contain: a hierarchy takes back its inner drafts."""
+        """Remove from the drafter's own caches what seqs does not contain: a hierarchy takes back
+        its inner drafts.
+        """
 
     def ready(self, seqs: Sequences) -> None:
-        """Read what a draft needs, such as the prompt, which may take long. `grow` does this if it was not called."""
+        """Read what a draft needs, such as the prompt, which may take long. `grow` does this if it
+        was not called.
+        """
 
     def verified_by(self, verify: Verifier) -> None:
         """Called before `start`: what will verify the drafts."""
 
     def start(self, seqs: Sequences) -> None:
-        """Called once, after prefill; a session, whose rows enter later, calls it before there are any."""
+        """Called once, after prefill; a session, whose rows enter later, calls it before there are
+        any.
+        """
 
     def most_nodes(self, depth: int, width: int) -> int:
-        """How many nodes a draft within these limits adds to each row: at most, or where that is rare, usually."""
+        """How many nodes a draft within these limits adds to each row: at most, or where that is
+        rare, usually.
+        """
         return min(depth, self.max_depth) if width else 0
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """Predicted seconds of one `grow` within these limits, of all rows together; by default a pass per level."""
+        """Predicted seconds of one `grow` within these limits, of all rows together; by default a
+        pass per level.
+        """
         return depth * costs.call
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
@@ -85,19 +101,24 @@ class Drafter:
         return self.captures()
 
     def stay(self, steps: int) -> None:
-        """Let views that are chosen from now on stay for this many steps, where `renews` says that this can be set."""
+        """Let views that are chosen from now on stay for this many steps, where `renews` says that
+        this can be set.
+        """
 
     def enter(self, seqs: Sequences, row: int) -> None:
         """Row `row`, the last one, has been prefilled and joins the others, whose state stays.
 
-        The next step drafts nothing, and `update` is called for it. By default, all rows start anew.
+        The next step drafts nothing, and `update` is called for it. By default, all rows start
+        anew.
         """
         self.start(seqs)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        """Row `row` has left; if it was not the last, the last one has taken its place. seqs: the rows that remain.
+        """Row `row` has left; if it was not the last, the last one has taken its place. seqs: the
+        rows that remain.
 
-        The next step may draft if this is overridden, so the remaining rows' state must be kept or not be needed.
+        The next step may draft if this is overridden, so the remaining rows' state must be kept or
+        not be needed.
         """
         self.start(seqs)
 
@@ -106,7 +127,11 @@ class Drafter:
         return tree
 
     def idle(self) -> None:
-        """Something else has drafted in this step, in some rows or in all; `update` follows all the same."""
+        """Something else has drafted in this step, in some rows or in all; `update` follows all the
+        same.
+        """
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        """Called after a step's commit. Steps may be left out, except the last one before a draft."""
+        """Called after a step's commit. Steps may be left out, except the last one before a
+        draft.
+        """

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from longdraft.core import Captures, CaptureSpec, KVView, PromptSpec, Sequences, Tree, Verdict, Verifier
+from longdraft.core import (
+    Captures,
+    CaptureSpec,
+    KVView,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+    Verifier,
+)
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
@@ -13,14 +22,17 @@ D = TypeVar("D", bound=Drafter)
 
 
 class Combined(Drafter, Generic[D]):
-    """Made of other drafters: whatever changes or reads their state is done for all of them, in order."""
+    """Made of other drafters: whatever changes or reads their state is done for all of them, in
+    order.
+    """
 
     drafters: Sequence[D]
 
     def combine(self, drafters: Sequence[D]) -> None:
         """Be made of these drafters; called once."""
         self.drafters = drafters
-        self.usual, self.finds = drafters[0].usual, max(d.finds for d in drafters)
+        self.usual = drafters[0].usual
+        self.finds = max(d.finds for d in drafters)
         self.rough = any(d.rough for d in drafters)
         self.lasts, self.renews = max(d.lasts for d in drafters), any(d.renews for d in drafters)
 

@@ -1,4 +1,6 @@
-"""Drafts the tokens that a constraint forces, in front of any method: they cost no pass of a drafter."""
+"""Drafts the tokens that a constraint forces, in front of any method: they cost no pass of a
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from longdraft.drafters.combined import Combined
 
 
 class Forced(Combined[Drafter]):
-    """Where a constraint forces the next tokens of a row, these are its draft; the inner drafter drafts elsewhere.
+    """Where a constraint forces the next tokens of a row, these are its draft; the inner drafter
+    drafts elsewhere.
 
     A step in which all rows have forced tokens costs the inner drafter nothing.
     """
@@ -16,7 +19,9 @@ class Forced(Combined[Drafter]):
     def __init__(self, inner: Drafter):
         self.combine((inner,))
         self.inner = inner
-        self.has_draft_probs, self.max_depth, self.name = inner.has_draft_probs, inner.max_depth, inner.name
+        self.has_draft_probs = inner.has_draft_probs
+        self.max_depth = inner.max_depth
+        self.name = inner.name
         self._forced = 0  # how many nodes of the first row's latest draft are forced tokens
 
     def proposed_by(self, node: int) -> str:
@@ -55,10 +60,15 @@ class Forced(Combined[Drafter]):
 
 def _with_chains(tree: Tree, chains: list[list[tuple[int, int]]]) -> Tree:
     """The tree with these chains instead of what was drafted in rows that have one."""
-    drafted = [list(zip(*row, strict=True))[1:] for row in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True)]
+    drafted = [
+        list(zip(*row, strict=True))[1:]
+        for row in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True)
+    ]
     return tree.plant([chain or row for chain, row in zip(chains, drafted, strict=True)])
 
 
 def with_forced(drafter: Drafter, sampler: Sampling) -> Drafter:
-    """The drafter with Forced in front where a constraint may force tokens. Plain decoding stays plain."""
+    """The drafter with Forced in front where a constraint may force tokens. Plain decoding stays
+    plain.
+    """
     return Forced(drafter) if sampler.constrained and type(drafter) is not Drafter else drafter

@@ -1,4 +1,6 @@
-"""Hierarchical speculation (TriForce): the target under a view drafts, itself sped up by an inner drafter."""
+"""Hierarchical speculation (TriForce): the target under a view drafts, itself sped up by an inner
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ from longdraft.views.base import Policy
 
 
 class Hierarchical(UnderView):
-    """Drafts gamma tokens, those that the target would generate under the policy's view, whatever the inner drafter is.
+    """Drafts gamma tokens, those that the target would generate under the policy's view, whatever
+    the inner drafter is.
 
-    The middle level runs ordinary decoding steps on copies of the rows, inside a rollback of the target's cache
-    (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless with respect to the view.
-    The inner drafter is updated with the middle level's verdicts only; its caches are rewound to what the top level has
-    confirmed. One that indexes generated tokens keeps refused ones, which only makes its drafts worse.
+    The middle level runs ordinary decoding steps on copies of the rows, inside a rollback of the
+    target's cache (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless with
+    respect to the view.
+    The inner drafter is updated with the middle level's verdicts only; its caches are rewound to
+    what the top level has confirmed. One that indexes generated tokens keeps refused ones, which
+    only makes its drafts worse.
     """
 
     name = "model"
@@ -43,12 +48,18 @@ class Hierarchical(UnderView):
         self.inner.leave(seqs, row)
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """As many inner drafts, each with a pass of the middle level, as its usual acceptance takes."""
+        """As many inner drafts, each with a pass of the middle level, as its usual acceptance
+        takes.
+        """
         inner = min(self.inner.max_depth, depth)
         chance = sum(self.inner.usual) / 2
         tokens = 1 + sum(chance**i for i in range(1, inner + 1))
-        middle = self.pass_seconds(costs, seqs, self.target, 1 + self.inner.most_nodes(inner, width))
-        return depth / tokens * (middle + self.inner.seconds(costs, seqs, inner, width) + costs.step)
+        middle = self.pass_seconds(
+            costs, seqs, self.target, 1 + self.inner.most_nodes(inner, width)
+        )
+        return (
+            depth / tokens * (middle + self.inner.seconds(costs, seqs, inner, width) + costs.step)
+        )
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
         return self.inner.ready_seconds(costs, seqs)
@@ -63,7 +74,9 @@ class Hierarchical(UnderView):
         left = (seqs.prompt + seqs.limit - seqs.length - 1).masked_fill(seqs.done, 0)
         left = left.clamp(min=0, max=min(self.max_depth, limits.depth))
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
-        middle.prompt, middle.limit = seqs.prompt, left + seqs.length - seqs.prompt  # what is generated stays so
+        # what is generated stays so
+        middle.prompt = seqs.prompt
+        middle.limit = left + seqs.length - seqs.prompt
         with seqs.cache.rollback():
             view = self.look(seqs)
             while not bool(middle.done.all()):
@@ -71,4 +84,6 @@ class Hierarchical(UnderView):
         self.inner.rewind(seqs)
         tokens, count = middle.tokens_since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]
-        return tree.add_paths(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])
+        return tree.add_paths(
+            torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None]
+        )

@@ -1,4 +1,6 @@
-"""Simulated acceptance: what a method would gain at a stated acceptance length, at its real drafting cost."""
+"""Simulated acceptance: what a method would gain at a stated acceptance length, at its real
+drafting cost.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,22 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for an
 
 
 class Oracle(Combined[Drafter]):
-    """Runs the inner drafter, then replaces its chain so that `accept` drafts per step are accepted on average.
+    """Runs the inner drafter, then replaces its chain so that `accept` drafts per step are accepted
+    on average.
 
-    A fractional `accept` is rounded up at different steps for different rows, as rows of a real batch differ.
+    A fractional `accept` is rounded up at different steps for different rows, as rows of a real
+    batch differ.
     """
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
         """plain: the output of plain decoding for each prompt."""
         self.combine((inner,))
         self.inner = inner
-        self.plain, self.accept, self.steps = plain, accept, 0
-        self.max_depth, self.is_chain = inner.max_depth, inner.is_chain
+        self.plain = plain
+        self.accept = accept
+        self.steps = 0
+        self.max_depth = inner.max_depth
+        self.is_chain = inner.is_chain
 
     def captures(self) -> CaptureSpec:
         return self.inner.captures()
@@ -50,7 +57,9 @@ class Oracle(Combined[Drafter]):
         if int(drafted.depth.max()) != gamma:
             raise InputError("--accept needs a method that drafts a chain")
         rows = drafted.tokens.tolist()
-        for row, output, begin in zip(rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True):
+        for row, output, begin in zip(
+            rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True
+        ):
             right = self._right(output)
             for i, token in enumerate(self.plain[output][begin : begin + gamma]):
                 row[i + 1] = token if i < right else int(token == 0)
@@ -59,6 +68,8 @@ class Oracle(Combined[Drafter]):
         return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.draft_probs)
 
     def _right(self, output: int) -> int:
-        """Right drafts at this step of the row with this output; sums over steps are within 1 of the mean's."""
+        """Right drafts at this step of the row with this output; sums over steps are within 1 of
+        the mean's.
+        """
         offset = output * GOLDEN % 1
         return int((self.steps + 1) * self.accept + offset) - int(self.steps * self.accept + offset)

@@ -1,4 +1,6 @@
-"""States of committed tokens that a drafter lacks: those that the prefill kept, or those of tokens read again."""
+"""States of committed tokens that a drafter lacks: those that the prefill kept, or those of tokens
+read again.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from longdraft.models.lm import LM
 
 CHUNK = 128  # tokens that are read again in one pass
 
-States = dict[int, Tensor]  # {layer: [1,m,d]} of a row's last m tokens in the cache; {}: there are none
+States = dict[
+    int, Tensor
+]  # {layer: [1,m,d]} of a row's last m tokens in the cache; {}: there are none
 
 
 def kept_states(seqs: Sequences, b: int, first: int) -> tuple[int, States]:
-    """What the prefill kept of row b's tokens from `first` on -> the token at which it begins, and the states.
+    """What the prefill kept of row b's tokens from `first` on -> the token at which it begins, and
+    the states.
 
-    No states unless these are all that `read_again` would give. Of recurrent layers that can be fewer tokens, as after
-    a prefix that was loaded.
+    No states unless these are all that `read_again` would give. Of recurrent layers that can be
+    fewer tokens, as after a prefix that was loaded.
     """
     if states := seqs.states_from(b, first):
         return first, states
@@ -33,16 +38,22 @@ def kept_states(seqs: Sequences, b: int, first: int) -> tuple[int, States]:
     return first, {}
 
 
-def read_again(target: LM, seqs: Sequences, b: int, first: int, spec: CaptureSpec) -> tuple[int, States]:
-    """Run row b's committed tokens from `first` on through the target once more; its cache keeps its contents.
+def read_again(
+    target: LM, seqs: Sequences, b: int, first: int, spec: CaptureSpec
+) -> tuple[int, States]:
+    """Run row b's committed tokens from `first` on through the target once more; its cache keeps
+    its contents.
 
-    -> the token at which the states begin, and the states. Recurrent layers cannot take back every token, so they may
-    begin later than at `first`, and there may be none.
+    -> the token at which the states begin, and the states. Recurrent layers cannot take back every
+    token, so they may begin later than at `first`, and there may be none.
     """
-    row, n = seqs.cache.row(b), int(seqs.cache.length[b])
+    row = seqs.cache.row(b)
+    n = int(seqs.cache.length[b])
     with row.reopen_from(first) as first:
         passes = target.extend_cache(seqs.tokens[b : b + 1, first:n], row, spec, CHUNK)
-    return first, {layer: torch.cat([c.states[layer] for c in passes], 1) for layer in spec.hidden if passes}
+    return first, {
+        layer: torch.cat([c.states[layer] for c in passes], 1) for layer in spec.hidden if passes
+    }
 
 
 def reread_seconds(costs: PassCosts, target: LM, seqs: Sequences, firsts: Sequence[int]) -> float:

@@ -13,11 +13,15 @@ from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
-COPIED = {"int8": 0.97, "int4": 0.85}  # the share of a view's acceptance that a copy in this many bits keeps
+COPIED = {
+    "int8": 0.97,
+    "int4": 0.85,
+}  # the share of a view's acceptance that a copy in this many bits keeps
 
 
 class SelfDrafter(UnderView):
-    """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
+    """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites
+    them.
 
     copy: a quantized copy of the target that drafts in its place (QuantSpec sec. 4).
     """
@@ -37,7 +41,10 @@ class SelfDrafter(UnderView):
         if not widths:
             return 0.0
         chain = set(widths) == {1} and counts_of(self.model).one_call
-        levels = [self.pass_seconds(costs, seqs, self.model, nodes, chain) for nodes in sorted(set(widths[:-1]))]
+        levels = [
+            self.pass_seconds(costs, seqs, self.model, nodes, chain)
+            for nodes in sorted(set(widths[:-1]))
+        ]
         by_width = dict(zip(sorted(set(widths[:-1])), levels, strict=True))
         first = self.pass_seconds(costs, seqs, self.model, 1)
         handled = 0.0 if chain else costs.tree * sum(widths)
@@ -47,4 +54,11 @@ class SelfDrafter(UnderView):
         view = self.look(seqs)
         chain = self.model.backend.chain_drafter(seqs.cache, view)
         whole = chain and partial(chain, tree.tokens[:, 0], 0)
-        return beam(lambda t, start: self.model(t, seqs.cache, start, view), tree, self.widths, seqs, limits, whole)
+        return beam(
+            lambda t, start: self.model(t, seqs.cache, start, view),
+            tree,
+            self.widths,
+            seqs,
+            limits,
+            whole,
+        )

@@ -15,20 +15,32 @@ class Sequential(Combined[Drafter]):
     def __init__(self, *drafters: Drafter):
         self.combine(drafters)
         self.max_depth = max(d.max_depth for d in drafters)
-        self._ends: list[int] = []  # by drafter, the number of nodes of the tree once it has added its own
+        self._ends: list[
+            int
+        ] = []  # by drafter, the number of nodes of the tree once it has added its own
         self.captures()
 
     def proposed_by(self, node: int) -> str:
-        return next((d.proposed_by(node) for d, end in zip(self.drafters, self._ends, strict=True) if node < end), "")
+        return next(
+            (
+                d.proposed_by(node)
+                for d, end in zip(self.drafters, self._ends, strict=True)
+                if node < end
+            ),
+            "",
+        )
 
     def captures(self) -> CaptureSpec:
         specs = [spec for spec in (d.captures() for d in self.drafters) if spec.rows or spec.hidden]
         if len(specs) > 1:
-            raise ValueError("at most one drafter of a Sequential may use captures of the verify pass")
+            raise ValueError(
+                "at most one drafter of a Sequential may use captures of the verify pass"
+            )
         return specs[0] if specs else CaptureSpec()
 
     def most_nodes(self, depth: int, width: int) -> int:
-        total, left = 0, width
+        total = 0
+        left = width
         for d in self.drafters:
             counts = [d.most_nodes(i, left) for i in range(min(depth, d.max_depth) + 1)]
             total += counts[-1]

@@ -9,7 +9,18 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from longdraft.core import PAD, Captures, DraftLimits, KVView, Sequences, Tree, Verdict, Verifier, match, reject
+from longdraft.core import (
+    PAD,
+    Captures,
+    DraftLimits,
+    KVView,
+    Sequences,
+    Tree,
+    Verdict,
+    Verifier,
+    match,
+    reject,
+)
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 
@@ -25,7 +36,8 @@ def clock(device: torch.device) -> float:
 class StepResult:
     """What one step did.
 
-    logits [B,T,V]: the target's, of the tree's nodes. count [B]: tokens committed to each row, at most the verdict's.
+    logits [B,T,V]: the target's, of the tree's nodes. count [B]: tokens committed to each row, at
+    most the verdict's.
     """
 
     tree: Tree
@@ -57,7 +69,9 @@ def speculative_step(
     begin = clock(target.device)
     tree = Tree.root(seqs.last)
     if verify is reject:
-        tree = tree.with_draft_probs(0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device))
+        tree = tree.with_draft_probs(
+            0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device)
+        )
     if draft:
         tree = drafter.grow(tree, seqs, DraftLimits(seqs.room))
     drafted = clock(target.device) - begin
@@ -67,7 +81,8 @@ def speculative_step(
     logits = target(tree, seqs.cache, view=view, captured=captured)
     verdict = verify(tree, logits, seqs.sampler, seqs)
     count = seqs.commit(verdict)
-    captured.target, captured.logits = target, logits
+    captured.target = target
+    captured.logits = logits
     captured.accepted = verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafter.update(seqs, tree, verdict, captured)
     return StepResult(tree, logits, verdict, count, drafted)

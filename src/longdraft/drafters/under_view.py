@@ -14,12 +14,19 @@ from longdraft.views.base import Policy
 
 
 class UnderView(Drafter):
-    """Drafts over a policy's view of the target's cache. widths: nodes per level ([1] * gamma is a chain)."""
+    """Drafts over a policy's view of the target's cache. widths: nodes per level ([1] * gamma is a
+    chain).
+    """
 
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
-        self.target, self.policy, self.widths = target, policy, widths
-        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
-        self.usual, self.lasts, self.renews = policy.usual, policy.lasts, policy.renews
+        self.target = target
+        self.policy = policy
+        self.widths = widths
+        self.max_depth = len(widths)
+        self.is_chain = set(widths) == {1}
+        self.usual = policy.usual
+        self.lasts = policy.lasts
+        self.renews = policy.renews
         self._latest: KVView | None = None
 
     def look(self, seqs: Sequences) -> KVView | None:
@@ -40,10 +47,17 @@ class UnderView(Drafter):
     def most_nodes(self, depth: int, width: int) -> int:
         return sum(min(w, width) for w in self.widths[:depth])
 
-    def pass_seconds(self, costs: PassCosts, seqs: Sequences, model: LM, nodes: int, chained: bool = False) -> float:
-        """Predicted seconds of a pass of a model on the target's cache under the view, with draws from its logits."""
-        lengths, codes = seqs.cache.length.tolist(), InCodes(self.policy.coded, self.policy.bits)
-        work = pass_over(counts_of(model), lengths, nodes, seen=self.policy.seen, codes=codes, chained=chained)
+    def pass_seconds(
+        self, costs: PassCosts, seqs: Sequences, model: LM, nodes: int, chained: bool = False
+    ) -> float:
+        """Predicted seconds of a pass of a model on the target's cache under the view, with draws
+        from its logits.
+        """
+        lengths = seqs.cache.length.tolist()
+        codes = InCodes(self.policy.coded, self.policy.bits)
+        work = pass_over(
+            counts_of(model), lengths, nodes, seen=self.policy.seen, codes=codes, chained=chained
+        )
         return costs.seconds(work)
 
     def captures(self) -> CaptureSpec:

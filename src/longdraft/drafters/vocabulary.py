@@ -1,4 +1,6 @@
-"""The tokens that a drafter can draft, where these are some of the target's: a few thousand are nearly all it says."""
+"""The tokens that a drafter can draft, where these are some of the target's: a few thousand are
+nearly all it says.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from longdraft.training.data import Corpus
 
 
 class DraftVocabulary(nn.Module):
-    """`tokens` [count] are different tokens of the target, ascending; all others have logits of -inf.
+    """`tokens` [count] are different tokens of the target, ascending; all others have logits of
+    -inf.
 
-    Logits are computed with the target's own rows of its output matrix, in its own precision, so only `tokens` is
-    stored. The matrix must be the whole output: no scaling, no soft cap.
+    Logits are computed with the target's own rows of its output matrix, in its own precision, so
+    only `tokens` is stored. The matrix must be the whole output: no scaling, no soft cap.
     """
 
     tokens: Tensor
@@ -49,9 +52,13 @@ class DraftVocabulary(nn.Module):
 
     def spread(self, logits: Tensor) -> Tensor:
         """[..,count] -> [..,V]."""
-        return logits.new_full((*logits.shape[:-1], self.size), float("-inf")).index_copy_(-1, self.tokens, logits)
+        return logits.new_full((*logits.shape[:-1], self.size), float("-inf")).index_copy_(
+            -1, self.tokens, logits
+        )
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **options: Any
+    ) -> None:
         self._check(state_dict[f"{prefix}tokens"])
         self._rows.clear()
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
@@ -59,11 +66,15 @@ class DraftVocabulary(nn.Module):
     def _check(self, tokens: Tensor) -> None:
         """Raises ValueError for tokens that are not the target's, or not ascending."""
         if tokens.min() < 0 or tokens.max() >= self.size or bool((tokens.diff() <= 0).any()):
-            raise ValueError(f"its draft tokens are not different tokens of the target's {self.size}, in order")
+            raise ValueError(
+                f"its draft tokens are not different tokens of the target's {self.size}, in order"
+            )
 
 
 def draft_vocabulary(target: LM, count: int) -> DraftVocabulary | None:
-    """The target's first `count` tokens, to be replaced by those of a training run or a file; None for 0 or for all."""
+    """The target's first `count` tokens, to be replaced by those of a training run or a file; None
+    for 0 or for all.
+    """
     return DraftVocabulary(torch.arange(count), target.vocab) if 0 < count < target.vocab else None
 
 
@@ -89,7 +100,9 @@ def known_logits(target: LM, vocabulary: DraftVocabulary | None, normed: Tensor)
 
 
 def draft_logits(target: LM, vocabulary: DraftVocabulary | None, normed: Tensor) -> Tensor:
-    """normed [..,d] -> logits [..,V], by the target's output matrix or by its rows for the draft vocabulary."""
+    """normed [..,d] -> logits [..,V], by the target's output matrix or by its rows for the draft
+    vocabulary.
+    """
     return target.project(normed) if vocabulary is None else vocabulary.logits(target, normed)
 
 

@@ -1,7 +1,8 @@
 """How the drafts of a request fared, in the names of vLLM's per-request metrics.
 
-The object is `metrics.speculative_decoding` of vLLM 0.29 to 0.32 (its pull request 48915): the same fields in the same
-place of a response, so that a client that reads vLLM's, such as AIPerf, reads ours.
+The object is `metrics.speculative_decoding` of vLLM 0.29 to 0.32 (its pull request 48915): the same
+fields in the same place of a response, so that a client that reads vLLM's, such as AIPerf, reads
+ours.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 class Acceptance:
     """Counts of the steps that verified a draft; a step without a draft does not count.
 
-    histogram[n]: steps that accepted n draft tokens. drafted: the depths of all drafts, summed; deepest: the largest.
+    histogram[n]: steps that accepted n draft tokens. drafted: the depths of all drafts, summed;
+    deepest: the largest.
     """
 
     histogram: Counter[int] = field(default_factory=Counter)
@@ -23,7 +25,9 @@ class Acceptance:
     deepest: int = 0
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Count a step whose draft was `drafted` tokens deep and had `accepted` of them accepted."""
+        """Count a step whose draft was `drafted` tokens deep and had `accepted` of them
+        accepted.
+        """
         if drafted:
             self.histogram[accepted] += 1
             self.drafted += drafted
@@ -38,8 +42,11 @@ class Acceptance:
         return sum(n * steps for n, steps in self.histogram.items())
 
     def metrics(self) -> dict[str, Any]:
-        """vLLM's fields. num_spec_tokens, the configured depth there, is the deepest draft: ours vary in depth."""
-        steps, accepted = self.steps, self.accepted
+        """vLLM's fields. num_spec_tokens, the configured depth there, is the deepest draft: ours
+        vary in depth.
+        """
+        steps = self.steps
+        accepted = self.accepted
         return {
             "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
             "draft_acceptance_rate": accepted / self.drafted if self.drafted else 0.0,

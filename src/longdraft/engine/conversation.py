@@ -1,4 +1,6 @@
-"""A conversation on one model: the keys and values of what was said are kept from one answer to the next."""
+"""A conversation on one model: the keys and values of what was said are kept from one answer to the
+next.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,24 @@ from longdraft.models.lm import LM
 
 
 class Conversation:
-    """Each answer equals `generate` of its whole prompt; only tokens that the cache does not hold yet are prefilled.
+    """Each answer equals `generate` of its whole prompt; only tokens that the cache does not hold
+    yet are prefilled.
 
-    Where the target is not exact, the two can differ at ties within rounding: keys that were decoded are not read
-    again. tokens: those whose keys and values the cache holds. One answer at a time.
+    Where the target is not exact, the two can differ at ties within rounding: keys that were
+    decoded are not read again. tokens: those whose keys and values the cache holds. One answer at a
+    time.
     """
 
     def __init__(self, target: LM, sampler: Sampling | None = None, seed: int = 0):
-        self.target, self.seed = target, seed
+        self.target = target
+        self.seed = seed
         self.sampler = (sampler or Sampler()).under(target.rules())
-        self.cache, self.tokens = target.new_cache(1, 0), list[int]()
+        self.cache = target.new_cache(1, 0)
+        self.tokens = list[int]()
         self.cache.keep_checkpoints(target.checkpoints)
-        self._block = target.prompt_block if target.exact else 1  # keys of whole blocks of a prompt are kept
+        self._block = (
+            target.prompt_block if target.exact else 1
+        )  # keys of whole blocks of a prompt are kept
 
     def known(self, prompt: list[int]) -> int:
         """How many of a prompt's first tokens need no prefill."""
@@ -43,23 +51,31 @@ class Conversation:
         return count - count % self._block
 
     def _plan(self, slots: int) -> None:
-        """Let the cache's text fill this many slots; keys whose rotations do not fit the new length are dropped."""
+        """Let the cache's text fill this many slots; keys whose rotations do not fit the new length
+        are dropped.
+        """
         if self.target.rotation(int(self.cache.planned[0])) != self.target.rotation(slots):
             self.tokens = []
         with torch.inference_mode():
             self.cache.planned.fill_(slots)
 
     def save(self, path: str | Path) -> None:
-        """Keep what the cache holds in a file, which is there as a whole or not at all. Raises OSError, and InputError
-        if it holds nothing, or if the target is not exact: keys that were decoded are not those of a prompt there.
+        """Keep what the cache holds in a file, which is there as a whole or not at all. Raises
+        OSError, and InputError if it holds nothing, or if the target is not exact: keys that were
+        decoded are not those of a prompt there.
         """
         why = self._not_saved()
         if why:
-            raise InputError(f"this conversation cannot be saved ({why}): use a PromptFile for its prompts")
+            raise InputError(
+                f"this conversation cannot be saved ({why}): use a PromptFile for its prompts"
+            )
         layers = stored(self.cache.row(0), len(self.tokens))
         states = self.cache.states_at(len(self.tokens))
         if states is None:
-            raise InputError("this conversation was shortened where no state was kept: save it after its next answer")
+            raise InputError(
+                "this conversation was shortened where no state was kept: save it after "
+                "its next answer"
+            )
         write(Path(path).expanduser(), origin_of(self.target), self.tokens, layers, states=states)
 
     def _not_saved(self) -> str:
@@ -68,12 +84,16 @@ class Conversation:
             return "decoded keys of this backend are not a prompt's"
         if self.tokens:
             return ""
-        return "nothing was said yet" if self._block == 1 else f"no block of {self._block} tokens was read yet"
+        return (
+            "nothing was said yet"
+            if self._block == 1
+            else f"no block of {self._block} tokens was read yet"
+        )
 
     @torch.inference_mode()
     def load(self, path: str | Path) -> None:
-        """Hold what a file has, of a conversation or a prompt. Raises FileNotFoundError, and InputError for a file
-        that this target would not have written.
+        """Hold what a file has, of a conversation or a prompt. Raises FileNotFoundError, and
+        InputError for a file that this target would not have written.
         """
         origin = origin_of(self.target).under(self.target.rotation(int(self.cache.planned[0])))
         with SavedPrompt.open(Path(path).expanduser(), origin) as saved:
@@ -90,18 +110,23 @@ class Conversation:
         stats: Stats | None = None,
         report: Callable[[int], None] | None = None,
     ) -> Iterator[Step]:
-        """The steps that continue the whole prompt. Leaving them early keeps what was decoded. report: see LM.prefill.
+        """The steps that continue the whole prompt. Leaving them early keeps what was decoded.
+        report: see LM.prefill.
 
         Raises InputError for bad arguments before any work.
         """
-        drafter, stats = drafter or Drafter(), stats if stats is not None else Stats()
+        drafter = drafter or Drafter()
+        stats = stats if stats is not None else Stats()
         check(self.target, [prompt], max_new_tokens, drafter, match)
         self._plan(planned(len(prompt), max_new_tokens))
-        begin, kept = clock(self.target.device), self.known(prompt)
+        begin = clock(self.target.device)
+        kept = self.known(prompt)
         self.tokens = self.tokens[:kept]
         with torch.inference_mode():
             self.cache.truncate(kept)
-            states = self.target.prefill(prompt[kept:-1], self.cache, report=report, keep=drafter.prompt_captures())
+            states = self.target.prefill(
+                prompt[kept:-1], self.cache, report=report, keep=drafter.prompt_captures()
+            )
         self.tokens = prompt[: self._whole(len(prompt) - 1)]
         stats.prefill_s += clock(self.target.device) - begin
         seqs = self.target.sequences([prompt], max_new_tokens, self.cache, self.sampler, self.seed)

@@ -1,4 +1,6 @@
-"""Prompts that are prefilled once and decoded many times, to compare methods on the same keys and values."""
+"""Prompts that are prefilled once and decoded many times, to compare methods on the same keys and
+values.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core import PromptSpec, Rows, Sampler, Sampling, Sequences, Tree, Verdict, Verifier, match
+from longdraft.core import (
+    PromptSpec,
+    Rows,
+    Sampler,
+    Sampling,
+    Sequences,
+    Tree,
+    Verdict,
+    Verifier,
+    match,
+)
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
@@ -19,16 +31,22 @@ from longdraft.models.lm import LM
 
 
 class RowsSnapshot:
-    """Detects changes by a drafter to what it may only read: the rows' tokens, ends, seeds and sampler."""
+    """Detects changes by a drafter to what it may only read: the rows' tokens, ends, seeds and
+    sampler.
+    """
 
     def __init__(self, seqs: Sequences):
-        self.seqs, self.tokens, self.length = seqs, seqs.tokens.clone(), seqs.length.tolist()
+        self.seqs = seqs
+        self.tokens = seqs.tokens.clone()
+        self.length = seqs.length.tolist()
         self.kept = self._settings()
 
     def _settings(self) -> dict[str, Any]:
         s = self.seqs
         rows = {"rows' seeds": s.seed, "rows' limits": s.limit, "rows' lengths": s.prompt}
-        return {"sampler": s.sampler, "end tokens": list(s.eos)} | {name: x.tolist() for name, x in rows.items()}
+        return {"sampler": s.sampler, "end tokens": list(s.eos)} | {
+            name: x.tolist() for name, x in rows.items()
+        }
 
     def extend(self, step: Step) -> None:
         """Add the tokens that a step emitted."""
@@ -40,20 +58,26 @@ class RowsSnapshot:
     def altered(self) -> str | None:
         """What has been changed, in words, or None."""
         changed = [name for name, now in self._settings().items() if now != self.kept[name]]
-        if any(not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
+        if any(
+            not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n])
+            for b, n in enumerate(self.length)
+        ):
             changed.append("rows' tokens")
         return f"the {changed[0]}" if changed else None
 
 
 class DecodeSession:
-    """Every decode starts from the prompts alone: the slots after them, which earlier decodes wrote, are scratch.
+    """Every decode starts from the prompts alone: the slots after them, which earlier decodes
+    wrote, are scratch.
 
-    A drafter that changes a committed slot would spoil all later decodes, plain ones included; after `seal`, `altered`
-    detects this. report, keep: see LM.prefill. kept: where a prompt that was read before is loaded from, and stored
-    otherwise. Raises InputError for bad arguments before any work.
+    A drafter that changes a committed slot would spoil all later decodes, plain ones included;
+    after `seal`, `altered` detects this. report, keep: see LM.prefill. kept: where a prompt that
+    was read before is loaded from, and stored otherwise. Raises InputError for bad arguments before
+    any work.
 
-    prefill_s: seconds that reading and loading took. read_s: what reading all of the prompts takes, as it was measured
-    now or when they were stored; None if that is not known. known: how many tokens of each prompt were loaded.
+    prefill_s: seconds that reading and loading took. read_s: what reading all of the prompts takes,
+    as it was measured now or when they were stored; None if that is not known. known: how many
+    tokens of each prompt were loaded.
     """
 
     def __init__(
@@ -69,12 +93,21 @@ class DecodeSession:
         kept: Keeper | None = None,
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
-        self.target, self.prompts, self.limit = target, prompts, max_new_tokens
-        self.sampler, self.seed, self.eos = (sampler or Sampler()).under(target.rules()), seed, eos
-        begin, reads = clock(target.device), list[Read]()
-        seqs = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep, kept, reads)
-        self.cache, self.prompt_states = seqs.cache, seqs.prompt_states
-        self.prefill_s, self.known = clock(target.device) - begin, [read.known for read in reads]
+        self.target = target
+        self.prompts = prompts
+        self.limit = max_new_tokens
+        self.sampler = (sampler or Sampler()).under(target.rules())
+        self.seed = seed
+        self.eos = eos
+        begin = clock(target.device)
+        reads = list[Read]()
+        seqs = prefill(
+            target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep, kept, reads
+        )
+        self.cache = seqs.cache
+        self.prompt_states = seqs.prompt_states
+        self.prefill_s = clock(target.device) - begin
+        self.known = [read.known for read in reads]
         whole = [read.whole_s for read in reads if read.whole_s is not None]
         self.read_s = sum(whole) if len(whole) == len(reads) else None
         store_prompts(kept, prompts, self.cache, reads)
@@ -92,27 +125,43 @@ class DecodeSession:
         self._sealed = self._checksums()
 
     def altered(self) -> str | None:
-        """What a drafter has changed since `seal` without permission, in words, or None. Call it between decodes."""
+        """What a drafter has changed since `seal` without permission, in words, or None. Call it
+        between decodes.
+        """
         if self._altered is None and self._sealed is not None:
-            same = all(torch.equal(a, b) for a, b in zip(self._sealed, self._checksums(), strict=True))
-            self._altered = None if not self.target.team.any(not same) else "the prompt's keys and values"
+            same = all(
+                torch.equal(a, b) for a, b in zip(self._sealed, self._checksums(), strict=True)
+            )
+            self._altered = (
+                None if not self.target.team.any(not same) else "the prompt's keys and values"
+            )
         return self._altered
 
     def _checksums(self) -> list[Tensor]:
-        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too.
+        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is
+        detected too.
 
         And of each state that decoding begins with.
         """
-        kinds, sums = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}, []
+        kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        sums = []
         lengths, rows = self._start
         for b, n in enumerate(lengths.tolist()):
             sums += [x.double().sum() for x in rows[b].states.values()]
             for layer in self.cache.layers:
                 for x in self.cache.stored(layer, b):
-                    count, width = len(x), x.shape[2]  # 0 for the values of layers that cache keys alone
-                    weights = (2 * torch.arange(count * width, device=x.device) + 1).view(count, width)
+                    # 0 for the values of layers that cache keys alone
+                    count = len(x)
+                    width = x.shape[2]
+                    weights = (2 * torch.arange(count * width, device=x.device) + 1).view(
+                        count, width
+                    )
                     bits = x[:, :n].contiguous().view(kinds[x.element_size()])
-                    sums.append(torch.stack([(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]).sum(0))
+                    sums.append(
+                        torch.stack(
+                            [(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]
+                        ).sum(0)
+                    )
         return sums
 
     def decode(
@@ -123,10 +172,14 @@ class DecodeSession:
         verify: Verifier = match,
         watch: Callable[[StepResult], None] | None = None,
     ) -> Iterator[Step]:
-        """The tokens of each step. limit: decode fewer new tokens than there is room for. One decode at a time."""
+        """The tokens of each step. limit: decode fewer new tokens than there is room for. One
+        decode at a time.
+        """
         self.rewind()
         limit = min(limit or self.limit, self.limit)
-        seqs = self.target.sequences(self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
+        seqs = self.target.sequences(
+            self.prompts, limit, self.cache, self.sampler, self.seed, self.eos
+        )
         seqs.prompt_states = self.prompt_states
         snapshot = RowsSnapshot(seqs)
         stats = stats if stats is not None else Stats()
@@ -140,17 +193,25 @@ class DecodeSession:
     ) -> list[list[int]]:
         """The new tokens of each row."""
         steps = list(self.decode(drafter, stats, limit))
-        return [[token for step in steps for token in step.tokens[b]] for b in range(len(self.prompts))]
+        return [
+            [token for step in steps for token in step.tokens[b]] for b in range(len(self.prompts))
+        ]
 
 
-def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[list[int]]) -> dict[str, Any] | None:
-    """The first difference of two outputs: {row, position among the new tokens, top2_gap}; None if they are equal.
+def first_difference(
+    runs: DecodeSession, plain: list[list[int]], other: list[list[int]]
+) -> dict[str, Any] | None:
+    """The first difference of two outputs: {row, position among the new tokens, top2_gap}; None if
+    they are equal.
 
-    top2_gap: how much better plain decoding scored its token than the next best one there (greedy: in logits; sampled:
-    in log-probability plus noise); only a tiny gap can be due to rounding. None: it had ended, or its keys are damaged.
+    top2_gap: how much better plain decoding scored its token than the next best one there (greedy:
+    in logits; sampled: in log-probability plus noise); only a tiny gap can be due to rounding.
+    None: it had ended, or its keys are damaged.
     """
     pairs = enumerate(zip(plain, other, strict=True))
-    unequal = [(i, row) for row, (a, b) in pairs for i, (x, y) in enumerate(zip_longest(a, b)) if x != y]
+    unequal = [
+        (i, row) for row, (a, b) in pairs for i, (x, y) in enumerate(zip_longest(a, b)) if x != y
+    ]
     if not unequal:
         return None
     position, row = min(unequal)

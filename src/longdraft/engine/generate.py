@@ -23,9 +23,10 @@ LIKELY = 1024  # tokens of an answer, which most do not reach
 class Stats:
     """Totals of a run. accepted[i]: steps of unfinished rows whose i-th drafted token was accepted.
 
-    prefill_s is the target's prefill; start_s is the drafter's work before the first step, such as a prefill of its
-    own; decode_s is all steps. predicted_speedup: what the drafter forecast when the text began,
-    new tokens per second of its steps over plain decoding's; None: it does not predict.
+    prefill_s is the target's prefill; start_s is the drafter's work before the first step, such as
+    a prefill of its own; decode_s is all steps. predicted_speedup: what the drafter forecast when
+    the text began, new tokens per second of its steps over plain decoding's; None: it does not
+    predict.
     """
 
     prefill_s: float = 0.0
@@ -51,10 +52,11 @@ class Stats:
 
 @dataclass
 class Step:
-    """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own token.
+    """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own
+    token.
 
-    accepted[b]: how many of them were drafts. failed: for rows that have just ended without meeting their constraint,
-    why. The end token of such a row is left out.
+    accepted[b]: how many of them were drafts. failed: for rows that have just ended without meeting
+    their constraint, why. The end token of such a row is left out.
     """
 
     tokens: list[list[int]]
@@ -77,23 +79,30 @@ def step(
     draft: bool = True,
     watch: Callable[[StepResult], None] | None = None,
 ) -> Step:
-    """One decoding step. Without a draft it is a plain step, whose pass still keeps what the drafter captures.
+    """One decoding step. Without a draft it is a plain step, whose pass still keeps what the
+    drafter captures.
 
     watch: is called with what the step did.
     """
-    begin, unfinished, before = clock(target.device), (~seqs.done).tolist(), seqs.length.tolist()
+    begin = clock(target.device)
+    unfinished = (~seqs.done).tolist()
+    before = seqs.length.tolist()
     result = speculative_step(target, drafter, seqs, verify, draft=draft)
     count = result.count.tolist()
     stats.draft_s += result.draft_s
     stats.verify_s += clock(target.device) - begin - result.draft_s
-    # An end token counts as accepted, a token dropped at the limit does not; a row that is done takes none.
+    # An end token counts as accepted, a token dropped at the limit does not; a row that is done
+    # takes none.
     accepted = [min(n, v - 1) for n, v in zip(count, result.verdict.count.tolist(), strict=True)]
     if draft:
         _count(stats, unfinished, accepted, result.drafted)
     stats.emitted += sum(count)
     if watch is not None:
         watch(result)
-    tokens = [seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))]
+    tokens = [
+        seqs.tokens[b, n : n + c].tolist()
+        for b, (n, c) in enumerate(zip(before, count, strict=True))
+    ]
     failed = _failures(seqs, unfinished)
     for b in failed:  # the end token that nothing else could follow means nothing
         tokens[b] = tokens[b][:-1]
@@ -102,7 +111,9 @@ def step(
 
 
 def _failures(seqs: Sequences, unfinished: list[bool]) -> dict[int, InputError]:
-    """Of the rows that were unfinished and have ended now, those whose text does not meet their constraint."""
+    """Of the rows that were unfinished and have ended now, those whose text does not meet their
+    constraint.
+    """
     if not seqs.sampler.constrained:
         return {}
     ended = [b for b, done in enumerate(seqs.done.tolist()) if done and unfinished[b]]
@@ -118,7 +129,9 @@ def _count(stats: Stats, unfinished: list[bool], accepted: list[int], drafted: l
             stats.accepted[i] += 1
 
 
-def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Drafter, verify: Verifier) -> None:
+def check(
+    target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Drafter, verify: Verifier
+) -> None:
     """Raises InputError for arguments that would only fail later."""
     target.check_process()
     if max_new_tokens < 1:
@@ -129,26 +142,34 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
     if longest + max_new_tokens > target.positions:
         room = max(target.positions - longest, 0)
         raise InputError(
-            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {target.positions} positions:"
+            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's "
+            f"{target.positions} positions:"
             f" give at most {room} new tokens" + ("" if room else " (and a shorter prompt)")
         )
     odd = next((t for p in prompts for t in p if not 0 <= t < target.vocab), None)
     if odd is not None:
         raise InputError(
-            f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use the model's own tokenizer"
+            f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use "
+            "the model's own tokenizer"
         )
     other = next((t for p in prompts for t in p if t in target.placeholders), None)
     if other is not None:
         kind = target.placeholders[other]
-        raise InputError(f"prompt token {other} stands for {kind}, and longdraft reads text only: leave the {kind} out")
+        raise InputError(
+            f"prompt token {other} stands for {kind}, and longdraft reads text only: leave "
+            f"the {kind} out"
+        )
     check_pair(drafter, verify)
 
 
 def check_pair(drafter: Drafter, verify: Verifier) -> None:
-    """Raises InputError if the verifier needs draft probabilities and the drafter does not keep them."""
+    """Raises InputError if the verifier needs draft probabilities and the drafter does not keep
+    them.
+    """
     if verify is reject and type(drafter) is not Drafter and not drafter.has_draft_probs:
         raise InputError(
-            f"verify=reject needs a drafter that keeps its draft probabilities; {type(drafter).__name__} does not:"
+            "verify=reject needs a drafter that keeps its draft probabilities; "
+            f"{type(drafter).__name__} does not:"
             " use verify=match"
         )
 
@@ -159,16 +180,20 @@ def planned(prompt: int, new: int) -> int:
 
 
 def border_of(target: LM) -> int | None:
-    """Up to how many slots a text keeps the rotations of short texts (longrope); None: rotations do not change."""
+    """Up to how many slots a text keeps the rotations of short texts (longrope); None: rotations do
+    not change.
+    """
     longrope = target.architecture.longrope
     return None if longrope is None else longrope.border
 
 
 def likely(target: LM, prompt: int, most: int) -> int:
-    """How many new tokens to plan for a prompt of this length if the request names no number and may have `most`.
+    """How many new tokens to plan for a prompt of this length if the request names no number and
+    may have `most`.
 
-    A row has the rotations of the longest text that it may become, so room that is hardly ever used would give every
-    short text those of long ones. It ends at the border instead, unless an answer may well cross it.
+    A row has the rotations of the longest text that it may become, so room that is hardly ever used
+    would give every short text those of long ones. It ends at the border instead, unless an answer
+    may well cross it.
     """
     border = border_of(target)
     if border is None or planned(prompt, most) <= border:
@@ -192,8 +217,8 @@ def prefill(
 ) -> Sequences:
     """Write all prompt tokens but the last to a new cache; the last one is the first root.
 
-    A prompt that an earlier row has too is copied from there. report, keep: see LM.prefill. kept: where prompts are
-    loaded from. reads: gets how each row's prompt was read.
+    A prompt that an earlier row has too is copied from there. report, keep: see LM.prefill. kept:
+    where prompts are loaded from. reads: gets how each row's prompt was read.
     """
     reads = [] if reads is None else reads
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
@@ -208,7 +233,9 @@ def prefill(
             if report is not None:
                 report(len(prompt) - 1)
         else:
-            seqs.prompt_states[b], read = read_prompt(target, prompt[:-1], cache.row(b), kept, report, keep)
+            seqs.prompt_states[b], read = read_prompt(
+                target, prompt[:-1], cache.row(b), kept, report, keep
+            )
             reads.append(read)
     return seqs
 
@@ -227,16 +254,23 @@ def stream(
 ) -> Iterator[Step]:
     """Decode a batch of prompts (token ids, of any lengths); yields the tokens of each step.
 
-    Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the target is not exact:
-    except at ties within rounding). A row ends at the first token of eos (None: the model's end tokens; (): none).
-    drafter None is plain decoding. prompt_cache: a PromptFile, whose prompt is not read again.
-    Raises InputError for bad arguments before any work, and at the end if a constraint could not be met.
+    Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the
+    target is not exact: except at ties within rounding). A row ends at the first token of eos
+    (None: the model's end tokens; (): none). drafter None is plain decoding. prompt_cache: a
+    PromptFile, whose prompt is not read again.
+    Raises InputError for bad arguments before any work, and at the end if a constraint could not be
+    met.
     """
-    drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
+    drafter = drafter or Drafter()
+    sampler = sampler or Sampler()
+    stats = stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)
     begin = clock(target.device)
-    keep, reads = drafter.prompt_captures(), list[Read]()
-    seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos, None, keep, prompt_cache, reads)
+    keep = drafter.prompt_captures()
+    reads = list[Read]()
+    seqs = prefill(
+        target, prompts, max_new_tokens, sampler, seed, eos, None, keep, prompt_cache, reads
+    )
     stats.prefill_s += clock(target.device) - begin
     store_prompts(prompt_cache, prompts, seqs.cache, reads)
     yield from decode(target, drafter, seqs, verify, stats)
@@ -250,17 +284,20 @@ def decode(
     stats: Stats,
     watch: Callable[[StepResult], None] | None = None,
 ) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass.
+    """Decode prefilled rows to their ends. The first step does not draft: it captures the last
+    prompt token's pass.
 
     watch: see `step`. Raises InputError at the end if a row's text does not meet its constraint.
     """
-    begin, drafter = clock(target.device), with_forced(drafter, seqs.sampler)
+    begin = clock(target.device)
+    drafter = with_forced(drafter, seqs.sampler)
     drafter.verified_by(verify)
     with torch.inference_mode():
         drafter.start(seqs)
     stats.start_s += clock(target.device) - begin
     stats.predicted_speedup = drafter.forecast
-    draft, failed = False, dict[int, InputError]()
+    draft = False
+    failed = dict[int, InputError]()
     while not bool(seqs.done.all()):
         begin = clock(target.device)
         with torch.inference_mode():
@@ -274,7 +311,9 @@ def decode(
         raise failed[row] if len(seqs.length) == 1 else InputError(f"row {row}: {failed[row]}")
 
 
-def generate(target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options) -> list[list[int]]:
+def generate(
+    target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options
+) -> list[list[int]]:
     """The new tokens of each row. Options as for stream."""
     steps = list(stream(target, prompts, drafter, **options))
     return [[token for step in steps for token in step.tokens[b]] for b in range(len(prompts))]

@@ -1,4 +1,6 @@
-"""What one decoding produced and what it cost, as records name it; all that a method adds counts against it."""
+"""What one decoding produced and what it cost, as records name it; all that a method adds counts
+against it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from longdraft.engine.records import bytes_per_step
 from longdraft.ops.bandwidth import bandwidth
 
 Record = dict[str, Any]
-# Each speedup divides one rate by plain decoding's. The rates leave out, in this order: the target's prefill; nothing;
+# Each speedup divides one rate by plain decoding's. The rates leave out, in this order: the
+# target's prefill; nothing;
 # the target's prefill and the drafter's start (a small model's own prefill, for example).
 SPEEDUPS = {"speedup" + kind: "tokens_per_s" + kind for kind in ("", "_end_to_end", "_steady")}
 
@@ -29,8 +32,12 @@ class Output:
         for row, tokens in zip(self.rows, step.tokens, strict=True):
             row += tokens
 
-    def describe(self, prompts: list[list[int]], text_of: Callable[[list[int]], str], depth: int) -> dict[str, Any]:
-        """Fields of a record: its figures, and what exists per row, as lists if there are several rows."""
+    def describe(
+        self, prompts: list[list[int]], text_of: Callable[[list[int]], str], depth: int
+    ) -> dict[str, Any]:
+        """Fields of a record: its figures, and what exists per row, as lists if there are several
+        rows.
+        """
         each = {
             "text": [text_of(row) for row in self.rows],
             "token_ids": self.rows,
@@ -42,7 +49,9 @@ class Output:
 
 
 def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
-    """Figures of one decoding. acceptance_per_position has at least `depth` values: 0 where no draft was accepted."""
+    """Figures of one decoding. acceptance_per_position has at least `depth` values: 0 where no
+    draft was accepted.
+    """
     by_position = stats.acceptance_per_position
     return {
         **timings(stats),
@@ -51,12 +60,18 @@ def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
         "verify_steps": stats.steps,
         "draft_s": stats.draft_s,
         "verify_s": stats.verify_s,
-        **({} if stats.predicted_speedup is None else {"predicted_speedup": stats.predicted_speedup}),
+        **(
+            {}
+            if stats.predicted_speedup is None
+            else {"predicted_speedup": stats.predicted_speedup}
+        ),
     }
 
 
 def distinct(rows: list[list[int]], n: int = 3) -> float:
-    """Share of distinct n-grams among the n-grams of each row: low where an output repeats itself."""
+    """Share of distinct n-grams among the n-grams of each row: low where an output repeats
+    itself.
+    """
     grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in rows]
     total = sum(map(len, grams))
     return sum(len(set(g)) for g in grams) / total if total else 1.0
@@ -68,7 +83,9 @@ def diversity(rows: list[list[int]]) -> dict[str, float]:
 
 
 def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
-    """How close plain decoding comes to reading the weights and the cache at this machine's memory bandwidth."""
+    """How close plain decoding comes to reading the weights and the cache at this machine's memory
+    bandwidth.
+    """
     passes = max(map(len, plain.rows))
     if not passes:
         return {}
@@ -81,9 +98,11 @@ def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """Seconds of the target's prefill, of the drafter's start and of all decoding steps, and the rates they give.
+    """Seconds of the target's prefill, of the drafter's start and of all decoding steps, and the
+    rates they give.
 
-    Rates are new tokens per second: after the target's prefill, in total, and in steps alone; 0 for 0 seconds.
+    Rates are new tokens per second: after the target's prefill, in total, and in steps alone; 0 for
+    0 seconds.
     """
     seconds = {"prefill_s": stats.prefill_s, "start_s": stats.start_s, "decode_s": stats.decode_s}
     new = stats.start_s + stats.decode_s
@@ -92,28 +111,39 @@ def timings(stats: Stats) -> dict[str, float]:
 
 
 def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
-    """A record's rates divided by the medians of plain decoding's; None where a rate is not known."""
+    """A record's rates divided by the medians of plain decoding's; None where a rate is not
+    known.
+    """
     gains: dict[str, float | None] = {}
     for name, rate in SPEEDUPS.items():
         known = [p[rate] for p in plains if p.get(rate)]
-        gains[name] = record[rate] / median(known) if known and record.get(rate) is not None else None
+        gains[name] = (
+            record[rate] / median(known) if known and record.get(rate) is not None else None
+        )
     return gains
 
 
 def completed(records: list[Record]) -> list[Record]:
-    """Records with the rates above. Older ones count the drafter's start as prefill: what exceeds plain decoding's."""
+    """Records with the rates above. Older ones count the drafter's start as prefill: what exceeds
+    plain decoding's.
+    """
 
     def place(r: Record) -> tuple:
         return str(r.get("run")), str(r.get("text_name")), r["context"], str(r.get("temperature"))
 
-    prefills = {place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"}
+    prefills = {
+        place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"
+    }
     complete = []
     for r in records:
         prefill_s = prefills.get(place(r))
         if r["task"] == "speed" and "start_s" not in r and prefill_s is not None:
-            start_s, new = max(r["prefill_s"] - prefill_s, 0.0), r["new_tokens"]
+            start_s = max(r["prefill_s"] - prefill_s, 0.0)
+            new = r["new_tokens"]
             emitted = sum(new) if isinstance(new, list) else new
-            whole = Stats(prefill_s=prefill_s, start_s=start_s, decode_s=r["decode_s"], emitted=emitted)
+            whole = Stats(
+                prefill_s=prefill_s, start_s=start_s, decode_s=r["decode_s"], emitted=emitted
+            )
             r = r | ({"start_s": 0.0} if r["method"].startswith("hf-") else timings(whole))
         complete.append(r)
     return complete

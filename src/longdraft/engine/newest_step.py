@@ -8,10 +8,13 @@ from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 
 
 class NewestStep:
-    """drafted: how deep each row's draft was. logprobs: by row, for the requests that asked for them."""
+    """drafted: how deep each row's draft was. logprobs: by row, for the requests that asked for
+    them.
+    """
 
     def __init__(self) -> None:
-        self.drafted, self.logprobs = list[int](), dict[int, list[TokenLogprobs]]()
+        self.drafted = list[int]()
+        self.logprobs = dict[int, list[TokenLogprobs]]()
 
     def take(self, result: StepResult, requests: list[Request]) -> None:
         """Replace what is known by what this step did for these requests, one in each row."""
@@ -21,7 +24,8 @@ class NewestStep:
         for b, request in enumerate(requests):
             if request.logprobs is not None:
                 n = int(result.count[b])
-                nodes, tokens = result.logits[b, verdict.path[b, :n]], verdict.emitted[b, :n]
+                nodes = result.logits[b, verdict.path[b, :n]]
+                tokens = verdict.emitted[b, :n]
                 self.logprobs[b] = token_logprobs(nodes, tokens, request.logprobs)
 
     def first(self, b: int, count: int) -> list[TokenLogprobs] | None:

@@ -1,4 +1,6 @@
-"""Keys and values of text that was read before, so that a later prompt that begins with it need not be read again."""
+"""Keys and values of text that was read before, so that a later prompt that begins with it need not
+be read again.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ from longdraft.models.lm import LM
 
 Tell = Callable[[str], object]
 Shapes = dict[int, tuple[int, int, int, torch.dtype]]  # as KVCache.shapes
-Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the owner of a first one; the tokens
+Key = tuple[
+    int | str, tuple[int, ...]
+]  # the number of the block before, or the owner of a first one; the tokens
 
 
 class Prefixes(Protocol):
-    """Where a session keeps keys and values of prompts. asked, hits: tokens of all prompts, and those that were known.
+    """Where a session keeps keys and values of prompts. asked, hits: tokens of all prompts, and
+    those that were known.
 
     used: the share of its room that is in use. attach, load, store: see PrefixCache.
     """
@@ -43,11 +48,12 @@ class Prefixes(Protocol):
 
 @dataclass
 class Block:
-    """The keys and values of `block` tokens that follow the block before, in every layer of the row they were read in.
+    """The keys and values of `block` tokens that follow the block before, in every layer of the row
+    they were read in.
 
-    number: its own, never used again. shapes: of that row. states: what all tokens up to its end have left in recurrent
-    layers; None: that is not kept. room: how many blocks without states have as many bytes. told: whether it was said
-    that what follows it is not kept.
+    number: its own, never used again. shapes: of that row. states: what all tokens up to its end
+    have left in recurrent layers; None: that is not kept. room: how many blocks without states have
+    as many bytes. told: whether it was said that what follows it is not kept.
     """
 
     number: int
@@ -59,23 +65,33 @@ class Block:
 
 
 class PrefixCache:
-    """Holds at most `tokens` tokens in blocks of `block`; the one that was used longest ago makes room.
+    """Holds at most `tokens` tokens in blocks of `block`; the one that was used longest ago makes
+    room.
 
-    Owners share the room, but none finds what another one stored. What `load` writes are the bits that were stored,
-    which reading the tokens again would compute (see LM.prompt_block): outputs are the same with and without it. Tokens
-    are compared themselves, not their hashes. One target, and one thread at a time. tell: is called once for each
-    prompt of which only a beginning can be kept.
+    Owners share the room, but none finds what another one stored. What `load` writes are the bits
+    that were stored, which reading the tokens again would compute (see LM.prompt_block): outputs
+    are the same with and without it. Tokens are compared themselves, not their hashes. One target,
+    and one thread at a time. tell: is called once for each prompt of which only a beginning can be
+    kept.
     """
 
     def __init__(self, tokens: int, block: int = 64, tell: Tell | None = None):
         if block < 1 or tokens < block:
-            raise InputError(f"a prefix cache of {tokens} tokens has no room for a block of {block}: give it more")
-        self.most, self.block = tokens // block, block
-        self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
+            raise InputError(
+                f"a prefix cache of {tokens} tokens has no room for a block of {block}: "
+                "give it more"
+            )
+        self.most = tokens // block
+        self.block = block
+        # tokens of all prompts so far, and those that were known
+        self.asked = 0
+        self.hits = 0
         self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
         self._taken = 0  # the room of all of them
         self._count = 0
-        self._tell, self._told = tell, False  # whether it was said of a prompt of which nothing was kept
+        # whether it was said of a prompt of which nothing was kept
+        self._tell = tell
+        self._told = False
         self._target: ref[LM] | None = None
 
     @property
@@ -84,32 +100,43 @@ class PrefixCache:
         return self._taken / self.most
 
     def attach(self, target: LM) -> None:
-        """From now on keys are this target's. Raises InputError if they were another's, whatever its shapes."""
+        """From now on keys are this target's. Raises InputError if they were another's, whatever
+        its shapes.
+        """
         if self._target is None:
             self._target = ref(target)
         if self._target() is not target:
-            raise InputError("this prefix cache was made for another model: give each model its own")
+            raise InputError(
+                "this prefix cache was made for another model: give each model its own"
+            )
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
-        """Write what is known of these tokens to an empty cache of one row -> how many tokens that is, a multiple."""
+        """Write what is known of these tokens to an empty cache of one row -> how many tokens that
+        is, a multiple.
+        """
         blocks = self._known(tokens, owner)
         known, states = self._usable(blocks, multiple)
         if known and not copied(blocks[: ceil(known / self.block)], known, row):
-            known, states = 0, {}
+            known = 0
+            states = {}
         row.resume(known, states)
         self.asked, self.hits = self.asked + len(tokens), self.hits + known
         return known
 
     def _usable(self, blocks: list[Block], multiple: int) -> tuple[int, ByScan]:
-        """The most tokens, a multiple, after which reading can go on, and the states that they have left."""
+        """The most tokens, a multiple, after which reading can go on, and the states that they have
+        left.
+        """
         for n in range(len(blocks), 0, -1):
-            end, states = n * self.block // multiple * multiple, blocks[n - 1].states
+            end = n * self.block // multiple * multiple
+            states = blocks[n - 1].states
             if states is not None and (not states or end == n * self.block):
                 return end, states
         return 0, {}
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
-        """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole blocks of them.
+        """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole
+        blocks of them.
 
         Where there is no memory for them, everything is forgotten.
         """
@@ -120,8 +147,10 @@ class PrefixCache:
             self._taken = 0
 
     def _store(self, tokens: list[int], row: KVCache, owner: str) -> None:
-        kept, shapes = self._known(tokens, owner), row.shapes
-        count, taken = len(tokens) // self.block, sum(block.room for block in kept)
+        kept = self._known(tokens, owner)
+        shapes = row.shapes
+        count = len(tokens) // self.block
+        taken = sum(block.room for block in kept)
         while len(kept) < count and taken < self.most:
             block = self._block(len(kept), row, shapes)
             taken += block.room
@@ -141,9 +170,13 @@ class PrefixCache:
         """A copy of the row's block with this index."""
         span = slice(index * self.block, (index + 1) * self.block)
         stored = {layer: row.stored(layer, 0) for layer in shapes}
-        layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
+        layers = {
+            layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()
+        }
         states = row.states_at(span.stop)
-        room = 1 + ceil(_nbytes(states or {}) / max(sum(k.nbytes + v.nbytes for k, v in layers.values()), 1))
+        room = 1 + ceil(
+            _nbytes(states or {}) / max(sum(k.nbytes + v.nbytes for k, v in layers.values()), 1)
+        )
         self._count += 1
         return Block(self._count, shapes, layers, states, room)
 
@@ -159,12 +192,16 @@ class PrefixCache:
         self._tell(too_long(count, self._usable(kept, 1)[0], "--prefix-tokens"))
 
     def _make_room(self, room: int) -> None:
-        """Forget what was used longest ago: before something is added, so that there is no moment with too much."""
+        """Forget what was used longest ago: before something is added, so that there is no moment
+        with too much.
+        """
         while self._blocks and self._taken + room > self.most:
             self._taken -= self._blocks.popitem(last=False)[1].room
 
     def _known(self, tokens: list[int], owner: str) -> list[Block]:
-        """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""
+        """The blocks that these tokens begin with. They count as used, later ones first, so that
+        they go first.
+        """
         prefix: list[tuple[Key, Block]] = []
         before: int | str = owner
         for index in range(len(tokens) // self.block):
@@ -181,15 +218,24 @@ class PrefixCache:
 
 def too_long(count: int, kept: int, option: str) -> str:
     """What is said of a prompt of which only the first tokens can be kept."""
-    part = f"only the first {kept} of a prompt's {count} tokens" if kept else f"none of a prompt's {count} tokens"
+    part = (
+        f"only the first {kept} of a prompt's {count} tokens"
+        if kept
+        else f"none of a prompt's {count} tokens"
+    )
     return f"{part} can be kept, so its next turn prefills the rest again: give a larger {option}"
 
 
 def copied(blocks: list[Block], known: int, row: KVCache) -> bool:
-    """Write the first `known` slots of an empty row -> whether that is all it has: the blocks have its layers, with its
-    shapes. Nothing is written otherwise."""
+    """Write the first `known` slots of an empty row -> whether that is all it has: the blocks have
+    its layers, with its shapes. Nothing is written otherwise.
+    """
     shapes = blocks[0].shapes
-    if not shapes or any(block.shapes != shapes for block in blocks) or row.shapes not in ({}, shapes):
+    if (
+        not shapes
+        or any(block.shapes != shapes for block in blocks)
+        or row.shapes not in ({}, shapes)
+    ):
         return False
     row.allocate(shapes)
     for layer in shapes:

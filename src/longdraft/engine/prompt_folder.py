@@ -1,4 +1,6 @@
-"""Prompts of a server in a private folder: they outlive the process, in parts that prompts with one beginning share."""
+"""Prompts of a server in a private folder: they outlive the process, in parts that prompts with one
+beginning share.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Part:
-    """Some tokens of a prompt. name: of their file, a digest of the origin, the owner and all tokens to their end."""
+    """Some tokens of a prompt. name: of their file, a digest of the origin, the owner and all
+    tokens to their end.
+    """
 
     name: str
     before: str
@@ -46,18 +50,25 @@ class Part:
 
 
 class PromptFolder:
-    """A PrefixCache's memory with a folder of at most `limit` bytes behind it; the part used longest ago makes room.
+    """A PrefixCache's memory with a folder of at most `limit` bytes behind it; the part used
+    longest ago makes room.
 
-    Owners share the room, but none finds what another one stored. A part is loaded only if this target would have
-    computed its bits (prompt_origin.py); a damaged one is removed and counts as unknown. Several processes may use one
-    folder. Parts are written by a thread, so that nobody waits for the disk. note: the first failure to write, in
-    words; nothing is written after it. tell: is called with it, and once for each prompt longer than the limit.
+    Owners share the room, but none finds what another one stored. A part is loaded only if this
+    target would have computed its bits (prompt_origin.py); a damaged one is removed and counts as
+    unknown. Several processes may use one folder. Parts are written by a thread, so that nobody
+    waits for the disk. note: the first failure to write, in words; nothing is written after it.
+    tell: is called with it, and once for each prompt longer than the limit.
 
     Raises InputError for a folder that others can read, and for a limit with no room for a part.
     """
 
     def __init__(
-        self, folder: str | Path, target: LM, limit: int, memory: PrefixCache | None = None, tell: Tell = print
+        self,
+        folder: str | Path,
+        target: LM,
+        limit: int,
+        memory: PrefixCache | None = None,
+        tell: Tell = print,
     ):
         self.folder = private(Path(folder))
         self._target = ref(target)
@@ -70,12 +81,19 @@ class PromptFolder:
         self.origin = origin_of(target)
         self.part = max(PART, target.checkpoints if self.origin.states else self.origin.block)
         if (size := self._size(self.part)) > limit:
-            needs = f"{folder} may hold {limit / 1e6:.0f} MB, and {self.part} tokens need {size / 1e6:.0f}"
+            needs = (
+                f"{folder} may hold {limit / 1e6:.0f} MB, and {self.part} tokens need "
+                f"{size / 1e6:.0f}"
+            )
             raise InputError(f"{needs}: give a larger --cache-dir-mb")
         remove_drafts(self.folder)
-        self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
+        # tokens of all prompts so far, and those that were known
+        self.asked = 0
+        self.hits = 0
         self._told = set[str]()  # the last parts that are kept of prompts that are too long
-        self._waiting, self._lock = dict[str, int](), Lock()  # when parts that are to be written were used, by name
+        # when parts that are to be written were used, by name
+        self._waiting = dict[str, int]()
+        self._lock = Lock()
         self._queue = SimpleQueue[tuple[Part, Layers, ByScan] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
         self._writer.start()
@@ -83,12 +101,18 @@ class PromptFolder:
     @property
     def used(self) -> float:
         """The share of its room that is in use: the memory's if it has one, else the folder's."""
-        return self.memory.used if self.memory is not None else sum(size for *_, size in self._files()) / self.limit
+        return (
+            self.memory.used
+            if self.memory is not None
+            else sum(size for *_, size in self._files()) / self.limit
+        )
 
     def attach(self, target: LM) -> None:
         """As PrefixCache.attach."""
         if self._target() is not target:
-            raise InputError("this folder of prompts was opened for another model: open it again with this one")
+            raise InputError(
+                "this folder of prompts was opened for another model: open it again with this one"
+            )
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """As PrefixCache.load."""
@@ -101,7 +125,9 @@ class PromptFolder:
                 states = self._read(part, row)
                 if states is None:
                     row.wipe(part.begin, part.begin + self.part)
-                    known = part.begin if not self.origin.states or row.length[0] == part.begin else 0
+                    known = (
+                        part.begin if not self.origin.states or row.length[0] == part.begin else 0
+                    )
                     row.resume(known, row.states_at(known) or {})
                     break
                 known = part.begin + self.part
@@ -114,7 +140,8 @@ class PromptFolder:
         """As PrefixCache.store; the folder gets its parts soon afterward."""
         if self.memory is not None:
             self.memory.store(tokens, row, owner)
-        size, parts = self._size(self.part), list(self._parts(tokens, owner))
+        size = self._size(self.part)
+        parts = list(self._parts(tokens, owner))
         layers = stored(row, len(tokens)) if parts else {}
         whole = self.limit // size
         if len(parts) > whole:
@@ -134,7 +161,10 @@ class PromptFolder:
                     self._waiting.pop(part.name)
                 break  # likewise
             try:
-                copies = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in layers.items()}
+                copies = {
+                    layer: (k[:, span].clone(), v[:, span].clone())
+                    for layer, (k, v) in layers.items()
+                }
             except (MemoryError, RuntimeError):  # torch raises the latter for memory
                 with self._lock:
                     self._waiting.pop(part.name)
@@ -161,7 +191,8 @@ class PromptFolder:
         name = sha256(f"{self.origin.digest} {self.part} {owner}".encode()).hexdigest()
         for begin in range(0, len(tokens) - self.part + 1, self.part):
             some = tokens[begin : begin + self.part]
-            before, name = name, sha256(bytes.fromhex(name) + np.asarray(some, "<i8").tobytes()).hexdigest()
+            before = name
+            name = sha256(bytes.fromhex(name) + np.asarray(some, "<i8").tobytes()).hexdigest()
             yield Part(name, before, begin, some)
 
     def _path(self, part: Part) -> Path:
@@ -178,7 +209,11 @@ class PromptFolder:
         path = self._path(part)
         try:
             with SavedPrompt.open(path, self.origin) as saved:
-                if (saved.tokens, saved.about.begin, saved.about.before) != (part.tokens, part.begin, part.before):
+                if (saved.tokens, saved.about.begin, saved.about.before) != (
+                    part.tokens,
+                    part.begin,
+                    part.before,
+                ):
                     raise damaged(path, "it has another prompt's tokens")
                 return saved.read(row, self.part)
         except (InputError, OSError):
@@ -187,7 +222,9 @@ class PromptFolder:
             return None
 
     def _touch(self, parts: list[Part]) -> None:
-        """They were used now, each a little later than those after it, so that these make room first."""
+        """They were used now, each a little later than those after it, so that these make room
+        first.
+        """
         now = time_ns()
         for i, part in enumerate(parts):
             with self._lock:
@@ -208,7 +245,9 @@ class PromptFolder:
                 self._write(part, layers, states)
             except Exception as error:  # requests go on; a full disk would fail at every part
                 reason = (error.strerror if isinstance(error, OSError) else None) or error
-                self.note = f"cannot write to {self.folder} ({reason}): no more prompts are kept there"
+                self.note = (
+                    f"cannot write to {self.folder} ({reason}): no more prompts are kept there"
+                )
                 self.tell(self.note)
             with self._lock:
                 when = self._waiting.pop(part.name)
@@ -225,7 +264,9 @@ class PromptFolder:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """While no other process writes to the folder, so that its limit holds."""
-        handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        handle = os.open(
+            self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -256,7 +297,9 @@ class PromptFolder:
 
 
 def private(folder: Path) -> Path:
-    """A folder that only its owner can read, made if it is not there. Raises InputError for one that others can."""
+    """A folder that only its owner can read, made if it is not there. Raises InputError for one
+    that others can.
+    """
     folder = Path(os.path.realpath(os.path.expanduser(folder)))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -264,12 +307,15 @@ def private(folder: Path) -> Path:
             folder.mkdir(0o700)
         known = folder.stat()
     except OSError as error:
-        raise InputError(f"cannot use the folder {folder} ({error.strerror}): give another --cache-dir") from None
+        raise InputError(
+            f"cannot use the folder {folder} ({error.strerror}): give another --cache-dir"
+        ) from None
     if not stat.S_ISDIR(known.st_mode):
         raise InputError(f"{folder} is not a folder: give another --cache-dir")
     if known.st_uid != os.geteuid() or known.st_mode & 0o077:
         raise InputError(
-            f"{folder} is open to others (owner {known.st_uid}, mode {known.st_mode & 0o777:o}), and prompts are"
+            f"{folder} is open to others (owner {known.st_uid}, mode "
+            f"{known.st_mode & 0o777:o}), and prompts are"
             f" private: run chmod 700 {folder}, or give another --cache-dir"
         )
     return folder

@@ -1,4 +1,6 @@
-"""What the bytes of a saved prompt are: a safetensors file with tokens, their keys and values, and states."""
+"""What the bytes of a saved prompt are: a safetensors file with tokens, their keys and values, and
+states.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,28 @@ from longdraft.engine.prompt_origin import Origin, bytes_of
 from longdraft.ops import coded
 
 FORMAT = "longdraft prompt 1"
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.uint8: "U8"}
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.uint8: "U8",
+}
 
-Layers = dict[int, tuple[Tensor, Tensor]]  # k [K,n,D] and v [K,n,Dv] of n tokens, as KVCache.stored has them
+Layers = dict[
+    int, tuple[Tensor, Tensor]
+]  # k [K,n,D] and v [K,n,Dv] of n tokens, as KVCache.stored has them
 Entry = tuple[str, str, list[int], int]  # name, dtype, shape and bytes of a tensor in the file
 
 
 @dataclass(frozen=True)
 class About:
-    """What a file says beside its keys. begin: the position of its first token; before: what precedes that token.
+    """What a file says beside its keys. begin: the position of its first token; before: what
+    precedes that token.
 
-    seconds: how long reading these tokens took; None if part of them was not read but reused. border: of a model with
-    recurrent layers, fewer tokens whose states the file has too; 0: it has not.
+    seconds: how long reading these tokens took; None if part of them was not read but reused.
+    border: of a model with recurrent layers, fewer tokens whose states the file has too; 0: it has
+    not.
     """
 
     count: int
@@ -41,7 +53,11 @@ class About:
     border: int = 0
 
     def metadata(self, origin: Origin, checksum: str) -> dict[str, str]:
-        numbers = {"count": str(self.count), "begin": str(self.begin), "seconds": json.dumps(self.seconds)}
+        numbers = {
+            "count": str(self.count),
+            "begin": str(self.begin),
+            "seconds": json.dumps(self.seconds),
+        }
         said = {"before": self.before, "time": self.time, "origin": json.dumps(origin.facts)}
         border = {"border": str(self.border)} if self.border else {}
         return {"format": FORMAT, **numbers, **border, **said, "checksum": checksum}
@@ -52,7 +68,9 @@ class About:
         seconds = parse(meta["seconds"])
         if seconds is not None and not (isinstance(seconds, float) and 0 <= seconds < 1e9):
             raise ValueError("seconds")
-        count, begin, border = (_whole(meta.get(name, "0")) for name in ("count", "begin", "border"))
+        count, begin, border = (
+            _whole(meta.get(name, "0")) for name in ("count", "begin", "border")
+        )
         return cls(count, begin, meta["before"], seconds, meta["time"], border)
 
 
@@ -75,7 +93,9 @@ def header(origin: Origin, about: About, checksum: str) -> bytes:
 
 def entries(origin: Origin, about: About) -> list[Entry]:
     """The tensors of a file in their order."""
-    shapes, bits, count = origin.shapes, origin.bits, about.count
+    shapes = origin.shapes
+    bits = origin.bits
+    count = about.count
     listed: list[Entry] = [("tokens", "I32", [count], 4 * count)]
     for layer in sorted(shapes):
         heads, *dims, dtype = shapes[layer]
@@ -91,7 +111,9 @@ def entries(origin: Origin, about: About) -> list[Entry]:
 
 
 def parts(tokens: Sequence[int], layers: Layers, *states: ByScan) -> Iterator[bytes | memoryview]:
-    """The bytes of the tensors, a head at a time. states: of all tokens, then of those up to the border."""
+    """The bytes of the tensors, a head at a time. states: of all tokens, then of those up to the
+    border.
+    """
     yield np.asarray(tokens, "<i4").tobytes()
     for layer in sorted(layers):
         for x in layers[layer]:

@@ -1,4 +1,6 @@
-"""What the bits of a prompt's keys depend on besides its tokens; a saved prompt is used only where it agrees."""
+"""What the bits of a prompt's keys depend on besides its tokens; a saved prompt is used only where
+it agrees.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,20 @@ from longdraft.models.lm import LM
 from longdraft.ops import native
 
 PACKAGE = Path(__file__).parents[1]
-COMPUTING = ("ops", "core", "backends", "models")  # packages whose code decides how keys are computed
-UNRELATED = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
+COMPUTING = (
+    "ops",
+    "core",
+    "backends",
+    "models",
+)  # packages whose code decides how keys are computed
+UNRELATED = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "architectures",
+}
 
 Shapes = dict[int, tuple[int, int, int, torch.dtype]]
 StateShapes = dict[int, tuple[tuple[int, ...], torch.dtype]]
@@ -30,9 +44,10 @@ StateShapes = dict[int, tuple[tuple[int, ...], torch.dtype]]
 class Origin:
     """Two targets with equal `facts` compute equal bits for equal tokens.
 
-    facts: by name, in the order in which differences are reported. shapes: as KVCache.shapes. bits: of a number of a
-    key that is stored as a code, or 0. positions: the largest number of tokens. block: LM.prompt_block. states: the
-    shape and dtype of each recurrent layer's states, in their order.
+    facts: by name, in the order in which differences are reported. shapes: as KVCache.shapes. bits:
+    of a number of a key that is stored as a code, or 0. positions: the largest number of tokens.
+    block: LM.prompt_block. states: the shape and dtype of each recurrent layer's states, in their
+    order.
     """
 
     facts: dict[str, str]
@@ -44,7 +59,11 @@ class Origin:
 
     def under(self, rotation: str) -> Origin:
         """Of keys with these rotations (LM.rotation)."""
-        return replace(self, facts=self.facts | {"rotation": f"of {rotation} texts"}) if rotation else self
+        return (
+            replace(self, facts=self.facts | {"rotation": f"of {rotation} texts"})
+            if rotation
+            else self
+        )
 
     @property
     def digest(self) -> str:
@@ -61,14 +80,22 @@ class Origin:
 
 @torch.inference_mode()
 def origin_of(target: LM) -> Origin:
-    """Reads all weights once, and runs one token. Raises InputError for a model that is divided among processes."""
+    """Reads all weights once, and runs one token. Raises InputError for a model that is divided
+    among processes.
+    """
     if target.team.size > 1:
-        raise InputError("saved prompts are for one process: start it without torchrun, or leave --prompt-cache out")
+        raise InputError(
+            "saved prompts are for one process: start it without torchrun, or leave "
+            "--prompt-cache out"
+        )
     scratch = target.new_cache(1, 1)
     target.prefill([0], scratch)
-    shapes, known = scratch.shapes, fingerprint(target)
+    shapes = scratch.shapes
+    known = fingerprint(target)
     states = {n: (tuple(x.shape), x.dtype) for n, x in sorted((scratch.states_at(1) or {}).items())}
-    c, kernels, digest = target.config, target.backend.kernels, known.get("stored", known["digest"])
+    c = target.config
+    kernels = target.backend.kernels
+    digest = known.get("stored", known["digest"])
     facts = {
         "model": f"{c.model_type} of {c.num_hidden_layers} layers {c.hidden_size} wide, {digest}",
         "rope": target.rope or "none",
@@ -102,19 +129,30 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _layout(shapes: Shapes) -> str:
-    """Of each run of layers that are alike: how many, their key heads, and the numbers of a key and of a value."""
-    runs = [(list(same), shape) for shape, same in groupby(sorted(shapes), key=lambda layer: shapes[layer])]
-    return ", ".join(f"{len(same)} layers {h} x {k} + {h} x {v} {_word(t)}" for same, (h, k, v, t) in runs)
+    """Of each run of layers that are alike: how many, their key heads, and the numbers of a key and
+    of a value.
+    """
+    runs = [
+        (list(same), shape)
+        for shape, same in groupby(sorted(shapes), key=lambda layer: shapes[layer])
+    ]
+    return ", ".join(
+        f"{len(same)} layers {h} x {k} + {h} x {v} {_word(t)}" for same, (h, k, v, t) in runs
+    )
 
 
 def _listed(states: StateShapes) -> str:
     """Of each run of states that are alike: how many, and their shape."""
     runs = [(shape, len(list(same))) for shape, same in groupby(states.values())]
-    return ", ".join(f"{count} of {'x'.join(map(str, size))} {_word(t)}" for (size, t), count in runs)
+    return ", ".join(
+        f"{count} of {'x'.join(map(str, size))} {_word(t)}" for (size, t), count in runs
+    )
 
 
 def _kernels(name: str | None) -> str:
-    """A digest of the compiled kernels; builds of other sources or by another compiler may round differently."""
+    """A digest of the compiled kernels; builds of other sources or by another compiler may round
+    differently.
+    """
     lib = native.opened(f"_{name}")[0] if name else None
     return "none" if lib is None else sha256(Path(lib._name).read_bytes()).hexdigest()[:32]
 
@@ -132,7 +170,9 @@ def _configuration(config: object) -> str:
 
 
 def _weights(target: LM) -> str:
-    """A digest of every bit of the weights; the fingerprint takes a sample, in which a small change may not show."""
+    """A digest of every bit of the weights; the fingerprint takes a sample, in which a small change
+    may not show.
+    """
     digest = sha256()
     parts = chain(target.hf.named_parameters(), target.hf.named_buffers())
     for name, x in sorted(parts, key=lambda part: part[0]):

@@ -1,4 +1,6 @@
-"""Two methods decode one prompt in turns, so that both can be watched on one clock; each step is recorded."""
+"""Two methods decode one prompt in turns, so that both can be watched on one clock; each step is
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from longdraft.models.lm import LM
 class Runner:
     """One lane of a race: a request in its own row, decoded by one drafter.
 
-    clock: seconds of its decoding steps. Reading the prompt does not count: it is the same for all lanes.
+    clock: seconds of its decoding steps. Reading the prompt does not count: it is the same for all
+    lanes.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class Runner:
         self._captured = False  # whether the drafter has seen a step, so that it can draft
 
     def read(self, most: int) -> int:
-        """Read at most this many tokens of the prompt -> how many are read; at the end the lane is ready."""
+        """Read at most this many tokens of the prompt -> how many are read; at the end the lane is
+        ready.
+        """
         if self.rows is None:
             self.rows = RowPool(self.target, 1, self.request.need, self.prefixes)
             self.rows.begin(self.request)
@@ -58,10 +63,14 @@ class Runner:
         return self.stats.draft_s + self.stats.verify_s
 
     def step(self) -> Round:
-        """Decode and record one step. After the last one, `record.ended` says how the lane ended."""
+        """Decode and record one step. After the last one, `record.ended` says how the lane
+        ended.
+        """
         assert self.rows is not None
         seqs = self.rows.seqs
-        outcome = step(self.target, self.drafter, seqs, match, self.stats, self._captured, self._recorder)
+        outcome = step(
+            self.target, self.drafter, seqs, match, self.stats, self._captured, self._recorder
+        )
         self._captured = True
         if bool(seqs.done[0]):
             self.record.ended = "eos" if outcome.tokens[0][-1] in self.request.eos else "length"
@@ -71,10 +80,12 @@ class Runner:
 
 
 class Race:
-    """The lane whose clock is behind takes the next step, so at any time both clocks show about the same.
+    """The lane whose clock is behind takes the next step, so at any time both clocks show about the
+    same.
 
-    Its outputs equal those of `generate`, as a session's do. `step` does little at a time (`chunk` tokens of a prompt,
-    or one decoding step), so that it can be called between the steps of a session.
+    Its outputs equal those of `generate`, as a session's do. `step` does little at a time (`chunk`
+    tokens of a prompt, or one decoding step), so that it can be called between the steps of a
+    session.
     """
 
     def __init__(
@@ -87,13 +98,19 @@ class Race:
         prefixes: Prefixes | None = None,
         chunk: int = 256,
     ):
-        self.trace, self.chunk, self.over = trace, chunk, False
+        self.trace = trace
+        self.chunk = chunk
+        self.over = False
         pairs = list(zip(drafters, trace.lanes, strict=True))
-        self._runners = [Runner(target, tokenizer, drafter, request, prefixes, lane) for drafter, lane in pairs]
+        self._runners = [
+            Runner(target, tokenizer, drafter, request, prefixes, lane) for drafter, lane in pairs
+        ]
 
     @torch.inference_mode()
     def step(self) -> tuple[int, int | Round]:
-        """Do a little -> the lane, and how many of the prompt's tokens it has read or what its step did."""
+        """Do a little -> the lane, and how many of the prompt's tokens it has read or what its step
+        did.
+        """
         unread = next((i for i, r in enumerate(self._runners) if not r.ready), None)
         if unread is not None:
             return unread, self._runners[unread].read(self.chunk)

@@ -1,4 +1,6 @@
-"""Writes files of benchmark records, one JSON object per line; `longdraft.bench.records` reads them."""
+"""Writes files of benchmark records, one JSON object per line; `longdraft.bench.records` reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,22 @@ from longdraft.errors import InputError
 
 
 class RecordFile:
-    """A file of JSON lines that records are appended to one by one; without a path, records are dropped."""
+    """A file of JSON lines that records are appended to one by one; without a path, records are
+    dropped.
+    """
 
     def __init__(self, path: Path | None):
-        self.path, self._sizes, self._end = path, [], 0
+        self.path = path
+        self._sizes = []
+        self._end = 0
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.open("ab").close()
             except OSError as error:
-                raise InputError(f"cannot write {path} ({error.strerror}): give another --out") from None
+                raise InputError(
+                    f"cannot write {path} ({error.strerror}): give another --out"
+                ) from None
 
     def append(self, record: dict[str, Any]) -> None:
         if self.path is None:
@@ -32,7 +40,9 @@ class RecordFile:
         self._sizes.append(len(line))
 
     def amend(self, records: list[dict[str, Any]]) -> None:
-        """Rewrite the newest records with values known only now, unless another process has written since."""
+        """Rewrite the newest records with values known only now, unless another process has written
+        since.
+        """
         if self.path is None or self.path.stat().st_size != self._end:
             return
         first = len(self._sizes) - len(records)

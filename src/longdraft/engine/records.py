@@ -19,14 +19,18 @@ from longdraft.ops.threads import are_pinned
 
 
 def processor(device: torch.device | str = "cpu") -> str:
-    """The model name of the processor or GPU; an x86 processor's with its family and model, as names can be vague."""
+    """The model name of the processor or GPU; an x86 processor's with its family and model, as
+    names can be vague.
+    """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return host.name()
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
-    """Hash of the model's GGUF file or of the safetensors in its folder; None without those or above `limit` bytes."""
+    """Hash of the model's GGUF file or of the safetensors in its folder; None without those or
+    above `limit` bytes.
+    """
     where = Path(lm.hf.name_or_path or "-")
     files = [where] if where.is_file() else sorted(where.glob("*.safetensors"))
     if not files or sum(f.stat().st_size for f in files) > limit:
@@ -66,5 +70,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
 
 
 def bytes_per_step(lm: LM, cache: KVCache, length: float, batch: int) -> int:
-    """Bytes that one step of plain decoding reads: the weights once, and the keys and values of each row."""
+    """Bytes that one step of plain decoding reads: the weights once, and the keys and values of
+    each row.
+    """
     return lm.nbytes() + batch * cache.nbytes(round(length))

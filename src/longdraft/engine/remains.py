@@ -6,27 +6,33 @@ from longdraft.core import KVCache
 
 
 class Remains:
-    """The slots that a prompt will fill hold no keys of another owner when its row begins to be read.
+    """The slots that a prompt will fill hold no keys of another owner when its row begins to be
+    read.
 
-    An empty row still holds the keys of its last requests. No pass reads them, but it would if a prompt counted as
-    loaded without being copied. Between requests of one owner nothing is wiped. Between owners it takes a third of the
-    time of loading the prompt from memory, and a short prompt does not wait for the slots of a long one.
+    An empty row still holds the keys of its last requests. No pass reads them, but it would if a
+    prompt counted as loaded without being copied. Between requests of one owner nothing is wiped.
+    Between owners it takes a third of the time of loading the prompt from memory, and a short
+    prompt does not wait for the slots of a long one.
 
-    spare: slots beyond a row's length that drafts may have written. owners, ends: by row, whose keys it may hold, in
-    slots [0, end).
+    spare: slots beyond a row's length that drafts may have written. owners, ends: by row, whose
+    keys it may hold, in slots [0, end).
     """
 
     def __init__(self, cache: KVCache, spare: int):
-        self.cache, self.spare = cache, spare
+        self.cache = cache
+        self.spare = spare
         self.owners: list[set[str]] = [set() for _ in cache.length]
         self.ends = [0] * len(cache.length)
 
     def enter(self, b: int, owner: str, count: int) -> None:
-        """Keys of this owner are about to be written to the first `count` slots of row b, which is empty."""
+        """Keys of this owner are about to be written to the first `count` slots of row b, which is
+        empty.
+        """
         if self.owners[b] - {owner}:
             self.cache.row(b).wipe(0, min(count, self.ends[b]))
             if count >= self.ends[b]:
-                self.owners[b], self.ends[b] = set(), 0
+                self.owners[b] = set()
+                self.ends[b] = 0
         self.owners[b].add(owner)
 
     def written(self, b: int, end: int) -> None:

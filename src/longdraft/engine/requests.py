@@ -18,7 +18,9 @@ from longdraft.sampling_parameters import SEED
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and everything that determines its output. owner: whose earlier prompts it may use (PrefixCache)."""
+    """A prompt and everything that determines its output. owner: whose earlier prompts it may use
+    (PrefixCache).
+    """
 
     id: int
     prompt: list[int]
@@ -38,7 +40,9 @@ class Request:
 
 @dataclass(frozen=True)
 class PromptRead:
-    """known: how many of the prompt's tokens were in the prefix cache. logprobs: of all its tokens but the first."""
+    """known: how many of the prompt's tokens were in the prefix cache. logprobs: of all its tokens
+    but the first.
+    """
 
     known: int
     logprobs: list[TokenLogprobs] | None
@@ -55,31 +59,52 @@ def make_request(
     logprobs: int | None,
     prompt_logprobs: bool,
 ) -> Request:
-    """A request, still without its id, that can run in a row of `room` slots. Raises InputError for any other."""
+    """A request, still without its id, that can run in a row of `room` slots. Raises InputError for
+    any other.
+    """
     try:
-        tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in eos)
+        tokens = [index(t) for t in prompt]
+        ends = tuple(index(t) for t in eos)
     except TypeError as error:
-        raise InputError(f"a prompt and its end tokens must be lists of token ids: {error}") from None
+        raise InputError(
+            f"a prompt and its end tokens must be lists of token ids: {error}"
+        ) from None
     check(target, [tokens], max_new_tokens, Drafter(), match)
     SEED.check(seed)
     own = row_seed(int(seed), 0)
-    request = Request(0, tokens, max_new_tokens, own, ends, sampler.under(target.rules()), logprobs, prompt_logprobs)
+    request = Request(
+        0,
+        tokens,
+        max_new_tokens,
+        own,
+        ends,
+        sampler.under(target.rules()),
+        logprobs,
+        prompt_logprobs,
+    )
     if request.need > room:
-        needs = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {request.need} slots"
+        needs = (
+            f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {request.need} slots"
+        )
         raise InputError(f"{needs}, and a row has {room}: give more slots or a shorter prompt")
     if any(t >= target.vocab for t, _ in sampler.bias):
-        raise InputError(f"a biased token is not in the model's vocabulary of {target.vocab}: leave it out")
+        raise InputError(
+            f"a biased token is not in the model's vocabulary of {target.vocab}: leave it out"
+        )
     return request
 
 
 def held_up(waiting: Sequence[Request], needs: Mapping[int, int], rows: int, slots: int) -> int:
-    """How many of these must wait for another to end: all that follow the first ones with free rows and slots.
+    """How many of these must wait for another to end: all that follow the first ones with free rows
+    and slots.
 
-    needs: the slots of each request that has not ended, by id, whether it waits or not. rows, slots: of the session.
+    needs: the slots of each request that has not ended, by id, whether it waits or not. rows,
+    slots: of the session.
     """
     ids = {r.id for r in waiting}
     inside = [need for id, need in needs.items() if id not in ids]
-    rows, slots = rows - len(inside), slots - sum(inside)
+    rows = rows - len(inside)
+    slots = slots - sum(inside)
     for i, request in enumerate(waiting):
         slots -= request.need
         if i >= rows or slots < 0:
@@ -91,9 +116,10 @@ def held_up(waiting: Sequence[Request], needs: Mapping[int, int], rows: int, slo
 class Event:
     """New tokens of a request and, in its last event, how it ended.
 
-    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has not ended. error:
-    why it failed. drafted: how deep this step's draft was; accepted: how many of its tokens were. logprobs: those of
-    `tokens`, if they were asked for. prompt: in the first event, what is known of the prompt.
+    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has
+    not ended. error: why it failed. drafted: how deep this step's draft was; accepted: how many of
+    its tokens were. logprobs: those of `tokens`, if they were asked for. prompt: in the first
+    event, what is known of the prompt.
     """
 
     id: int

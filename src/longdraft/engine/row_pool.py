@@ -1,4 +1,6 @@
-"""The rows of a session: which request is in which row of the cache, and the prompt that is being read."""
+"""The rows of a session: which request is in which row of the cache, and the prompt that is being
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
 
 @dataclass
 class Reading:
-    """A prompt whose first `position` tokens are in the cache. states: of the last ones that the drafter wants."""
+    """A prompt whose first `position` tokens are in the cache. states: of the last ones that the
+    drafter wants.
+    """
 
     request: Request
     position: int
@@ -38,21 +42,26 @@ class Reading:
 
 
 class RowPool:
-    """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is the one being read.
+    """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is
+    the one being read.
 
-    A prompt's slots hold no other owner's keys (remains.py). Pools of one target may share `prefixes`.
+    A prompt's slots hold no other owner's keys (remains.py). Pools of one target may share
+    `prefixes`.
 
-    A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of LM.prompt_block, and only
-    keys of whole blocks are kept for later prompts. reads: what is known of the prompts that were read, by request,
-    until someone takes it.
+    A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of
+    LM.prompt_block, and only keys of whole blocks are kept for later prompts. reads: what is known
+    of the prompts that were read, by request, until someone takes it.
     """
 
     def __init__(self, target: LM, batch: int, slots: int, prefixes: Prefixes | None = None):
-        self.target, self.prefixes = target, prefixes
+        self.target = target
+        self.prefixes = prefixes
         if prefixes is not None:
             prefixes.attach(target)
         samplers = RowSamplers([Sampler()] * batch)
-        self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), samplers)
+        self.whole = Sequences.of(
+            [[0]] * batch, slots, target.new_cache(batch, slots + SPARE), samplers
+        )
         self.remains = Remains(self.whole.cache, SPARE)
         self.samplers = samplers.samplers
         self.requests: list[Request] = []
@@ -78,7 +87,8 @@ class RowPool:
 
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after what is known of it."""
-        row, b = self._next_row(), len(self.requests)
+        row = self._next_row()
+        b = len(self.requests)
         row.clear()
         self.remains.enter(b, request.owner, len(request.prompt) - 1)
         row.keep_checkpoints(self.target.checkpoints if self.prefixes is not None else 0)
@@ -86,7 +96,9 @@ class RowPool:
         known = 0
         if self.prefixes is not None and not request.prompt_logprobs:
             try:
-                known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block, self._owner(request))
+                known = self.prefixes.load(
+                    request.prompt[:-1], row, self.target.prompt_block, self._owner(request)
+                )
             except BaseException:
                 self.remains.written(b, len(request.prompt))
                 raise
@@ -94,21 +106,27 @@ class RowPool:
         self.reading = Reading(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
-        """Read at most this many tokens of the prompt, and the rest of their block -> how many. Then the row runs.
+        """Read at most this many tokens of the prompt, and the rest of their block -> how many.
+        Then the row runs.
 
         If this fails, the rows in use are unchanged.
         """
         reading = self.reading
         assert reading is not None
-        prompt, row = reading.request.prompt, self._next_row()
+        prompt = reading.request.prompt
+        row = self._next_row()
         block = self.target.prompt_block
         end = min(len(prompt) - 1, -(-(reading.position + most) // block) * block)
         count = end - reading.position
         self.remains.written(len(self.requests), end)
         if reading.request.prompt_logprobs:
-            reading.logprobs += self._scored(prompt, reading.position, end, row, reading.request.logprobs or 0)
+            reading.logprobs += self._scored(
+                prompt, reading.position, end, row, reading.request.logprobs or 0
+            )
         else:
-            reading.keep(self.target.prefill(prompt[reading.position : end], row, keep=keep), keep.count)
+            reading.keep(
+                self.target.prefill(prompt[reading.position : end], row, keep=keep), keep.count
+            )
         reading.position = end
         if end == len(prompt) - 1:
             self._run(reading)
@@ -120,14 +138,19 @@ class RowPool:
 
     def leave(self, b: int) -> Request:
         """Free row b -> its request. What it said is kept for later prompts."""
-        s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
+        s = self.whole
+        last = len(self.requests) - 1
+        request = self.requests[b]
         self.remains.leave(b)
-        if self.target.prompt_block == 1:  # elsewhere keys that were decoded are not those of a prompt
+        if (
+            self.target.prompt_block == 1
+        ):  # elsewhere keys that were decoded are not those of a prompt
             self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b, self._owner(request))
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
-            s.eos[b], self.samplers[b] = s.eos[last], self.samplers[last]
+            s.eos[b] = s.eos[last]
+            self.samplers[b] = self.samplers[last]
             self.remains.move(last, b)
         if self.reading is not None:
             self.remains.move(last + 1, last)
@@ -145,7 +168,9 @@ class RowPool:
 
     def _run(self, reading: Reading) -> None:
         """Let the row that was read run."""
-        s, b, request = self.whole, len(self.requests), reading.request
+        s = self.whole
+        b = len(self.requests)
+        request = reading.request
         prompt = request.prompt
         s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
         s.length[b] = s.prompt[b] = len(prompt)
@@ -158,26 +183,36 @@ class RowPool:
         logprobs = reading.logprobs if request.prompt_logprobs else None
         self.reads[request.id] = PromptRead(reading.known, logprobs)
         self.requests.append(request)
-        self.seqs, self.reading = s.first(len(self.requests)), None
+        self.seqs = s.first(len(self.requests))
+        self.reading = None
         self.seqs.prompt_states[b] = reading.states
 
     def _keep(self, tokens: list[int], b: int, owner: str) -> None:
-        """Keep the keys of row b's first tokens, whole blocks of them, for its owner's later prompts."""
+        """Keep the keys of row b's first tokens, whole blocks of them, for its owner's later
+        prompts.
+        """
         if self.prefixes is not None:
             whole = len(tokens) - len(tokens) % self.target.prompt_block
             self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner)
 
-    def _scored(self, prompt: list[int], begin: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
+    def _scored(
+        self, prompt: list[int], begin: int, end: int, row: KVCache, top: int
+    ) -> list[TokenLogprobs]:
         """Read prompt[begin:end] -> the log-probabilities of the tokens after each of these."""
         if begin == end:  # a prompt of one token, which the first step reads
             return []
-        scored, following = [], torch.tensor(prompt[begin + 1 : end + 1], device=self.target.device)
+        scored = []
+        following = torch.tensor(prompt[begin + 1 : end + 1], device=self.target.device)
         for logits in self._logits(prompt[begin:end], row):
-            scored += token_logprobs(logits, following[len(scored) : len(scored) + len(logits)], top)
+            scored += token_logprobs(
+                logits, following[len(scored) : len(scored) + len(logits)], top
+            )
         return scored
 
     def _logits(self, tokens: list[int], row: KVCache) -> Iterator[Tensor]:
-        """Read tokens -> the logits after each of them, [n,V] for at most SCORED of them at a time."""
+        """Read tokens -> the logits after each of them, [n,V] for at most SCORED of them at a
+        time.
+        """
         if self.target.prompt_block == 1:
             for part in torch.tensor([tokens], device=self.target.device).split(SCORED, 1):
                 with row.appending(part.shape[1]):

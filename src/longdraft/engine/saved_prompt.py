@@ -1,4 +1,6 @@
-"""The file of a saved prompt: a safetensors file with tokens, their keys and values, and what computed them."""
+"""The file of a saved prompt: a safetensors file with tokens, their keys and values, and what
+computed them.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,16 @@ def write(
 ) -> None:
     """Write a file that is there as a whole or not at all, for its owner alone. Raises OSError.
 
-    The last of several writers wins. layers: of all tokens of the file, as many as `tokens`. states: what these tokens,
-    and those before the file's, have left in recurrent layers. border: what those up to about.border have left.
+    The last of several writers wins. layers: of all tokens of the file, as many as `tokens`.
+    states: what these tokens, and those before the file's, have left in recurrent layers. border:
+    what those up to about.border have left.
     """
     about = about or About(len(tokens), time=now())
     handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=path.parent)  # for its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
-            digest, first = sha256(), header(origin, about, NO_SUM)
+            digest = sha256()
+            first = header(origin, about, NO_SUM)
             for part in (first, *parts(tokens, layers, states, border)):
                 digest.update(part)
                 file.write(part)
@@ -76,24 +80,34 @@ def remove_drafts(folder: Path) -> None:
 
 
 class SavedPrompt:
-    """An open file that has the header, the size and the tokens that a target of this origin would have written.
+    """An open file that has the header, the size and the tokens that a target of this origin would
+    have written.
 
     Its keys may be used once `read` has returned: only then is the checksum known to be right.
     """
 
-    def __init__(self, path: Path, origin: Origin, file: BinaryIO, about: About, raw: bytes, checksum: str):
-        self.path, self.origin, self.about = path, origin, about
-        self._file, self._raw, self._checksum = file, raw, checksum
+    def __init__(
+        self, path: Path, origin: Origin, file: BinaryIO, about: About, raw: bytes, checksum: str
+    ):
+        self.path = path
+        self.origin = origin
+        self.about = about
+        self._file = file
+        self._raw = raw
+        self._checksum = checksum
         data = file.read(4 * about.count)
         if len(data) != 4 * about.count:
             raise self._damaged("it is truncated")
-        self._data, self.tokens = data, np.frombuffer(data, "<i4").tolist()
+        self._data = data
+        self.tokens = np.frombuffer(data, "<i4").tolist()
 
     @classmethod
     def open(cls, path: Path, origin: Origin) -> Self:
-        """Raises FileNotFoundError, and InputError for anything that is not this target's, with what differs.
+        """Raises FileNotFoundError, and InputError for anything that is not this target's, with
+        what differs.
 
-        Nothing is believed: memory is taken only for sizes that have been compared with the file's own.
+        Nothing is believed: memory is taken only for sizes that have been compared with the file's
+        own.
         """
         file = _opened(path)
         try:
@@ -111,24 +125,32 @@ class SavedPrompt:
     def check_whole(self) -> None:
         """Raises InputError for a part of a prompt that is not its beginning."""
         if self.about.begin:
-            raise InputError(f"{self.path} has the middle of a prompt: give another file for the prompt")
+            raise InputError(
+                f"{self.path} has the middle of a prompt: give another file for the prompt"
+            )
 
     def read(self, row: KVCache, count: int) -> ByScan:
-        """Write the keys of the first `count` tokens to the slots of a one-row cache that begin at about.begin.
+        """Write the keys of the first `count` tokens to the slots of a one-row cache that begin at
+        about.begin.
 
-        -> the states that these tokens have left if they end at its border, else those of all its tokens. All of the
-        file is read, for its checksum. The row's length is unchanged. Raises InputError if the file is damaged.
+        -> the states that these tokens have left if they end at its border, else those of all its
+        tokens. All of the file is read, for its checksum. The row's length is unchanged. Raises
+        InputError if the file is damaged.
         """
         digest = sha256(header(self.origin, self.about, NO_SUM))
         digest.update(self._data)
-        begin, all_ = self.about.begin, self.about.count
+        begin = self.about.begin
+        all_ = self.about.count
         row.allocate(self.origin.shapes, begin + count)
         for layer in sorted(self.origin.shapes):
             for x in row.stored(layer, 0):
                 for head in x:
                     self._fill(head[begin : begin + count], digest)
                     self._skip((all_ - count) * head.shape[1] * head.element_size(), digest)
-        states = {end: self._states(row, digest) for end in (all_, *[self.about.border] * bool(self.about.border))}
+        states = {
+            end: self._states(row, digest)
+            for end in (all_, *[self.about.border] * bool(self.about.border))
+        }
         if self._file.read(1) or digest.hexdigest() != self._checksum:
             raise self._damaged("its checksum is wrong")
         return states.get(count, states[all_])
@@ -166,7 +188,9 @@ class SavedPrompt:
 
 
 def damaged(path: Path, why: str) -> InputError:
-    return InputError(f"{path} is damaged ({why}): delete it, so that the prompt is read and kept again")
+    return InputError(
+        f"{path} is damaged ({why}): delete it, so that the prompt is read and kept again"
+    )
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -177,13 +201,17 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Raises FileNotFoundError, and InputError for what is not a readable file; a pipe is not waited for."""
+    """Raises FileNotFoundError, and InputError for what is not a readable file; a pipe is not
+    waited for.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror}): give another file for the prompt") from None
+        raise InputError(
+            f"cannot read {path} ({error.strerror}): give another file for the prompt"
+        ) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise InputError(f"{path} is not a file: give a file for the prompt")
@@ -194,30 +222,45 @@ def _checked(path: Path, origin: Origin, file: BinaryIO) -> tuple[About, bytes, 
     """What a file says of itself, its header and its checksum. Raises InputError."""
     raw, meta = _read_header(path, file)
     if meta.get("format") != FORMAT:
-        raise InputError(f"{path} is a saved prompt in the format {meta.get('format', '')[:40]!r}, not {FORMAT!r}")
+        raise InputError(
+            f"{path} is a saved prompt in the format {meta.get('format', '')[:40]!r}, not "
+            f"{FORMAT!r}"
+        )
     try:
-        facts, about = parse(meta["origin"]), About.of(meta)
+        facts = parse(meta["origin"])
+        about = About.of(meta)
     except (ValueError, KeyError):
         raise damaged(path, "its header is not what longdraft writes") from None
     if not isinstance(facts, dict) or not all(isinstance(v, str) for v in facts.values()):
         raise damaged(path, "its header is not what longdraft writes")
     if difference := origin.difference(facts):
-        raise InputError(f"{path} was made with {difference}: delete it, or give another file for the prompt")
+        raise InputError(
+            f"{path} was made with {difference}: delete it, or give another file for the prompt"
+        )
     if not 0 < about.count <= origin.positions or about.begin + about.count > origin.positions:
-        raise damaged(path, f"it has {about.count} tokens from {about.begin} on, and the model {origin.positions}")
+        raise damaged(
+            path,
+            f"it has {about.count} tokens from {about.begin} on, and the model {origin.positions}",
+        )
     if about.border and not (origin.states and about.border < about.count):
         raise damaged(path, f"it has {about.count} tokens, and states of {about.border}")
     if header(origin, about, checksum := meta.get("checksum", "")[:64]) != raw:
         raise damaged(path, "its header is not what longdraft writes")
     size = os.fstat(file.fileno()).st_size
     if size != len(raw) + size_of(origin, about):
-        raise damaged(path, f"it has {size} bytes, and should have {len(raw) + size_of(origin, about)}")
+        raise damaged(
+            path, f"it has {size} bytes, and should have {len(raw) + size_of(origin, about)}"
+        )
     return about, raw, checksum
 
 
 def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
-    """The header, its length before it, and its metadata. Raises InputError for a file that is no saved prompt."""
-    no = InputError(f"{path} is not a prompt that longdraft has saved: give another file for the prompt")
+    """The header, its length before it, and its metadata. Raises InputError for a file that is no
+    saved prompt.
+    """
+    no = InputError(
+        f"{path} is not a prompt that longdraft has saved: give another file for the prompt"
+    )
     first = file.read(8)
     length = struct.unpack("<Q", first)[0] if len(first) == 8 else MOST_HEADER + 1
     if length > min(MOST_HEADER, os.fstat(file.fileno()).st_size - 8):
@@ -228,7 +271,11 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     except ValueError:
         raise no from None
     meta = header.get("__metadata__") if isinstance(header, dict) else None
-    if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()) or "format" not in meta:
+    if (
+        not isinstance(meta, dict)
+        or not all(isinstance(v, str) for v in meta.values())
+        or "format" not in meta
+    ):
         raise no
     return first + text, meta
 

@@ -45,11 +45,12 @@ def serve(
 ) -> Iterator[Finished]:
     """Decode any number of prompts, at most `batch` at once; yields each as it ends.
 
-    Batching never changes a prompt's output (where the target is not exact: except at ties within rounding): prompt i
-    draws with row_seed(seed, i), like row i of `generate` with this seed, or like the prompt alone with
-    seed=row_seed(seed, i). eos: as for stream. slots: room for the longest prompt and its new tokens. A bad or failing
-    prompt is yielded with its error, and the others continue. Prompts are taken from the iterable as rows become free.
-    While it blocks, the running rows continue; an exception that it raises is raised after they have ended. first: the
+    Batching never changes a prompt's output (where the target is not exact: except at ties within
+    rounding): prompt i draws with row_seed(seed, i), like row i of `generate` with this seed, or
+    like the prompt alone with seed=row_seed(seed, i). eos: as for stream. slots: room for the
+    longest prompt and its new tokens. A bad or failing prompt is yielded with its error, and the
+    others continue. Prompts are taken from the iterable as rows become free. While it blocks, the
+    running rows continue; an exception that it raises is raised after they have ended. first: the
     index of the first prompt, to continue an earlier run.
     """
     check(target, [[0]], max_new_tokens, drafter or Drafter(), verify)
@@ -87,7 +88,8 @@ class _ListedPrompts:
     error = None
 
     def __init__(self, prompts: Sequence[list[int]]):
-        self._rest, self.over = iter(prompts), False
+        self._rest = iter(prompts)
+        self.over = False
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
         """The next `wanted` prompts; fewer only at the end."""
@@ -99,16 +101,22 @@ class _ListedPrompts:
 
 
 class _PulledPrompts:
-    """Prompts of an iterator that may block: a daemon thread takes as many as were requested, and no more.
+    """Prompts of an iterator that may block: a daemon thread takes as many as were requested, and
+    no more.
 
     over: it has none left, or it has raised `error`.
     """
 
     def __init__(self, prompts: Iterable[list[int]]):
-        self.over, self.error = False, None
-        self._requested, self._expected, self._closed = Semaphore(0), 0, False
+        self.over = False
+        self.error = None
+        self._requested = Semaphore(0)
+        self._expected = 0
+        self._closed = False
         self._found = SimpleQueue[tuple[list[int] | None, BaseException | None]]()
-        self._thread = Thread(target=self._pull, args=(prompts,), name="longdraft-prompts", daemon=True)
+        self._thread = Thread(
+            target=self._pull, args=(prompts,), name="longdraft-prompts", daemon=True
+        )
         self._thread.start()
 
     def _pull(self, prompts: Iterable[list[int]]) -> None:
@@ -123,16 +131,21 @@ class _PulledPrompts:
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
         """Up to `wanted` prompts. wait: block until the first of them is there."""
-        deadline = monotonic() + (0 if self._expected else PROMPT_WAIT_S)  # no second wait for the same prompt
+        deadline = monotonic() + (
+            0 if self._expected else PROMPT_WAIT_S
+        )  # no second wait for the same prompt
         for _ in range(wanted - self._expected):
             self._requested.release()
         self._expected = max(wanted, self._expected)
         while self._expected and not self.over:
             try:
-                prompt, self.error = self._found.get(timeout=None if wait else max(deadline - monotonic(), 0))
+                prompt, self.error = self._found.get(
+                    timeout=None if wait else max(deadline - monotonic(), 0)
+                )
             except Empty:
                 return
-            self._expected, wait = self._expected - 1, False
+            self._expected = self._expected - 1
+            wait = False
             if prompt is None:
                 self.over = True
             else:

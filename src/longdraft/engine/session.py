@@ -1,4 +1,6 @@
-"""A session: requests of many callers in one batch. Each of them enters, ends and fails on its own."""
+"""A session: requests of many callers in one batch. Each of them enters, ends and fails on its
+own.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,23 @@ ALONE = 1024  # tokens to prefill between cancellation checks when idle
 
 
 class Session:
-    """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens to the others.
+    """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens
+    to the others.
 
-    At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its new tokens; the others
-    wait in order of submission. `submit` and `cancel` may be called from any thread at any time; `step` from one thread
-    at a time.
+    At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its
+    new tokens; the others wait in order of submission. `submit` and `cancel` may be called from any
+    thread at any time; `step` from one thread at a time.
 
-    Where the target is exact (LM.exact), a request's output equals that of `generate` with the same sampler and seed,
-    whatever runs beside it and whatever `prefixes` holds. Elsewhere the two can differ at ties within rounding, because
-    a pass over more rows rounds differently; prompts are read alike.
+    Where the target is exact (LM.exact), a request's output equals that of `generate` with the same
+    sampler and seed, whatever runs beside it and whatever `prefixes` holds. Elsewhere the two can
+    differ at ties within rounding, because a pass over more rows rounds differently; prompts are
+    read alike.
 
-    While requests run, a step reads at most `chunk` tokens of the next prompt, rounded up to whole LM.prompt_blocks, so
-    a long prompt delays them by no more than that at a time. queue: how many requests may wait for others to end, so
-    without those that rows and slots are free for; None: any number. total: how many slots the running requests may
-    need together; None: batch * slots. prefixes: where keys and values of earlier requests are kept for later ones.
+    While requests run, a step reads at most `chunk` tokens of the next prompt, rounded up to whole
+    LM.prompt_blocks, so a long prompt delays them by no more than that at a time. queue: how many
+    requests may wait for others to end, so without those that rows and slots are free for; None:
+    any number. total: how many slots the running requests may need together; None: batch * slots.
+    prefixes: where keys and values of earlier requests are kept for later ones.
     """
 
     def __init__(
@@ -60,17 +65,33 @@ class Session:
         for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
             if value < least:  # a row has at least a prompt token and a new one
                 raise InputError(f"{name} is {value}: give {least} or more")
-        self.target, self.batch, self.slots, self.verify = target, batch, slots, verify
-        self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
-        self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
+        self.target = target
+        self.batch = batch
+        self.slots = slots
+        self.verify = verify
+        self.chunk = chunk
+        self.queue = queue
+        self.total = batch * slots if total is None else total
+        self.drafter = drafter or Drafter()
+        self.stats = stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._drafts = self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)  # what steps use
+        self._drafts = (
+            self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)
+        )  # what steps use
         self.sampler = (sampler or Sampler()).under(target.rules())
-        self._rows, self.prefixes, self._eos = RowPool(target, batch, slots, prefixes), prefixes, target.end_tokens
-        self._started, self._newest = False, NewestStep()  # whether the drafter has started with the running rows
+        self._rows = RowPool(target, batch, slots, prefixes)
+        self.prefixes = prefixes
+        self._eos = target.end_tokens
+        # whether the drafter has started with the running rows
+        self._started = False
+        self._newest = NewestStep()
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
-        self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
-        self._waiting, self._count, self._closed = deque[Request](), 0, False
+        # for the fields below; held by the thread inside `step`
+        self._lock = Lock()
+        self._step_lock = Lock()
+        self._waiting = deque[Request]()
+        self._count = 0
+        self._closed = False
         self._open = dict[int, int]()  # requests that have not ended, and the slots that each needs
         self._cancelled = set[int]()  # of these, the ones to be ended at the next step
         self._events: list[Event] = []
@@ -88,27 +109,37 @@ class Session:
     ) -> int:
         """Queue a prompt (token ids) -> the id of its events.
 
-        eos None: the model's end tokens. sampler None: the session's. logprobs: the log-probability of every new token
-        before the sampler changed it, and as many of the most likely tokens'; prompt_logprobs: also of the prompt's.
-        owner: keys and values are reused among requests of one owner.
+        eos None: the model's end tokens. sampler None: the session's. logprobs: the log-probability
+        of every new token before the sampler changed it, and as many of the most likely tokens';
+        prompt_logprobs: also of the prompt's. owner: keys and values are reused among requests of
+        one owner.
         Raises InputError for a request that can never run, and Busy if the queue is full.
         """
         room = min(self.slots, self.total)
-        ends, how = (self._eos if eos is None else eos), self.sampler if sampler is None else sampler
-        request = make_request(self.target, room, prompt, max_new_tokens, seed, ends, how, logprobs, prompt_logprobs)
+        ends = self._eos if eos is None else eos
+        how = self.sampler if sampler is None else sampler
+        request = make_request(
+            self.target, room, prompt, max_new_tokens, seed, ends, how, logprobs, prompt_logprobs
+        )
         with self._lock:
             if self._closed:
                 raise RuntimeError("the session is closed")
-            held = held_up([*self._waiting, request], self._open, self._rows.whole.capacity, self.total)
+            held = held_up(
+                [*self._waiting, request], self._open, self._rows.whole.capacity, self.total
+            )
             if self.queue is not None and held > self.queue:
-                raise Busy(f"{self.queue} requests are waiting, which is the limit: try again later")
+                raise Busy(
+                    f"{self.queue} requests are waiting, which is the limit: try again later"
+                )
             self._count += 1
             self._open[self._count] = request.need
             self._waiting.append(replace(request, id=self._count, owner=owner))
             return self._count
 
     def cancel(self, id: int) -> bool:
-        """End a request before the next step, unless it ends in the running one -> whether it had not ended yet."""
+        """End a request before the next step, unless it ends in the running one -> whether it had
+        not ended yet.
+        """
         with self._lock:
             if id not in self._open:
                 return False
@@ -135,10 +166,12 @@ class Session:
         return self._rows.needed
 
     def step(self) -> list[Event]:
-        """Admit waiting requests to free rows and decode one step of all rows -> the events since the last call.
+        """Admit waiting requests to free rows and decode one step of all rows -> the events since
+        the last call.
 
-        Returns at once if there is nothing to do. A request that cannot enter fails alone. If a decoding step fails,
-        all running requests fail, and the session continues with the waiting ones.
+        Returns at once if there is nothing to do. A request that cannot enter fails alone. If a
+        decoding step fails, all running requests fail, and the session continues with the waiting
+        ones.
         """
         if not self._step_lock.acquire(blocking=False):
             raise RuntimeError("another thread is inside step: call it from one thread at a time")
@@ -151,18 +184,22 @@ class Session:
         finally:
             self._step_lock.release()
         with self._lock:
-            events, self._events = self._events, []
+            events = self._events
+            self._events = []
         return events
 
     def close(self) -> list[Event]:
-        """Cancel all requests and free the cache -> the events not yet returned. Waits for a running step."""
+        """Cancel all requests and free the cache -> the events not yet returned. Waits for a
+        running step.
+        """
         with self._step_lock:
             with self._lock:
                 self._closed = True
                 self._waiting.clear()
                 for id in sorted(self._open):
                     self._end(id, "cancelled")
-                events, self._events = self._events, []
+                events = self._events
+                self._events = []
             self._rows = RowPool(self.target, 1, 1)
         return events
 
@@ -194,15 +231,23 @@ class Session:
                 self._end(entering.id, "cancelled")
 
     def _next(self) -> Request | None:
-        """The request whose prompt is to be read next, the first in the queue; None if there is no room for it."""
+        """The request whose prompt is to be read next, the first in the queue; None if there is no
+        room for it.
+        """
         if self._rows.entering is not None:
             return self._rows.entering
         with self._lock:
-            fits = self._waiting and self._rows.free and self._rows.needed + self._waiting[0].need <= self.total
+            fits = (
+                self._waiting
+                and self._rows.free
+                and self._rows.needed + self._waiting[0].need <= self.total
+            )
             return self._waiting.popleft() if fits else None
 
     def _admit(self) -> None:
-        """Read waiting prompts: the first one whole if nothing runs, and `chunk` tokens of the others in all."""
+        """Read waiting prompts: the first one whole if nothing runs, and `chunk` tokens of the
+        others in all.
+        """
         left = self.chunk
         while left > 0 and (request := self._next()) is not None:
             try:
@@ -219,7 +264,9 @@ class Session:
             except BaseException as error:
                 if self._rows.entering is request:
                     self._rows.drop()
-                elif self.running and self._rows.requests[-1] is request:  # the drafter failed, after the prefill
+                elif (
+                    self.running and self._rows.requests[-1] is request
+                ):  # the drafter failed, after the prefill
                     self._rows.leave(self.running - 1)
                     self._started = False
                 with self._lock:
@@ -228,7 +275,9 @@ class Session:
                     raise
 
     def _read(self, most: int) -> int:
-        """Read at most this many tokens of the entering prompt, which runs once it is read -> how many were."""
+        """Read at most this many tokens of the entering prompt, which runs once it is read -> how
+        many were.
+        """
         begin = perf_counter()
         count = self._rows.read(most, self.drafter.prompt_captures())
         self.stats.prefill_s += perf_counter() - begin
@@ -249,7 +298,8 @@ class Session:
         """Start the drafter with the running rows: at first, and again after it has failed."""
         self.drafter.verified_by(self.verify)
         self.drafter.start(self._rows.seqs)
-        self._started, self._captured = True, False
+        self._started = True
+        self._captured = False
 
     def _decode_step(self) -> None:
         begin = perf_counter()
@@ -258,7 +308,9 @@ class Session:
                 self._start()
             watch = partial(self._newest.take, requests=self._rows.requests)
             seqs = self._rows.seqs
-            outcome = step(self.target, self._drafts, seqs, self.verify, self.stats, self._captured, watch)
+            outcome = step(
+                self.target, self._drafts, seqs, self.verify, self.stats, self._captured, watch
+            )
         except BaseException as error:
             self._started = False
             for b in reversed(range(self.running)):
@@ -278,13 +330,28 @@ class Session:
 
     def _event(self, b: int, done: Step, over: bool) -> Event:
         """What a step did for row b."""
-        request, tokens = self._rows.requests[b], done.tokens[b]
-        logprobs, prompt = self._newest.first(b, len(tokens)), self._rows.reads.pop(request.id, None)
+        request = self._rows.requests[b]
+        tokens = done.tokens[b]
+        logprobs = self._newest.first(b, len(tokens))
+        prompt = self._rows.reads.pop(request.id, None)
         ended = done.ended(b, request.eos) if over else None
-        return Event(request.id, tokens, ended, None, self._newest.drafted[b], done.accepted[b], logprobs, prompt)
+        return Event(
+            request.id,
+            tokens,
+            ended,
+            None,
+            self._newest.drafted[b],
+            done.accepted[b],
+            logprobs,
+            prompt,
+        )
 
-    def _leave(self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None) -> None:
-        """End the request in row b. A drafter that fails at this starts again before the next step."""
+    def _leave(
+        self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None
+    ) -> None:
+        """End the request in row b. A drafter that fails at this starts again before the next
+        step.
+        """
         request = self._rows.leave(b)
         with self._lock:
             self._last(Event(request.id, [], how, error) if last is None or error else last)

@@ -1,4 +1,6 @@
-"""Log-probabilities of tokens, as a request may ask for them: the model's own, before the sampler changes them."""
+"""Log-probabilities of tokens, as a request may ask for them: the model's own, before the sampler
+changes them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """A token's log-probability in nats, and the most likely tokens in its place with theirs, best first."""
+    """A token's log-probability in nats, and the most likely tokens in its place with theirs, best
+    first.
+    """
 
     token: int
     logprob: float

@@ -1,4 +1,5 @@
-"""A recording of decoding, step by step: what was drafted, from where, what was accepted, when (docs/traces.md).
+"""A recording of decoding, step by step: what was drafted, from where, what was accepted, when
+(docs/traces.md).
 
 The models below are the format of a trace file; a reader must refuse another `version`.
 """
@@ -37,7 +38,9 @@ class _Part(BaseModel):
 
 
 class Node(_Part):
-    """A drafted token. parent: an index of `nodes`, or -1 for the last token before the round. by: what drafted it."""
+    """A drafted token. parent: an index of `nodes`, or -1 for the last token before the round. by:
+    what drafted it.
+    """
 
     parent: Annotated[int, Field(ge=-1)]
     token: Count
@@ -48,10 +51,11 @@ class Node(_Part):
 class Round(_Part):
     """One decoding step.
 
-    at_s: the lane's clock when it ended: seconds of its own steps. draft_s: of these, its draft. tokens, texts: what it
-    added to the output; the first `accepted` of them were drafted. path: their indices in `nodes`, the draft's tree
-    with parents first. shown: what the draft read of the cache, in percent, for each of up to 256 equal parts of the
-    trace's `slots`, as a mean over layers; null if it read everything, or if nothing was drafted.
+    at_s: the lane's clock when it ended: seconds of its own steps. draft_s: of these, its draft.
+    tokens, texts: what it added to the output; the first `accepted` of them were drafted. path:
+    their indices in `nodes`, the draft's tree with parents first. shown: what the draft read of the
+    cache, in percent, for each of up to 256 equal parts of the trace's `slots`, as a mean over
+    layers; null if it read everything, or if nothing was drafted.
     """
 
     at_s: Annotated[float, Field(ge=0)]
@@ -76,8 +80,8 @@ class Lane(_Part):
 class Trace(_Part):
     """One or two lanes of one prompt; of two, the first is plain decoding.
 
-    slots: the prompt's tokens and the most new ones. prompt: its text, perhaps shortened. equal: whether the lanes'
-    outputs are the same; null if there is one lane, or if one has not ended.
+    slots: the prompt's tokens and the most new ones. prompt: its text, perhaps shortened. equal:
+    whether the lanes' outputs are the same; null if there is one lane, or if one has not ended.
     """
 
     format: Literal["longdraft-trace"] = "longdraft-trace"
@@ -96,12 +100,20 @@ class Trace(_Part):
     def compare(self) -> None:
         """Set `equal` if both lanes have ended."""
         if len(self.lanes) == 2 and all(lane.ended in ("eos", "length") for lane in self.lanes):
-            left, right = ([token for r in lane.rounds for token in r.tokens] for lane in self.lanes)
+            left, right = (
+                [token for r in lane.rounds for token in r.tokens] for lane in self.lanes
+            )
             self.equal = left == right
 
 
 def new_trace(
-    target: LM, tokenizer: Any, prompt: list[int], limit: int, sampler: Sampler, seed: int, lanes: list[Lane]
+    target: LM,
+    tokenizer: Any,
+    prompt: list[int],
+    limit: int,
+    sampler: Sampler,
+    seed: int,
+    lanes: list[Lane],
 ) -> Trace:
     """A trace that has no rounds yet."""
     return Trace(
@@ -143,22 +155,29 @@ class _Seen:
 
 
 class Recorder:
-    """Makes the rounds of a decode of one row. It is the decode's `watch`; `rounds` returns those not yet returned.
+    """Makes the rounds of a decode of one row. It is the decode's `watch`; `rounds` returns those
+    not yet returned.
 
-    Watching takes almost no time, so that it does not slow the decode that is being recorded. stats: the decode's.
+    Watching takes almost no time, so that it does not slow the decode that is being recorded.
+    stats: the decode's.
     """
 
-    def __init__(self, drafter: Drafter, stats: Stats, tokenizer: Any, prompt_tokens: int, slots: int):
+    def __init__(
+        self, drafter: Drafter, stats: Stats, tokenizer: Any, prompt_tokens: int, slots: int
+    ):
         self.drafter = drafter
         self.stats = stats
         self.text = Detokenizer(tokenizer)
         self.slots = slots
-        self.length, self.edges = prompt_tokens, edges(slots)
+        self.length = prompt_tokens
+        self.edges = edges(slots)
         self._seen: list[_Seen] = []
         self._word = cache(partial(token_text, tokenizer))
 
     def __call__(self, result: StepResult) -> None:
-        count, verdict, tree = int(result.count[0]), result.verdict, result.tree
+        count = int(result.count[0])
+        verdict = result.verdict
+        tree = result.tree
         view = self.drafter.view_read() if tree.size > 1 else None
         self._seen.append(
             _Seen(
@@ -166,7 +185,9 @@ class Recorder:
                 [self.drafter.proposed_by(i) for i in range(1, tree.size)],
                 verdict.path[0, 1 : min(count, int(verdict.count[0]) - 1) + 1].tolist(),
                 verdict.emitted[0, :count].tolist(),
-                view if isinstance(view, View) and view.seen([self.length]) != [self.length] else None,
+                view
+                if isinstance(view, View) and view.seen([self.length]) != [self.length]
+                else None,
                 self.length - 1,
                 result.draft_s,
                 self.stats.draft_s + self.stats.verify_s,
@@ -175,15 +196,23 @@ class Recorder:
         self.length += count
 
     def rounds(self) -> Iterator[Round]:
-        seen, self._seen = self._seen, []
+        seen = self._seen
+        self._seen = []
         return map(self._round, seen)
 
     def _round(self, seen: _Seen) -> Round:
-        parents, tokens = seen.tree.parent[0].tolist(), seen.tree.tokens[0].tolist()
+        parents = seen.tree.parent[0].tolist()
+        tokens = seen.tree.tokens[0].tolist()
         real = [i for i in range(1, len(parents)) if parents[i] != PAD]
         place = {0: -1} | {node: i for i, node in enumerate(real)}
         nodes = [
-            Node(parent=place[parents[i]], token=tokens[i], text=self._word(tokens[i]), by=seen.by[i - 1]) for i in real
+            Node(
+                parent=place[parents[i]],
+                token=tokens[i],
+                text=self._word(tokens[i]),
+                by=seen.by[i - 1],
+            )
+            for i in real
         ]
         return Round(
             at_s=seen.at_s,
@@ -203,12 +232,19 @@ def edges(slots: int) -> Tensor:
 
 
 def shown(view: View, length: int, edges: Tensor) -> list[int]:
-    """How much of each part's committed slots, of the first `length`, row 0 of the view shows, in percent."""
+    """How much of each part's committed slots, of the first `length`, row 0 of the view shows, in
+    percent.
+    """
     chosen = view.indices[:, 0]
-    selections = chosen[..., 0].numel() if chosen.shape[-1] else 1  # one for each layer, perhaps for each key head
-    counts = torch.bincount(chosen[chosen >= 0], minlength=length)[:length].double().cpu() / selections
+    selections = (
+        chosen[..., 0].numel() if chosen.shape[-1] else 1
+    )  # one for each layer, perhaps for each key head
+    counts = (
+        torch.bincount(chosen[chosen >= 0], minlength=length)[:length].double().cpu() / selections
+    )
     counts[view.starts[0] :] = 1
     total = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     ends = edges.clamp(max=length)
-    parts, sizes = total[ends].diff(), ends.diff()
+    parts = total[ends].diff()
+    sizes = ends.diff()
     return (100 * parts / sizes.clamp(min=1)).round().long().clamp(0, 100).tolist()

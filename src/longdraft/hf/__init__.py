@@ -1,4 +1,6 @@
-"""longdraft inside Transformers: `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas")`."""
+"""longdraft inside Transformers: `model.generate(**inputs, custom_generate=longdraft.hf_generate,
+method="vegas")`.
+"""
 
 from __future__ import annotations
 
@@ -6,4 +8,6 @@ from pathlib import Path
 
 from longdraft.hf.generation import hf_generate as hf_generate
 
-FOLDER = str(Path(__file__).parent)  # has custom_generate/generate.py: for `generate(custom_generate=FOLDER)`
+FOLDER = str(
+    Path(__file__).parent
+)  # has custom_generate/generate.py: for `generate(custom_generate=FOLDER)`

@@ -25,10 +25,15 @@ OPTIONS = {name for method in METHODS.values() for name in method.options.model_
 
 
 def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Name the options of all methods in the signature, from which `generate` learns what it may hand on."""
+    """Name the options of all methods in the signature, from which `generate` learns what it may
+    hand on.
+    """
     signature = inspect.signature(function)
     *named, rest = signature.parameters.values()
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(OPTIONS)]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in sorted(OPTIONS)
+    ]
     function.__dict__["__signature__"] = signature.replace(parameters=[*named, *added, rest])
     return function
 
@@ -51,14 +56,16 @@ def hf_generate(
     constraint: Constraint | None = None,
     **given: Any,
 ) -> Any:
-    """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
+    """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas",
+    gamma=4)`.
 
-    In float32, greedy output equals that of plain `generate`. In bfloat16 the two round in different places, so they
-    can diverge where two tokens tie within rounding. Sampled output equals that of longdraft.generate with the same
-    seed (None: one is drawn from torch's generator): row b draws with row_seed(seed, b), also where
-    num_return_sequences repeats a prompt. method, drafter, adaptive, any_target and the method's options are those of
-    `build`. constraint: what the text must be (longdraft.constraints). The model is not changed. Raises InputError for
-    what it would have to ignore.
+    In float32, greedy output equals that of plain `generate`. In bfloat16 the two round in
+    different places, so they can diverge where two tokens tie within rounding. Sampled output
+    equals that of longdraft.generate with the same seed (None: one is drawn from torch's
+    generator): row b draws with row_seed(seed, b), also where num_return_sequences repeats a
+    prompt. method, drafter, adaptive, any_target and the method's options are those of `build`.
+    constraint: what the text must be (longdraft.constraints). The model is not changed. Raises
+    InputError for what it would have to ignore.
     """
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
     if seed is not None:
@@ -68,7 +75,8 @@ def hf_generate(
     streamer = hidden.get("streamer") if streamer is None else streamer
     prompts, padding = prompts_of(input_ids, given)
     lm = lm_of(model)
-    processors, do_sample = list(logits_processor), bool(generation_config.do_sample)
+    processors = list(logits_processor)
+    do_sample = bool(generation_config.do_sample)
     sampler = sampler_of(processors, do_sample, input_ids, padding, lm.vocab, constraint)
     chosen = build(method, lm, drafter, adaptive=adaptive, any_target=any_target, **options)
     if stopping_criteria.max_length is None:
@@ -77,9 +85,13 @@ def hf_generate(
     check(lm, prompts, limit, chosen, match)
     if seed is None:
         seed = int(torch.randint(1 << 31, (1,))) if do_sample else 0
-    output = Output(input_ids, limit, stopping_criteria, generation_config._pad_token_tensor, streamer)
+    output = Output(
+        input_ids, limit, stopping_criteria, generation_config._pad_token_tensor, streamer
+    )
     stats = Stats() if stats is None else stats
-    seqs = prefill(lm, prompts, limit, sampler, seed, _ends(stopping_criteria), keep=chosen.prompt_captures())
+    seqs = prefill(
+        lm, prompts, limit, sampler, seed, _ends(stopping_criteria), keep=chosen.prompt_captures()
+    )
     rows: list[list[int]] = [[] for _ in prompts]
     for step in decode(lm, chosen, seqs, match, stats):
         for row, tokens in zip(rows, step.tokens, strict=True):
@@ -92,7 +104,11 @@ def hf_generate(
     if streamer is not None:
         streamer.end()
     sequences: Any = output.ids.clone()
-    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+    return (
+        GenerateDecoderOnlyOutput(sequences=sequences)
+        if generation_config.return_dict_in_generate
+        else sequences
+    )
 
 
 def _ends(criteria: Any) -> tuple[int, ...]:

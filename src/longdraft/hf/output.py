@@ -11,20 +11,28 @@ from longdraft.errors import InputError
 
 
 class Output:
-    """ids [B,length] is what plain decoding has after as many passes, however far ahead single rows have been decoded.
+    """ids [B,length] is what plain decoding has after as many passes, however far ahead single rows
+    have been decoded.
 
-    So stopping criteria see what they see there, and what was decoded beyond the point where they end a row is dropped.
+    So stopping criteria see what they see there, and what was decoded beyond the point where they
+    end a row is dropped.
     """
 
-    def __init__(self, prompt: Tensor, limit: int, criteria: Any, pad: Tensor | None, streamer: Any = None):
+    def __init__(
+        self, prompt: Tensor, limit: int, criteria: Any, pad: Tensor | None, streamer: Any = None
+    ):
         self._ids = torch.cat([prompt, prompt.new_zeros(len(prompt), limit)], 1)
         self.begin = self.length = prompt.shape[1]
-        self.criteria, self.streamer = criteria, streamer
+        self.criteria = criteria
+        self.streamer = streamer
         self.unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
         # Without an end token, Transformers decodes all rows until the last of them is finished.
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
         if self.pads and pad is None:
-            raise InputError("a batch that ends at end tokens needs something to fill its rows with: give pad_token_id")
+            raise InputError(
+                "a batch that ends at end tokens needs something to fill its rows with: "
+                "give pad_token_id"
+            )
         self.pad = 0 if pad is None else int(pad)
 
     @property
@@ -34,11 +42,14 @@ class Output:
     def take(self, rows: list[list[int]]) -> bool:
         """Append the positions that all rows have reached -> whether there is more to decode."""
         while bool(self.unfinished.any()):
-            position, live = self.length - self.begin, self.unfinished.tolist()
+            position = self.length - self.begin
+            live = self.unfinished.tolist()
             decoded = [bool(row_live) or not self.pads for row_live in live]
             if any(need and len(row) <= position for need, row in zip(decoded, rows, strict=True)):
                 return True
-            column = [row[position] if need else self.pad for need, row in zip(decoded, rows, strict=True)]
+            column = [
+                row[position] if need else self.pad for need, row in zip(decoded, rows, strict=True)
+            ]
             self._append(self._ids.new_tensor(column))
         return False
 

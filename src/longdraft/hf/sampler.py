@@ -1,4 +1,6 @@
-"""Transformers' logits processors as a sampler: the ones that `generate` has prepared, on every node's own path."""
+"""Transformers' logits processors as a sampler: the ones that `generate` has prepared, on every
+node's own path.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,16 @@ SETTINGS = {
     lp.MinPLogitsWarper: MIN_P,
 }
 # Where `generate` begins to sample; what is in front of these depends on the text alone.
-WARPERS = {*SETTINGS, lp.TypicalLogitsWarper, lp.EpsilonLogitsWarper, lp.EtaLogitsWarper, lp.TopHLogitsWarper}
+WARPERS = {
+    *SETTINGS,
+    lp.TypicalLogitsWarper,
+    lp.EpsilonLogitsWarper,
+    lp.EtaLogitsWarper,
+    lp.TopHLogitsWarper,
+}
 IN_RANGE = SETTINGS | {lp.RepetitionPenaltyLogitsProcessor: PENALTY}
-# Transformers' processors that are functions of a row's own tokens and scores. All others of its are refused.
+# Transformers' processors that are functions of a row's own tokens and scores. All others of its
+# are refused.
 PURE = {
     *READS_NOTHING,
     *READS_LENGTH,
@@ -49,11 +58,12 @@ PURE = {
 
 @dataclass(frozen=True)
 class ProcessedSampler(Sampler):
-    """Logits are changed by the constraint and `processors`, each called on a node's whole path, and by nothing else.
+    """Logits are changed by the constraint and `processors`, each called on a node's whole path,
+    and by nothing else.
 
-    No processor brings a token back that the constraint excludes, or takes all that it allows. temperature 0 takes the
-    best token, any other draws. before: the row's padding, which processors see as they do in Transformers. Rows that
-    are processed together have the same of both.
+    No processor brings a token back that the constraint excludes, or takes all that it allows.
+    temperature 0 takes the best token, any other draws. before: the row's padding, which processors
+    see as they do in Transformers. Rows that are processed together have the same of both.
     """
 
     processors: tuple[Any, ...] = ()
@@ -64,12 +74,17 @@ class ProcessedSampler(Sampler):
         if self.constraint is None:
             return self._run(self.processors, logits, tree, rows, start)
         logits = self.constraint.masked(logits, tree, rows, start)
-        first = next((i for i, process in enumerate(self.processors) if type(process) in WARPERS), len(self.processors))
+        first = next(
+            (i for i, process in enumerate(self.processors) if type(process) in WARPERS),
+            len(self.processors),
+        )
         for processors in (self.processors[:first], self.processors[first:]):
             logits = within(logits, self._run(processors, logits, tree, rows, start))
         return logits
 
-    def _run(self, processors: tuple[Any, ...], logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
+    def _run(
+        self, processors: tuple[Any, ...], logits: Tensor, tree: Tree, rows: Rows, start: int
+    ) -> Tensor:
         return run([processors] * len(logits), logits, tree, rows, start, self.before)
 
     @property
@@ -89,12 +104,15 @@ def sampler_of(
     vocab: int,
     constraint: Constraint | None = None,
 ) -> Sampling:
-    """What samples as `generate` does with these processors for prompts [B,N], the first padding[b] of them padding.
+    """What samples as `generate` does with these processors for prompts [B,N], the first padding[b]
+    of them padding.
 
-    The constraint excludes tokens before the processors see the scores, and they bring none back. Where they leave none
-    of those that it allows, they are void: those in front of the warpers (temperature and the like), or the others.
+    The constraint excludes tokens before the processors see the scores, and they bring none back.
+    Where they leave none of those that it allows, they are void: those in front of the warpers
+    (temperature and the like), or the others.
 
-    Raises InputError for a processor that is not a function of a row's tokens and scores, and a value out of range.
+    Raises InputError for a processor that is not a function of a row's tokens and scores, and a
+    value out of range.
     """
     for process in processors:
         _check(process, input_ids[:1], vocab)
@@ -107,14 +125,20 @@ def sampler_of(
         own = tuple(_of_row(process, b, len(input_ids)) for process in processors)
         made.append(
             ProcessedSampler(
-                temperature, rules=Rules(), constraint=constraint, processors=own, before=tuple(row[:count])
+                temperature,
+                rules=Rules(),
+                constraint=constraint,
+                processors=own,
+                before=tuple(row[:count]),
             )
         )
     return RowSamplers(made)
 
 
 def _settings(processors: list[Any]) -> dict[str, Any] | None:
-    """The settings of a Sampler that does the same; None if there are others, or in another order."""
+    """The settings of a Sampler that does the same; None if there are others, or in another
+    order.
+    """
     kinds = [type(process) for process in processors]
     if kinds != [kind for kind in SETTINGS if kind in kinds]:
         return None
@@ -136,18 +160,23 @@ def _of_row(process: Any, b: int, rows: int) -> Any:
 
 
 def _check(process: Any, prompt: Tensor, vocab: int) -> None:
-    """Raises InputError for one of Transformers outside PURE or its range, and for a nondeterministic one."""
+    """Raises InputError for one of Transformers outside PURE or its range, and for a
+    nondeterministic one.
+    """
     kind = type(process)
     if kind in IN_RANGE:
         IN_RANGE[kind].check(getattr(process, IN_RANGE[kind].name))
     if kind in PURE:
         return
     if kind.__module__.startswith("transformers."):
-        raise InputError(f"longdraft cannot apply {kind.__name__} to drafts: leave it out, or use plain generate")
+        raise InputError(
+            f"longdraft cannot apply {kind.__name__} to drafts: leave it out, or use plain generate"
+        )
     asked: Any = prompt.clone()
     first, second = (process(asked, torch.zeros(1, vocab, device=prompt.device)) for _ in range(2))
     if not torch.equal(first, second):
         raise InputError(
-            f"{kind.__name__} is nondeterministic: it returned different scores for the same input. Make it a function"
+            f"{kind.__name__} is nondeterministic: it returned different scores for the "
+            "same input. Make it a function"
             " of (input_ids, scores) alone"
         )

@@ -35,9 +35,11 @@ _LOCK = threading.Lock()
 
 
 def lm_of(model: Any) -> LM:
-    """The model's LM: made once, and again only after the model's weights or modules have changed. Raises InputError.
+    """The model's LM: made once, and again only after the model's weights or modules have changed.
+    Raises InputError.
 
-    It has separate modules over the same weights: attention and hooks are set on these, not on the model's.
+    It has separate modules over the same weights: attention and hooks are set on these, not on the
+    model's.
     """
     with _LOCK:
         state = _state(model)
@@ -50,7 +52,9 @@ def lm_of(model: Any) -> LM:
 def _wrap(model: Any) -> LM:
     devices = sorted({str(t.device) for t in model.parameters()})
     if len(devices) != 1:
-        raise InputError(f"the model is on {', '.join(devices)}, and longdraft uses one device: load it on one")
+        raise InputError(
+            f"the model is on {', '.join(devices)}, and longdraft uses one device: load it on one"
+        )
     with torch.inference_mode(False):
         twin = deepcopy(model, {id(t): t for t in _tensors(model)})
         twin.generation_config = GenerationConfig()  # each call of `generate` has its own
@@ -65,13 +69,21 @@ def _tensors(model: Any) -> Iterable[Tensor]:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Changes whenever weights are replaced, moved or written to, and whenever modules or hooks are.
+    """Changes whenever weights are replaced, moved or written to, and whenever modules or hooks
+    are.
 
-    Writes through `.data` leave no trace on a tensor. Matrices are read where they lie, so the next pass sees such a
-    write; norms and biases are copied in float32, so their contents are compared, a megabyte for the largest models.
+    Writes through `.data` leave no trace on a tensor. Matrices are read where they lie, so the next
+    pass sees such a write; norms and biases are copied in float32, so their contents are compared,
+    a megabyte for the largest models.
     """
-    weights = [(id(t), t.data_ptr(), t.dtype, 0 if t.is_inference() else t._version) for t in _tensors(model)]
-    hooks = [(id(m), *m._forward_pre_hooks, *m._forward_hooks, "forward" in vars(m)) for m in model.modules()]
+    weights = [
+        (id(t), t.data_ptr(), t.dtype, 0 if t.is_inference() else t._version)
+        for t in _tensors(model)
+    ]
+    hooks = [
+        (id(m), *m._forward_pre_hooks, *m._forward_hooks, "forward" in vars(m))
+        for m in model.modules()
+    ]
     return (*weights, *hooks, _copied(model))
 
 

@@ -1,1 +1,3 @@
-"""This machine and this installation, as the system describes them: measures nothing, and does not import torch."""
+"""This machine and this installation, as the system describes them: measures nothing, and does not
+import torch.
+"""

@@ -10,11 +10,15 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout() -> dict[str, Any]:
-    """git_sha and git_dirty of the checkout that this package runs from; None if it is installed without one."""
+    """git_sha and git_dirty of the checkout that this package runs from; None if it is installed
+    without one.
+    """
 
     def git(*words: str) -> str | None:
         try:
-            completed = subprocess.run(["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, timeout=20)
+            completed = subprocess.run(
+                ["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, timeout=20
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return completed.stdout.strip() if completed.returncode == 0 else None
@@ -22,4 +26,7 @@ def checkout() -> dict[str, Any]:
     top = git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "longdraft" != PACKAGE:
         return {"git_sha": None, "git_dirty": None}
-    return {"git_sha": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain", "--", ":/src"))}
+    return {
+        "git_sha": git("rev-parse", "HEAD"),
+        "git_dirty": bool(git("status", "--porcelain", "--", ":/src")),
+    }

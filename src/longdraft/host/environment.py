@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TUNING = ("OMP_", "KMP_", "MKL_", "GOMP_", "THP_", "MALLOC_")  # prefixes of those that affect speed
-OWN = ("LONGDRAFT_NATIVE", "LONGDRAFT_CPU", "LONGDRAFT_TRITON", "LONGDRAFT_GRAPHS")  # not all of them: one is a key
+OWN = (
+    "LONGDRAFT_NATIVE",
+    "LONGDRAFT_CPU",
+    "LONGDRAFT_TRITON",
+    "LONGDRAFT_GRAPHS",
+)  # not all of them: one is a key
 TORCH = ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES")
 
 
@@ -16,4 +21,6 @@ def tuning(variables: Mapping[str, str]) -> dict[str, str]:
 
 def settings(variables: Mapping[str, str]) -> dict[str, str]:
     """Those, and what chooses kernels."""
-    return tuning(variables) | {name: variables[name] for name in (*OWN, *TORCH) if name in variables}
+    return tuning(variables) | {
+        name: variables[name] for name in (*OWN, *TORCH) if name in variables
+    }

@@ -17,10 +17,12 @@ BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
 
 
 def origin(package: Path = PACKAGE) -> dict[str, Any]:
-    """kind: "checkout", "unpacked sdist", "wheel", "sdist", "folder" or "unknown"; where: its folder, address or tag.
+    """kind: "checkout", "unpacked sdist", "wheel", "sdist", "folder" or "unknown"; where: its
+    folder, address or tag.
 
-    pip writes down where a file came from that was named to it. Of an index it says nothing; a wheel from there is for
-    many systems (manylinux), and one that pip builds from an sdist is for this one.
+    pip writes down where a file came from that was named to it. Of an index it says nothing; a
+    wheel from there is for many systems (manylinux), and one that pip builds from an sdist is for
+    this one.
     """
     root = package.parents[1]
     if (root / "pyproject.toml").is_file() and package == root / "src" / NAME:
@@ -56,8 +58,14 @@ def version(package: str) -> str | None:
 
 
 def bounds(package: Path = PACKAGE) -> dict[str, str]:
-    """{package: its supported versions, like ">=5.17,<5.24"}, of the checkout or of what is installed."""
-    project = text(package.parents[1] / "pyproject.toml") if package.parents[1].name != "site-packages" else ""
+    """{package: its supported versions, like ">=5.17,<5.24"}, of the checkout or of what is
+    installed.
+    """
+    project = (
+        text(package.parents[1] / "pyproject.toml")
+        if package.parents[1].name != "site-packages"
+        else ""
+    )
     if project and package.parent.name == "src":
         declared = tomllib.loads(project)["project"]
         optional = declared.get("optional-dependencies", {}).values()
@@ -73,9 +81,14 @@ def bounds(package: Path = PACKAGE) -> dict[str, str]:
 
 
 def within(version: str, bound: str) -> bool:
-    """Whether a version is within bounds of the forms >= and <, compared by the numbers at its beginning."""
+    """Whether a version is within bounds of the forms >= and <, compared by the numbers at its
+    beginning.
+    """
     have = _numbers(version)
-    return all(have >= _numbers(than) if sign == ">=" else have < _numbers(than) for sign, than in BOUND.findall(bound))
+    return all(
+        have >= _numbers(than) if sign == ">=" else have < _numbers(than)
+        for sign, than in BOUND.findall(bound)
+    )
 
 
 def _numbers(version: str) -> list[int]:

@@ -1,4 +1,6 @@
-"""Limits of Linux's control groups, by which containers and batch systems give a process less than the machine has."""
+"""Limits of Linux's control groups, by which containers and batch systems give a process less than
+the machine has.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ UNLIMITED = 1 << 60  # bytes; version 1 writes a number like this where there is
 
 
 def groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, of both versions, and of all groups around them."""
+    """The folders of the control groups that this process is in, of both versions, and of all
+    groups around them.
+    """
     mounts = root / "sys" / "fs" / "cgroup"
     for line in text(root / "proc" / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -33,7 +37,8 @@ def processors(root: Path = ROOT) -> float | None:
         quota, _, period = text(group / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal():
             found.append(int(quota) / int(period))
-        time, each = number(group / "cpu.cfs_quota_us"), number(group / "cpu.cfs_period_us")
+        time = number(group / "cpu.cfs_quota_us")
+        each = number(group / "cpu.cfs_period_us")
         if time is not None and time > 0 and each:
             found.append(time / each)
     return min(found, default=None)

@@ -28,7 +28,9 @@ def available(root: Path = ROOT) -> int | None:
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
-    """The mode of transparent huge pages, "always", "madvise" or "never"; None where there are none."""
+    """The mode of transparent huge pages, "always", "madvise" or "never"; None where there are
+    none.
+    """
     modes = text(root / "sys" / "kernel" / "mm" / "transparent_hugepage" / "enabled")
     chosen = re.search(r"\[(\w+)\]", modes)
     return chosen[1] if chosen else None

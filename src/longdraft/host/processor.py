@@ -16,7 +16,9 @@ ROOT = Path("/")
 
 
 def fields(root: Path = ROOT) -> dict[str, list[str]]:
-    """Each field of /proc/cpuinfo with its different values, in their order; empty where there is no such file."""
+    """Each field of /proc/cpuinfo with its different values, in their order; empty where there is
+    no such file.
+    """
     found: dict[str, list[str]] = {}
     for line in text(root / "proc" / "cpuinfo").splitlines():
         name, _, value = line.partition(":")
@@ -27,7 +29,9 @@ def fields(root: Path = ROOT) -> dict[str, list[str]]:
 
 
 def name(root: Path = ROOT) -> str:
-    """The processor's model name; an x86 processor's with its family and model, as names can be vague."""
+    """The processor's model name; an x86 processor's with its family and model, as names can be
+    vague.
+    """
     found = fields(root)
     if "model name" in found:
         known = found["model name"][0]
@@ -53,7 +57,9 @@ def allowed() -> list[int] | None:
 
 @dataclass(frozen=True)
 class Topology:
-    """How many of each a set of logical processors has; cores and sockets are None where the system does not say."""
+    """How many of each a set of logical processors has; cores and sockets are None where the system
+    does not say.
+    """
 
     processors: int
     cores: int | None
@@ -68,7 +74,9 @@ def topology(which: Collection[int] | None = None, root: Path = ROOT) -> Topolog
     count = len(chosen) or os.cpu_count() or 1
     parts = [folder / f"cpu{i}" / "topology" for i in chosen]
     places = [(number(p / "physical_package_id"), number(p / "core_id")) for p in parts]
-    places = [place for place in places if None not in place]  # a processor that is switched off has no place
+    places = [
+        place for place in places if None not in place
+    ]  # a processor that is switched off has no place
     if not places:
         return Topology(count, None, None)
     return Topology(len(places), len(set(places)), len({socket for socket, _ in places}))

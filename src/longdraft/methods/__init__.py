@@ -21,7 +21,9 @@ __all__ = ["ANY", "CONTROLS", "METHODS", "Method", "Trial", "build", "find", "lo
 
 
 def lookup(name: str) -> Method | None:
-    """longdraft's own method of this name, else that of another package; None: there is none. Raises InputError."""
+    """longdraft's own method of this name, else that of another package; None: there is none.
+    Raises InputError.
+    """
     own = METHODS.get(name) or CONTROLS.get(name)
     if own is not None:
         return own
@@ -43,13 +45,20 @@ def find(name: str) -> Method:
 
 
 def build(
-    name: str, target: LM, drafter: Any = None, *, adaptive: bool = False, any_target: bool = False, **options: Any
+    name: str,
+    target: LM,
+    drafter: Any = None,
+    *,
+    adaptive: bool = False,
+    any_target: bool = False,
+    **options: Any,
 ) -> Drafter:
-    """The drafter of a named method with these options (`longdraft methods` lists them). Raises InputError.
+    """The drafter of a named method with these options (`longdraft methods` lists them). Raises
+    InputError.
 
-    drafter: the drafter weights of a method that needs some: a folder, a Hub id, or a loaded module. any_target: also
-    accept weights that were trained for another target. adaptive: wrap the drafter in AdaptiveDraft, with the
-    known costs of the target (tuning/known.py).
+    drafter: the drafter weights of a method that needs some: a folder, a Hub id, or a loaded
+    module. any_target: also accept weights that were trained for another target. adaptive: wrap the
+    drafter in AdaptiveDraft, with the known costs of the target (tuning/known.py).
     """
     method = find(name)
     given = dict(read(name, declared(method.build), options))
@@ -62,7 +71,10 @@ def build(
     else:
         weights = own_weights(method.needs, target) if drafter is None else drafter
         if weights is None:
-            raise InputError(f"{name} needs a drafter of kind {method.needs}: {how_to_get(method.needs, target.name)}")
+            raise InputError(
+                f"{name} needs a drafter of kind {method.needs}: "
+                f"{how_to_get(method.needs, target.name)}"
+            )
         loaded = load_weights(method.needs, weights, target, any_target)
         made = expect(method.build(target, loaded, **given), loaded)
     return adapted(made, target) if adaptive and method.adaptive else made

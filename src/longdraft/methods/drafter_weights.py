@@ -41,10 +41,12 @@ def how_to_get(kind: str, model: str) -> str:
 
 @dataclass
 class DrafterWeights:
-    """Each kind comes from the given folder, else is random, else comes from a folder beside the target (for a fetched
-    model: from the package longdraft-drafters), else from the target's own checkpoint if it lies there.
+    """Each kind comes from the given folder, else is random, else comes from a folder beside the
+    target (for a fetched model: from the package longdraft-drafters), else from the target's own
+    checkpoint if it lies there.
 
-    folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See DrafterKind.load.
+    folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See
+    DrafterKind.load.
     """
 
     folder: str | None = None
@@ -56,7 +58,9 @@ class DrafterWeights:
 
     def __post_init__(self) -> None:
         if self.any_target and not self.folder:
-            raise InputError("--any-target applies to a drafter that you name: add --drafter FOLDER")
+            raise InputError(
+                "--any-target applies to a drafter that you name: add --drafter FOLDER"
+            )
         if self.folder and self.random:
             raise InputError("both --drafter and --random-drafter are given: give one of them")
 
@@ -78,7 +82,9 @@ class DrafterWeights:
         return inside or self.beside(kind) is not None
 
     def of(self, kind: str | None, target: LM) -> Any:
-        """Weights of this kind; None without a kind or if none are found (`methods.build` then raises)."""
+        """Weights of this kind; None without a kind or if none are found (`methods.build` then
+        raises).
+        """
         if kind is not None and kind not in self.made:
             self.made[kind] = self._make(kind, target)
         return self.made[kind] if kind is not None else None
@@ -94,7 +100,9 @@ class DrafterWeights:
         return load_weights(kind, folder, target, self.any_target)
 
     def _offered(self) -> list[str]:
-        """Kinds that `auto` may use: that of the given folder, else those beside the target; random, the first one."""
+        """Kinds that `auto` may use: that of the given folder, else those beside the target;
+        random, the first one.
+        """
         if self.folder:
             return [kind_in(self.folder)]
         kinds = kinds_beside(METHODS.values())
@@ -104,4 +112,8 @@ class DrafterWeights:
         """The origin of the weights as a record states it."""
         if kind is None or (kind == ANY and not self.folder and not self.random):
             return None
-        return f"random, seed {self.seed}" if self.random else Path(self.folder or self.beside(kind) or kind).name
+        return (
+            f"random, seed {self.seed}"
+            if self.random
+            else Path(self.folder or self.beside(kind) or kind).name
+        )

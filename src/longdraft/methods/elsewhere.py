@@ -1,7 +1,8 @@
-"""Methods of other installed packages: entry points of the group `longdraft.methods`, each of which names a Method.
+"""Methods of other installed packages: entry points of the group `longdraft.methods`, each of which
+names a Method.
 
-They are looked up, and their packages imported, only when all methods are listed or a name is not one of longdraft's.
-Nothing in a model's folder or in the current folder is imported.
+They are looked up, and their packages imported, only when all methods are listed or a name is not
+one of longdraft's. Nothing in a model's folder or in the current folder is imported.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Added | None:
-    """The method of this name; None if no package names one. Raises InputError if it cannot be used."""
+    """The method of this name; None if no package names one. Raises InputError if it cannot be
+    used.
+    """
     if name not in _entries():
         return None
     outcome = _outcome(name)
@@ -74,7 +77,9 @@ def _points(dist: Distribution) -> list[EntryPoint]:
 
 @cache
 def _outcome(name: str) -> Added | str:
-    """The method, or one line on why it cannot be used: a package whose import fails is not imported again."""
+    """The method, or one line on why it cannot be used: a package whose import fails is not
+    imported again.
+    """
     try:
         return _load(name, *_entries()[name])
     except InputError as problem:
@@ -85,21 +90,32 @@ def _load(name: str, entry: EntryPoint, *others: EntryPoint) -> Added:
     """Raises InputError."""
     package = _package(entry)
     if name in METHODS or name in CONTROLS:
-        raise InputError(f"the package {package} has a method {name!r}, which is longdraft's own name: rename it")
+        raise InputError(
+            f"the package {package} has a method {name!r}, which is longdraft's own name: rename it"
+        )
     if others:
         packages = " and ".join(map(_package, (entry, *others)))
-        raise InputError(f"the packages {packages} both have a method {name!r}: uninstall one of them")
+        raise InputError(
+            f"the packages {packages} both have a method {name!r}: uninstall one of them"
+        )
     if not NAME.fullmatch(name) or len(name) > LONGEST:
         what = f"small letters, digits and single hyphens, {LONGEST} characters at most"
         raise InputError(f"the package {package} has a method {name!r}: a name takes {what}")
     if entry.dist and _in_the_current_folder(entry.dist):
-        raise InputError(f"the package {package} lies in the current folder, which is not an installation: install it")
+        raise InputError(
+            f"the package {package} lies in the current folder, which is not an "
+            "installation: install it"
+        )
     try:
         method = entry.load()
     except (Exception, SystemExit) as error:
-        raise InputError(f"the method {name!r} of the package {package} cannot be imported: {_line(error)}") from None
+        raise InputError(
+            f"the method {name!r} of the package {package} cannot be imported: {_line(error)}"
+        ) from None
     if fault := _fault(method):
-        raise InputError(f"the method {name!r} of the package {package} cannot be used: {entry.value} {fault}")
+        raise InputError(
+            f"the method {name!r} of the package {package} cannot be used: {entry.value} {fault}"
+        )
     return Added(package, method)
 
 
@@ -107,7 +123,9 @@ def _fault(method: object) -> str | None:
     """What is wrong with a method's record; None if it can be used."""
     if not isinstance(method, Method):
         return f"is a {type(method).__name__}, not a longdraft.methods.Method"
-    if not isinstance(method.family, Family) or not all(isinstance(x, str) for x in (method.drafts, method.paper)):
+    if not isinstance(method.family, Family) or not all(
+        isinstance(x, str) for x in (method.drafts, method.paper)
+    ):
         return "has a family that is no Family, or texts that are no texts"
     if method.needs not in (None, ANY, *KINDS):
         return f"needs drafter weights of kind {method.needs!r}: the kinds are {', '.join(KINDS)}"

@@ -1,4 +1,6 @@
-"""Families of methods: what drafts, and the color of their points and lines in plots, which stays the same in all."""
+"""Families of methods: what drafts, and the color of their points and lines in plots, which stays
+the same in all.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import NamedTuple
 class Family(NamedTuple):
     """Methods that draft alike. They share a color, and in one plot differ by marker and line.
 
-    label: what drafts, by which the page groups methods. color: #rrggbb, safe for color-blind readers on white.
-    control: plots draw it thinner, as what a guided selection of keys must beat.
+    label: what drafts, by which the page groups methods. color: #rrggbb, safe for color-blind
+    readers on white. control: plots draw it thinner, as what a guided selection of keys must beat.
     """
 
     label: str

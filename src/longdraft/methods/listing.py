@@ -20,7 +20,11 @@ def describe(name: str, method: Method, weights: DrafterWeights) -> dict[str, An
         "paper": method.paper,
         "label": method.family.label,
         "options": {
-            key: {"type": type(defaults[key]).__name__, "default": defaults[key], "allowed": allowed(field)}
+            key: {
+                "type": type(defaults[key]).__name__,
+                "default": defaults[key],
+                "allowed": allowed(field),
+            }
             for key, field in method.options.model_fields.items()
         },
         "needs": needs,

@@ -1,4 +1,6 @@
-"""A named method's record. The signature of the function that builds its drafter declares its options."""
+"""A named method's record. The signature of the function that builds its drafter declares its
+options.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,17 @@ from longdraft.core.options import declared
 from longdraft.methods.family import Family
 from longdraft.models.lm import LM
 
-ANY = "any"  # Method.needs of a method that uses whatever drafter weights there are, given as {kind: weights}
+# Method.needs of a method that uses whatever drafter weights there are, given as {kind: weights}
+ANY = "any"
 
 
 @dataclass(frozen=True)
 class Trial:
     """A method that `auto` may use, if it needs no drafter weights or there are some.
 
-    place: of equal forecasts, that of the lower place counts. options: of the method; a CPU verifies about ten nodes
-    at little extra cost. named: its weights are used only if they are named, and it then comes before the others.
+    place: of equal forecasts, that of the lower place counts. options: of the method; a CPU
+    verifies about ten nodes at little extra cost. named: its weights are used only if they are
+    named, and it then comes before the others.
     """
 
     place: int
@@ -30,13 +34,16 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """All that is known of a named method; whatever lists, documents, draws or builds methods reads it here.
+    """All that is known of a named method; whatever lists, documents, draws or builds methods reads
+    it here.
 
-    build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter weights. drafts: what
-    drafts come from, for the table in the documentation. paper: where it was published, with year. family: its color
-    in plots and its label on the page. needs: the kind of drafter weights, or ANY. trial: how `auto` uses it; None:
-    it does not. adaptive: AdaptiveDraft may make its drafts shorter and narrower. copy: for a method without an option
-    draft_weights, the kind of quantized copy of a target that it drafts by, if any.
+    build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter
+    weights. drafts: what drafts come from, for the table in the documentation. paper: where it was
+    published, with year. family: its color in plots and its label on the page. needs: the kind of
+    drafter weights, or ANY. trial: how `auto` uses it; None:
+    it does not. adaptive: AdaptiveDraft may make its drafts shorter and narrower. copy: for a
+    method without an option draft_weights, the kind of quantized copy of a target that it drafts
+    by, if any.
     """
 
     build: Callable[..., Any]
@@ -50,7 +57,9 @@ class Method:
 
     @property
     def options(self) -> type[BaseModel]:
-        """The options on the command line: those of `build`, and `pace=off` for drafts of fixed size."""
+        """The options on the command line: those of `build`, and `pace=off` for drafts of fixed
+        size.
+        """
         own = declared(self.build)
         if not self.adaptive:
             return own

@@ -1,4 +1,6 @@
-"""Methods that need no drafter weights and no extra pass: drafts come from the text and from the target's outputs."""
+"""Methods that need no drafter weights and no extra pass: drafts come from the text and from the
+target's outputs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def plain(target: LM) -> Drafter:
 
 
 def lookup(target: LM, n: Depth = 3, count: Depth = 10) -> Drafter:
-    """Drafts the `count` tokens that followed the latest earlier occurrence of the last tokens (up to `n` of them)."""
+    """Drafts the `count` tokens that followed the latest earlier occurrence of the last tokens (up
+    to `n` of them).
+    """
     return Lookup(n, count)
 
 
@@ -30,12 +34,14 @@ def suffix(
 ) -> Drafter:
     """Drafts a tree of the commonest continuations of the longest suffix that occurred before.
 
-    The tree has up to factor * suffix length nodes, at most `nodes`. earlier: how many tokens of earlier outputs are
-    searched too.
+    The tree has up to factor * suffix length nodes, at most `nodes`. earlier: how many tokens of
+    earlier outputs are searched too.
     """
     return Suffix(nodes, factor, min_probability, earlier=earlier)
 
 
 def recycle(target: LM, nodes: Nodes = 24) -> Drafter:
-    """Fills a fixed tree with the tokens that the target last ranked highest after each token (published: 80 nodes)."""
+    """Fills a fixed tree with the tokens that the target last ranked highest after each token
+    (published: 80 nodes).
+    """
     return Recycle(nodes)

@@ -21,6 +21,8 @@ def best_of(drafters: Sequence[Drafter], target: LM) -> Auto:
 
 
 def _prices(target: LM) -> tuple[Predicted, Predicted]:
-    """Prices that measurements may correct where the output cannot depend on them, and prices where it can."""
+    """Prices that measurements may correct where the output cannot depend on them, and prices where
+    it can.
+    """
     fixed = Predicted(target, known_costs(target, exact=False))
     return (Predicted(target, known_costs(target), corrects=True) if target.exact else fixed), fixed

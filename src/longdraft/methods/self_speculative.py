@@ -1,4 +1,6 @@
-"""Methods in which the target drafts for itself and reads only part of its KV cache, and their controls."""
+"""Methods in which the target drafts for itself and reads only part of its KV cache, and their
+controls.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,17 @@ from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, Sin
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
-WORTH = 0.25  # the minimum share of the bytes of weights that a copy must save to be made for `auto`
-KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
-Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantized copy
-DraftKeys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them
+WORTH = (
+    0.25  # the minimum share of the bytes of weights that a copy must save to be made for `auto`
+)
+# such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
+KEYS = 0.25
+Weights = Literal[
+    "same", "int8", "int4"
+]  # of drafts: the target's own, or those of a quantized copy
+DraftKeys = Literal[
+    "same", "int8", "int4"
+]  # that drafts read, and values: those of the cache, or codes of them
 
 
 def _copy(target: LM, draft_weights: Weights) -> LM | None:
@@ -25,15 +34,22 @@ def _copy(target: LM, draft_weights: Weights) -> LM | None:
 
 
 def _keys(target: LM, policy: Policy, draft_kv: DraftKeys) -> Policy:
-    return policy if draft_kv in ("same", target.kv) else Coded(policy, 4 if draft_kv == "int4" else 8)
+    return (
+        policy if draft_kv in ("same", target.kv) else Coded(policy, 4 if draft_kv == "int4" else 8)
+    )
 
 
-def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4") -> Drafter:
-    """A copy of the target with quantized weights drafts gamma tokens and reads codes of every key and value.
+def quantspec(
+    target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4"
+) -> Drafter:
+    """A copy of the target with quantized weights drafts gamma tokens and reads codes of every key
+    and value.
 
     The latest 64 to 127 committed slots are read as the target keeps them.
     """
-    return SelfDrafter(target, _keys(target, Full(), draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(
+        target, _keys(target, Full(), draft_kv), [1] * gamma, _copy(target, draft_weights)
+    )
 
 
 def magicdec_stream(
@@ -45,9 +61,13 @@ def magicdec_stream(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of the context."""
+    """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of
+    the context.
+    """
     policy = SinkWindow(sink, keep_ratio, min_budget)
-    return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(
+        target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights)
+    )
 
 
 def magicdec_snapkv(
@@ -58,9 +78,13 @@ def magicdec_snapkv(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens and reads the part of the prompt that the prompt's last queries attended to."""
+    """The target drafts gamma tokens and reads the part of the prompt that the prompt's last
+    queries attended to.
+    """
     policy = SnapKV(keep_ratio, min_budget)
-    return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(
+        target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights)
+    )
 
 
 def magicdec_quest(
@@ -71,8 +95,12 @@ def magicdec_quest(
     page: Positive = 16,
     draft_weights: Weights = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens; each query reads the cache pages with the highest upper bound on its scores."""
-    return SelfDrafter(target, Quest(keep_ratio, min_budget, page), [1] * gamma, _copy(target, draft_weights))
+    """The target drafts gamma tokens; each query reads the cache pages with the highest upper bound
+    on its scores.
+    """
+    return SelfDrafter(
+        target, Quest(keep_ratio, min_budget, page), [1] * gamma, _copy(target, draft_weights)
+    )
 
 
 def vegas(
@@ -86,12 +114,15 @@ def vegas(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens and reads the slots that the last verification's queries scored highest.
+    """The target drafts gamma tokens and reads the slots that the last verification's queries
+    scored highest.
 
     As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log).
     """
     policy = Guided(keep_ratio, min_budget, score, rows, reach)
-    return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(
+        target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights)
+    )
 
 
 def vegas_tree(
@@ -105,7 +136,9 @@ def vegas_tree(
 ) -> Drafter:
     """Like vegas, but drafts a tree with `widths` nodes per depth."""
     policy = Guided(keep_ratio, min_budget, score)
-    return SelfDrafter(target, _keys(target, policy, draft_kv), list(widths), _copy(target, draft_weights))
+    return SelfDrafter(
+        target, _keys(target, policy, draft_kv), list(widths), _copy(target, draft_weights)
+    )
 
 
 def vegas_reuse(
@@ -119,16 +152,21 @@ def vegas_reuse(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """Vegas, with the `topk` commonest n-grams that began with its first token added below that token."""
-    drafter = vegas(target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights, draft_kv=draft_kv)
+    """Vegas, with the `topk` commonest n-grams that began with its first token added below that
+    token.
+    """
+    drafter = vegas(
+        target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights, draft_kv=draft_kv
+    )
     return Sequential(drafter, Reuse(n, topk))
 
 
 def kind_of_copy(target: LM) -> str | None:
     """The kind of the copy by which `auto` drafts.
 
-    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log), unless the target has 8
-    bits itself. None where a copy saves too little or the kernels that read packed weights do not compute the target.
+    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log), unless
+    the target has 8 bits itself. None where a copy saves too little or the kernels that read packed
+    weights do not compute the target.
     """
     kinds = ("int8", "int4") if target.backend.name == "native" else ()
     return next((k for k in kinds if target.saving(k) >= WORTH), None)
@@ -137,7 +175,8 @@ def kind_of_copy(target: LM) -> str | None:
 def by_a_copy(target: LM) -> list[Drafter]:
     """Drafts by a quantized copy for `auto`: at most one drafter, because a copy takes memory.
 
-    Where the keys are few against the copy's weights it reads all of them, and beyond that the best ones.
+    Where the keys are few against the copy's weights it reads all of them, and beyond that the best
+    ones.
     """
     kind = kind_of_copy(target)
     if kind is None:
@@ -148,12 +187,18 @@ def by_a_copy(target: LM) -> list[Drafter]:
 
 
 def random_picks(
-    target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256, seed: NotNegative = 0
+    target: LM,
+    gamma: Depth = 7,
+    keep_ratio: Share = 0.07,
+    min_budget: Positive = 256,
+    seed: NotNegative = 0,
 ) -> Drafter:
     """Control: the target drafts and reads randomly selected slots, as many as vegas reads."""
     return SelfDrafter(target, RandomSlots(keep_ratio, min_budget, seed), [1] * gamma)
 
 
-def recents(target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256) -> Drafter:
+def recents(
+    target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256
+) -> Drafter:
     """Control: the target drafts and reads only the latest slots, as many as vegas reads."""
     return SelfDrafter(target, SinkWindow(0, keep_ratio, min_budget), [1] * gamma)

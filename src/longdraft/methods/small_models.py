@@ -15,7 +15,9 @@ from longdraft.views.retrieval import last_layer
 
 
 def sd(target: LM, small: LM, gamma: Depth = 7, reads: NotNegative = 2048) -> Drafter:
-    """A small model drafts gamma tokens and reads the prompt's first 16 and last `reads` tokens (0: all of it)."""
+    """A small model drafts gamma tokens and reads the prompt's first 16 and last `reads` tokens (0:
+    all of it).
+    """
     return SmallModelDrafter(small, Full(), [1] * gamma, target.vocab, reads)
 
 
@@ -29,10 +31,12 @@ def budgetdraft(
     every: NotNegative = 0,
     reads: NotNegative = 2048,
 ) -> Drafter:
-    """A small model drafts gamma tokens and attends to the best chunks of the prompt (`budget` slots) and new tokens.
+    """A small model drafts gamma tokens and attends to the best chunks of the prompt (`budget`
+    slots) and new tokens.
 
-    every: select chunks again after this many decoding steps (0: never). reads: the small model reads only the prompt's
-    first 16 and last `reads` tokens, at least `budget`, and chunks are selected among these (0: the whole prompt).
+    every: select chunks again after this many decoding steps (0: never). reads: the small model
+    reads only the prompt's first 16 and last `reads` tokens, at least `budget`, and chunks are
+    selected among these (0: the whole prompt).
     """
     if budget < 3 * chunk:
         raise InputError(f"option budget is {budget}: give {3 * chunk} or more, three chunks")
@@ -49,7 +53,9 @@ def specextend(
     chunk: Positive = 32,
     every: Positive = 4,
 ) -> Drafter:
-    """A small model that reads the whole prompt drafts a tree; it attends to chunks that the target attended to."""
+    """A small model that reads the whole prompt drafts a tree; it attends to chunks that the target
+    attended to.
+    """
     policy = Retrieval(keep_ratio, min_budget, chunk, every, last_layer(target))
     return SmallModelDrafter(small, policy, list(widths), target.vocab)
 
@@ -64,11 +70,14 @@ def triforce(
     window: Positive = 256,
     reads: NotNegative = 1024,
 ) -> Drafter:
-    """The target drafts gamma tokens over `budget` slots of the prompt; a small model drafts for it, `inner` at a time.
+    """The target drafts gamma tokens over `budget` slots of the prompt; a small model drafts for
+    it, `inner` at a time.
 
-    The small model attends to `sink` and `window` slots (published: budget 4096, inner 1). reads: it reads the prompt's
-    first 16 and last `reads` tokens, at least `window` (0: the whole prompt).
+    The small model attends to `sink` and `window` slots (published: budget 4096, inner 1). reads:
+    it reads the prompt's first 16 and last `reads` tokens, at least `window` (0: the whole prompt).
     """
     policy = SinkWindow(sink, 0.0, window)
-    drafter = SmallModelDrafter(small, policy, [1] * inner, target.vocab, reads and max(reads, window))
+    drafter = SmallModelDrafter(
+        small, policy, [1] * inner, target.vocab, reads and max(reads, window)
+    )
     return Hierarchical(target, Chunks(budget, 8, "last_query_mean_key"), drafter, gamma)

@@ -18,7 +18,9 @@ from longdraft.models.lm import LM
 
 @dataclass
 class MethodSpec:
-    """A method whose options, given as text, are valid. label: its name in tables. Raises InputError when made."""
+    """A method whose options, given as text, are valid. label: its name in tables. Raises
+    InputError when made.
+    """
 
     label: str
     name: str
@@ -26,7 +28,9 @@ class MethodSpec:
     weights: DrafterWeights = field(default_factory=DrafterWeights)
 
     def __post_init__(self) -> None:
-        self._read: BaseModel = read(self.name, methods.find(self.name).options, self.given, text=True)
+        self._read: BaseModel = read(
+            self.name, methods.find(self.name).options, self.given, text=True
+        )
 
     @property
     def speculative(self) -> bool:
@@ -34,7 +38,9 @@ class MethodSpec:
 
     @property
     def pace(self) -> bool:
-        """Whether drafts are adapted to predicted costs: not with `-o pace=off`; `auto` adapts its drafters itself."""
+        """Whether drafts are adapted to predicted costs: not with `-o pace=off`; `auto` adapts its
+        drafters itself.
+        """
         return dict(self._read).get("pace") == "on"
 
     @property
@@ -49,15 +55,21 @@ class MethodSpec:
         return self._read.model_dump(exclude={"pace"})
 
     def copies(self, target: LM) -> set[str]:
-        """The kinds of quantized copies of the target by which it drafts; `build` makes those that are not there."""
+        """The kinds of quantized copies of the target by which it drafts; `build` makes those that
+        are not there.
+        """
         own = methods.find(self.name).copy
         kinds = self.options.get("draft_weights", "same"), own(target) if own else None
         return {kind for kind in kinds if kind not in (None, "same")}
 
     def build(self, target: LM) -> Drafter:
-        """A new drafter that drafts as its options say; the drafter weights are loaded once in a run."""
+        """A new drafter that drafts as its options say; the drafter weights are loaded once in a
+        run.
+        """
         given = {k: v for k, v in self._read if k != "pace"}
-        return methods.build(self.name, target, self.weights.of(methods.find(self.name).needs, target), **given)
+        return methods.build(
+            self.name, target, self.weights.of(methods.find(self.name).needs, target), **given
+        )
 
     def paced(self, target: LM) -> Drafter:
         """The same drafter, adapted to predicted costs if `pace` is set."""
@@ -70,7 +82,9 @@ class MethodSpec:
         return drafter.max_depth if drafter.is_chain else 0
 
     def check(self, target: LM, accept: float | None) -> None:
-        """Builds the drafter, and checks that an oracle can accept this many drafts per step. Raises InputError."""
+        """Builds the drafter, and checks that an oracle can accept this many drafts per step.
+        Raises InputError.
+        """
         depth = self.chain_depth(target)
         if accept is None:
             return

@@ -1,4 +1,6 @@
-"""The record of every named method, in the order of their listing. A new one is a function and a record here."""
+"""The record of every named method, in the order of their listing. A new one is a function and a
+record here.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,11 @@ LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 20
 
 
 def auto(target: LM, weights: dict[str, Any]) -> Drafter:
-    """Chooses among a quantized copy, suffix, vegas, vegas-reuse and the methods that have their drafter weights.
+    """Chooses among a quantized copy, suffix, vegas, vegas-reuse and the methods that have their
+    drafter weights.
 
-    The one with the best forecast drafts: expected tokens per predicted second, by what was accepted so far.
+    The one with the best forecast drafts: expected tokens per predicted second, by what was
+    accepted so far.
     """
     return best_of(candidates(METHODS.values(), target, weights), target)
 
@@ -62,7 +66,8 @@ METHODS = {
     ),
     "suffix": Method(
         build=suffix,
-        drafts="the text: a tree of the commonest continuations of the longest suffix that occurred before",
+        drafts="the text: a tree of the commonest continuations of the longest suffix that "
+        "occurred before",
         paper="SuffixDecoding (Oliaro et al. 2024)",
         family=family.NGRAMS,
         trial=Trial(0),
@@ -110,7 +115,8 @@ METHODS = {
     ),
     "magicdec-quest": Method(
         build=magicdec_quest,
-        drafts="the target; each draft reads the pages with the highest score bounds for its own query",
+        drafts="the target; each draft reads the pages with the highest score bounds for its own "
+        "query",
         paper="MagicDec (Chen et al. 2024) with Quest (Tang et al. 2024)",
         family=family.FIXED_VIEW,
     ),
@@ -135,7 +141,8 @@ METHODS = {
     ),
     "specextend": Method(
         build=specextend,
-        drafts="a small model that reads the chunks that the target's last accepted token attended to",
+        drafts="a small model that reads the chunks that the target's last accepted token "
+        "attended to",
         paper="SpecExtend (Cha and Kim 2025)",
         family=family.PAIR,
         needs="lm",

@@ -6,8 +6,28 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from longdraft.core.options import MAX_DEPTH, MAX_NODES, Depth, Nodes, NotNegative, Positive, Share, Widths
-from longdraft.drafters import DFlash, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Mtp, Reuse, Sequential
+from longdraft.core.options import (
+    MAX_DEPTH,
+    MAX_NODES,
+    Depth,
+    Nodes,
+    NotNegative,
+    Positive,
+    Share,
+    Widths,
+)
+from longdraft.drafters import (
+    DFlash,
+    Drafter,
+    Eagle,
+    Glide,
+    GlideDrafter,
+    Heads,
+    Medusa,
+    Mtp,
+    Reuse,
+    Sequential,
+)
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
@@ -32,15 +52,17 @@ def longspec(
 ) -> Drafter:
     """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
 
-    window: slots of the block's own cache that it attends to (0: as trained). gamma: draft a chain of this many
-    tokens instead of a tree (0: a tree). nodes: draft a chain (of gamma tokens, or as deep as `widths`) and this many
-    of the likeliest paths by its distributions (0: no).
+    window: slots of the block's own cache that it attends to (0: as trained). gamma: draft a chain
+    of this many tokens instead of a tree (0: a tree). nodes: draft a chain (of gamma tokens, or as
+    deep as `widths`) and this many of the likeliest paths by its distributions (0: no).
     """
     return GlideDrafter(block, [1] * gamma or list(widths), window=window, nodes=nodes)
 
 
 def longspec_chain(target: LM, block: Glide, gamma: Depth = 5, window: NotNegative = 0) -> Drafter:
-    """A block that attends to the target's KV cache drafts a chain of gamma tokens (window 0: as it was trained)."""
+    """A block that attends to the target's KV cache drafts a chain of gamma tokens (window 0: as it
+    was trained).
+    """
     return GlideDrafter(block, [1] * gamma, window=window)
 
 
@@ -53,11 +75,15 @@ def longspec_guided(
     min_budget: Positive = 1024,
     score: Score = "weights",
 ) -> Drafter:
-    """Like longspec, but the block reads only the slots that the last verification scored highest."""
+    """Like longspec, but the block reads only the slots that the last verification scored
+    highest.
+    """
     return GlideDrafter(block, list(widths), Guided(keep_ratio, min_budget, score), window)
 
 
-SparseOrWidths = Annotated[Widths | Literal["sparse"], Field(description="sparse, or nodes per depth like 4,2,2")]
+SparseOrWidths = Annotated[
+    Widths | Literal["sparse"], Field(description="sparse, or nodes per depth like 4,2,2")
+]
 
 
 def medusa(
@@ -66,14 +92,17 @@ def medusa(
     widths: SparseOrWidths = "sparse",
     nodes: MaybeNodes = 0,
 ) -> Drafter:
-    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes.
+    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse
+    tree of 63 nodes.
 
-    The sparse tree ends with the last head. nodes: instead of a tree of fixed shape, draft this many of the likeliest
-    paths (0: the fixed shape).
+    The sparse tree ends with the last head. nodes: instead of a tree of fixed shape, draft this
+    many of the likeliest paths (0: the fixed shape).
     """
     if nodes:
         return Medusa(target, heads, BestPaths(nodes))
-    return Medusa(target, heads, SPARSE[: len(heads)] if widths == "sparse" else cartesian(list(widths)))
+    return Medusa(
+        target, heads, SPARSE[: len(heads)] if widths == "sparse" else cartesian(list(widths))
+    )
 
 
 def tokenswift(
@@ -86,10 +115,14 @@ def tokenswift(
     topk: Nodes = 20,
     choice: Literal["count", "random"] = "count",
 ) -> Drafter:
-    """The target drafts one token over `budget` slots of its cache, chained heads the next ones; n-grams join below."""
+    """The target drafts one token over `budget` slots of its cache, chained heads the next ones;
+    n-grams join below.
+    """
     if budget <= sink:
         raise InputError(f"option budget is {budget}: give {sink + 1} or more, one more than sink")
-    return Sequential(Heads(target, heads, Partial(budget, sink), list(widths)), Reuse(n, topk, 1, choice))
+    return Sequential(
+        Heads(target, heads, Partial(budget, sink), list(widths)), Reuse(n, topk, 1, choice)
+    )
 
 
 def eagle(
@@ -102,10 +135,12 @@ def eagle(
     window: NotNegative = 512,
     sink: NotNegative = 4,
 ) -> Drafter:
-    """A layer on the target's hidden states grows a tree and keeps its likeliest `nodes` nodes, the root included.
+    """A layer on the target's hidden states grows a tree and keeps its likeliest `nodes` nodes, the
+    root included.
 
-    The layer attends to all of a text of up to `reach` tokens, and to the first `sink` and latest `window` ones of a
-    longer text (window 0: to the latest `reach` of the prompt and all that follow).
+    The layer attends to all of a text of up to `reach` tokens, and to the first `sink` and latest
+    `window` ones of a longer text (window 0: to the latest `reach` of the prompt and all that
+    follow).
     """
     return Eagle(target, block, topk, levels, nodes, reach, window, sink)
 
@@ -117,18 +152,22 @@ def mtp(
     sink: NotNegative = 4,
     window: Positive = 512,
 ) -> Drafter:
-    """The multi-token-prediction layers in the target's own checkpoint draft a tree with `widths` nodes per depth.
+    """The multi-token-prediction layers in the target's own checkpoint draft a tree with `widths`
+    nodes per depth.
 
-    Depths beyond the number of layers use the last layer again. sink, window: the first and the latest tokens that a
-    layer attends to.
+    Depths beyond the number of layers use the last layer again. sink, window: the first and the
+    latest tokens that a layer attends to.
     """
     return Mtp(layers, list(widths), sink, window)
 
 
-def dflash(target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth = 0, window: NotNegative = 0) -> Drafter:
-    """A block on the target's hidden states drafts all depths in one pass, as a tree of the `nodes` best paths.
+def dflash(
+    target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth = 0, window: NotNegative = 0
+) -> Drafter:
+    """A block on the target's hidden states drafts all depths in one pass, as a tree of the `nodes`
+    best paths.
 
-    gamma: draft a chain of this many tokens instead of a tree (0: a tree). window: positions whose features the block
-    attends to (0: as it was trained).
+    gamma: draft a chain of this many tokens instead of a tree (0: a tree). window: positions whose
+    features the block attends to (0: as it was trained).
     """
     return DFlash(target, block, nodes, gamma, window)

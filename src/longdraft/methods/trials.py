@@ -15,16 +15,21 @@ from longdraft.models.lm import LM
 
 def kinds_beside(methods: Iterable[Method]) -> list[str]:
     """Kinds of drafter weights that `auto` uses although nobody named them, in order."""
-    return [method.needs for method, trial in _in_order(methods) if method.needs and not trial.named]
+    return [
+        method.needs for method, trial in _in_order(methods) if method.needs and not trial.named
+    ]
 
 
 def candidates(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]) -> list[Drafter]:
-    """A drafter of each method that can be used; of equal forecasts the first one counts. weights: {kind: drafter
-    weights}. Raises InputError.
+    """A drafter of each method that can be used; of equal forecasts the first one counts. weights:
+    {kind: drafter weights}. Raises InputError.
     """
     tried = [(m, trial) for m, trial in _in_order(methods) if m.needs is None or m.needs in weights]
     if unused := sorted(weights.keys() - {method.needs for method, _ in tried}):
-        raise InputError(f"auto tries no method that needs drafter weights of kind {unused[0]}: choose the method")
+        raise InputError(
+            f"auto tries no method that needs drafter weights of kind {unused[0]}: choose "
+            "the method"
+        )
     built = [
         expect(m.build(target, weights[m.needs], **trial.options), weights[m.needs])
         if m.needs

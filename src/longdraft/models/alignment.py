@@ -9,13 +9,16 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
+# bytes of a processor's cache line and of a huge page
+LINE = 64
+PAGE = 1 << 21
 
 
 def pages(size: int) -> Tensor:
     """`size` bytes that start at a huge page boundary, in huge pages where the system has them."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # private: Linux gives shared memory, which is mmap's default, no huge pages unless it is set up to
+        # private: Linux gives shared memory, which is mmap's default, no huge pages unless it is
+        # set up to
         area = mmap.mmap(-1, size + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # this kernel has none
             area.madvise(mmap.MADV_HUGEPAGE)
@@ -29,7 +32,8 @@ def pages(size: int) -> Tensor:
 def align_weights(weights: Iterable[nn.Parameter]) -> None:
     """Move a CPU model's parameters next to each other, each to the start of a cache line.
 
-    This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into a line.
+    This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into
+    a line.
     """
     parameters = [p for p in weights if p.device.type == "cpu"]
     sizes = [-(-p.numel() * p.element_size() // LINE) * LINE for p in parameters]

@@ -1,4 +1,5 @@
-"""The models that `longdraft fetch` knows: size, sha256, license, and where each file can be downloaded.
+"""The models that `longdraft fetch` knows: size, sha256, license, and where each file can be
+downloaded.
 
 A Hub commit is listed only where several projects independently pin it with this file's sha256.
 """
@@ -14,8 +15,8 @@ from longdraft.models.sources import InWheels, OnHub, Part, Source
 class Model:
     """A file that may come from any of `sources`, which are tried in this order.
 
-    drafter: a smaller model of the catalog with the same tokenizer, if there is one. packaged: whether the package
-    longdraft-drafters has trained drafters for it.
+    drafter: a smaller model of the catalog with the same tokenizer, if there is one. packaged:
+    whether the package longdraft-drafters has trained drafters for it.
     """
 
     about: str
@@ -29,15 +30,21 @@ class Model:
 
 
 def cut(package: str, member: str, size: int, part_size: int, sha256: tuple[str, ...]) -> InWheels:
-    """A file of `size` bytes cut into parts of `part_size` bytes, the last one shorter, in one wheel each.
+    """A file of `size` bytes cut into parts of `part_size` bytes, the last one shorter, in one
+    wheel each.
 
-    package and member contain {i} or {j}, the part's number from 1 or 0. sha256: those of the wheels.
+    package and member contain {i} or {j}, the part's number from 1 or 0. sha256: those of the
+    wheels.
     """
     sizes = [min(part_size, size - begin) for begin in range(0, size, part_size)]
     if len(sizes) != len(sha256):
         raise ValueError(f"{len(sizes)} parts, but {len(sha256)} sha256")
     numbered = zip(range(1, len(sizes) + 1), sizes, sha256, strict=True)
-    return InWheels(tuple(Part(package.format(i=i), sha, member.format(i=i, j=i - 1), n) for i, n, sha in numbered))
+    return InWheels(
+        tuple(
+            Part(package.format(i=i), sha, member.format(i=i, j=i - 1), n) for i, n, sha in numbered
+        )
+    )
 
 
 CODER_0_5B = (

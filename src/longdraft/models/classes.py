@@ -1,4 +1,6 @@
-"""Which of Transformers' own classes computes a config's model; a model's folder never brings a class."""
+"""Which of Transformers' own classes computes a config's model; a model's folder never brings a
+class.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the names of causal language models end
 SENSES = ("vision_config", "audio_config", "vq_config")  # beside the fields of a language model
@@ -22,11 +27,14 @@ def class_of(config: Any) -> Any:
     """The class whose weights a folder with this config has, if it continues texts; else None."""
     causal = None if is_multimodal(config) else causal_class(config)
     mappings = (*MULTIMODAL, MODEL_FOR_CAUSAL_LM_MAPPING)
-    return causal or next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
+    return causal or next(
+        (mapping[type(config)] for mapping in mappings if type(config) in mapping), None
+    )
 
 
 def causal_class(config: Any) -> Any:
-    """The causal language model of this config, by Transformers' mapping or else in the config's package; or None.
+    """The causal language model of this config, by Transformers' mapping or else in the config's
+    package; or None.
 
     Of several it is the one that the config's `architectures` names.
     """
@@ -40,9 +48,15 @@ def causal_class(config: Any) -> Any:
         module = import_module(f"{package}.{name.replace('configuration_', 'modeling_', 1)}")
     except ImportError:
         return None
-    classes = {name: cls for name, cls in vars(module).items() if name.endswith(CAUSAL) and _computes(cls, kind)}
+    classes = {
+        name: cls
+        for name, cls in vars(module).items()
+        if name.endswith(CAUSAL) and _computes(cls, kind)
+    }
     named = [name for name in getattr(config, "architectures", None) or () if name in classes]
-    return classes[named[0]] if named else next(iter(classes.values())) if len(classes) == 1 else None
+    return (
+        classes[named[0]] if named else next(iter(classes.values())) if len(classes) == 1 else None
+    )
 
 
 def _computes(cls: Any, kind: type) -> bool:
@@ -50,13 +64,19 @@ def _computes(cls: Any, kind: type) -> bool:
 
 
 def is_multimodal(config: Any) -> bool:
-    """Whether the model reads images or sound too: beside its language model's config it has those of other parts."""
+    """Whether the model reads images or sound too: beside its language model's config it has those
+    of other parts.
+    """
     if getattr(config, "is_encoder_decoder", False):
         return False
-    return config.get_text_config() is not config or any(getattr(config, name, None) is not None for name in SENSES)
+    return config.get_text_config() is not config or any(
+        getattr(config, name, None) is not None for name in SENSES
+    )
 
 
 def reads_both_sides(config: Any, cls: Any) -> bool:
-    """Whether attention is not causal: that of BERT and its like is so only if the config says is_decoder."""
+    """Whether attention is not causal: that of BERT and its like is so only if the config says
+    is_decoder.
+    """
     has_encoder = any(name.endswith("Encoder") for name in vars(sys.modules[cls.__module__]))
     return has_encoder and getattr(config, "is_decoder", None) is False

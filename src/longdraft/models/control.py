@@ -1,4 +1,6 @@
-"""Control tokens, such as <|im_end|>, and how to tokenize a text that contains exactly the ones meant."""
+"""Control tokens, such as <|im_end|>, and how to tokenize a text that contains exactly the ones
+meant.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,20 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from longdraft.errors import InputError
 
-OPEN, CLOSE = "\ufdd0", "\ufdd1"  # noncharacters, which Unicode keeps for the inside of programs: no text has them
+# noncharacters, which Unicode keeps for the inside of programs: no text has them
+OPEN = "\ufdd0"
+CLOSE = "\ufdd1"
 WORDS = "LMNZ"  # categories of letters, marks, numbers and spaces
 KEPT: WeakKeyDictionary[Any, tuple[dict[int, str], Control]] = WeakKeyDictionary()
 
 
 class Control:
-    """A tokenizer's control tokens, and a copy of it in which each of them is spelled OPEN id CLOSE.
+    """A tokenizer's control tokens, and a copy of it in which each of them is spelled OPEN id
+    CLOSE.
 
-    The copy cannot make a control token of any other text: not as an added token, an entry of the vocabulary or the
-    result of a merge. (The unknown token is the exception: it stands for characters that the vocabulary lacks.)
+    The copy cannot make a control token of any other text: not as an added token, an entry of the
+    vocabulary or the result of a merge. (The unknown token is the exception: it stands for
+    characters that the vocabulary lacks.)
     Neither it nor the given tokenizer is changed later, so all threads may use it.
     """
 
@@ -41,7 +47,10 @@ class Control:
         self._finder.add_tokens([AddedToken(text, normalized=False) for text in longest])
         self._reader = _respelled(made, self.spelling)
         if any(self._reader.token_to_id(name) != id for name, id in self.names.items()):
-            raise InputError("this model's tokenizer changes the ids of special tokens when it is saved: save it again")
+            raise InputError(
+                "this model's tokenizer changes the ids of special tokens when it is "
+                "saved: save it again"
+            )
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Where a text spells a control token: begin and end of each place, in characters."""
@@ -53,32 +62,42 @@ class Control:
         return self._pattern.sub(lambda match: self.spelling[match[0]], text)
 
     def read(self, text: str) -> list[int]:
-        """The ids of a text in which control tokens are respelled. Raises InputError if others would appear."""
+        """The ids of a text in which control tokens are respelled. Raises InputError if others
+        would appear.
+        """
         ids = self._reader.encode_batch([text], add_special_tokens=False)[0].ids
         wanted = [self.names[name] for name in re.findall(f"{OPEN}[0-9]+{CLOSE}", text)]
         control = set(self.names.values()) - {self.unknown}
         if [id for id in ids if id in control] != [id for id in wanted if id in control]:
             raise InputError(
-                "this model's tokenizer cannot keep control tokens apart from text: use `longdraft generate`"
+                "this model's tokenizer cannot keep control tokens apart from text: use "
+                "`longdraft generate`"
             )
         return ids
 
 
 def is_control(token: dict[str, Any]) -> bool:
-    """Whether an added token steers the model: it is marked special, or is not made of letters, digits and spaces.
+    """Whether an added token steers the model: it is marked special, or is not made of letters,
+    digits and spaces.
 
-    Tokens that are not marked can do so too (<think>, <｜User｜>); words and spaces that were added are vocabulary.
+    Tokens that are not marked can do so too (<think>, <｜User｜>); words and spaces that were added
+    are vocabulary.
     """
     text = token["content"].replace("▁", " ")
-    return token["special"] or not all(char.isspace() or category(char)[0] in WORDS for char in text)
+    return token["special"] or not all(
+        char.isspace() or category(char)[0] in WORDS for char in text
+    )
 
 
 def control_of(tokenizer: Any) -> Control:
-    """The control tokens of a tokenizer; built once, and again after tokens were added. Raises InputError."""
+    """The control tokens of a tokenizer; built once, and again after tokens were added. Raises
+    InputError.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise InputError(
-            "this model's tokenizer has no tokenizer.json, so messages could contain control tokens: use"
+            "this model's tokenizer has no tokenizer.json, so messages could contain "
+            "control tokens: use"
             " `longdraft generate`"
         )
     now = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
@@ -89,7 +108,9 @@ def control_of(tokenizer: Any) -> Control:
 
 
 def _respelled(made: dict[str, Any], spelling: dict[str, str]) -> Tokenizer:
-    """A tokenizer from its JSON with other names for some tokens, and without the merges that make those."""
+    """A tokenizer from its JSON with other names for some tokens, and without the merges that make
+    those.
+    """
     model = made["model"]
     vocab = model["vocab"]
     if isinstance(vocab, dict):
@@ -97,7 +118,9 @@ def _respelled(made: dict[str, Any], spelling: dict[str, str]) -> Tokenizer:
     else:
         model["vocab"] = [[spelling.get(text, text), score] for text, score in vocab]
     if "merges" in model:
-        model["merges"] = [[a, b] for a, b in model["merges"] if spelling.keys().isdisjoint((a, b, a + b))]
+        model["merges"] = [
+            [a, b] for a, b in model["merges"] if spelling.keys().isdisjoint((a, b, a + b))
+        ]
     if model.get("unk_token") in spelling:
         model["unk_token"] = spelling[model["unk_token"]]
     for token in made["added_tokens"]:

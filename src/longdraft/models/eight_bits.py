@@ -1,4 +1,6 @@
-"""Weights stored in 8 bits: half the size of bfloat16 on disk. Read back, they are ordinary weights in float32."""
+"""Weights stored in 8 bits: half the size of bfloat16 on disk. Read back, they are ordinary weights
+in float32.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from longdraft.core.files import read_json
 from longdraft.core.places import new_folder
 from longdraft.errors import InputError
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
 MARK = {"longdraft": "int8 rows"}  # in the file's metadata
 SCALE = ".row_scale"  # name of a matrix's scales: its own name and this
 LEAST = 1024  # elements of a matrix that is worth packing
 
 
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix [..,outputs,inputs] as int8 and float32 scales [..,outputs], one per row; the rest unchanged.
+    """Each matrix [..,outputs,inputs] as int8 and float32 scales [..,outputs], one per row; the
+    rest unchanged.
 
     Round to nearest, so an element moves by at most its row's largest magnitude / 254.
     """
@@ -35,13 +39,17 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         rows = x.detach().to("cpu", torch.float32)
         scale = rows.abs().amax(-1) / 127
-        packed[name] = (rows / scale.clamp(min=1e-30)[..., None]).round().to(torch.int8).contiguous()
+        packed[name] = (
+            (rows / scale.clamp(min=1e-30)[..., None]).round().to(torch.int8).contiguous()
+        )
         packed[name + SCALE] = scale.contiguous()
     return packed
 
 
 def unpack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` was given, packed matrices in float32. Raises ValueError for a matrix without fitting scales."""
+    """What `pack` was given, packed matrices in float32. Raises ValueError for a matrix without
+    fitting scales.
+    """
     unpacked = dict[str, Tensor]()
     for name, x in weights.items():
         if name.endswith(SCALE):
@@ -75,7 +83,9 @@ def read(file: Path) -> dict[str, Tensor]:
 
 
 def load_model(cls: Any, where: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A Transformers model from a folder that was stored in 8 bits, and what Transformers says of its loading."""
+    """A Transformers model from a folder that was stored in 8 bits, and what Transformers says of
+    its loading.
+    """
     hf, info = cls.from_pretrained(None, state_dict=read(Path(where) / WEIGHTS), **options)
     hf.config.name_or_path = hf.name_or_path = where
     if (Path(where) / GENERATION_CONFIG_NAME).is_file():
@@ -84,7 +94,9 @@ def load_model(cls: Any, where: str, **options: Any) -> tuple[Any, dict[str, Any
 
 
 def store(folder: Path, out: Path) -> tuple[int, int]:
-    """Copy a drafter's folder with its weights in 8 bits -> bytes of weights before and after. Raises InputError."""
+    """Copy a drafter's folder with its weights in 8 bits -> bytes of weights before and after.
+    Raises InputError.
+    """
     read_json(folder / CONFIG)  # says what is wrong with a folder that is none
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{folder} has no {WEIGHTS}: give the folder of a trained drafter")
@@ -102,7 +114,9 @@ def store(folder: Path, out: Path) -> tuple[int, int]:
         (part / WEIGHTS).chmod(0o644)  # safetensors writes 0600
         part.replace(out)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot write {out} ({error}): make room, or give another --out") from None
+        raise InputError(
+            f"cannot write {out} ({error}): make room, or give another --out"
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return (folder / WEIGHTS).stat().st_size, (out / WEIGHTS).stat().st_size

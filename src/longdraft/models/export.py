@@ -1,4 +1,6 @@
-"""Writes a model as other engines read it: a folder with config.json, safetensors and the tokenizer's files."""
+"""Writes a model as other engines read it: a folder with config.json, safetensors and the
+tokenizer's files.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ SHARD = "4GB"
 def export(lm: LM, tokenizer: Any, out: Path) -> int:
     """Write the model in its dtype, packed weights dequantized -> how many bytes of weights.
 
-    The folder appears once it is complete. An output matrix that equals the embedding is written once, as tied.
+    The folder appears once it is complete. An output matrix that equals the embedding is written
+    once, as tied.
     Raises InputError.
     """
     if is_multimodal(lm.hf.config):
         raise InputError(
-            f"Transformers has no class for the text part of {lm.hf.config.model_type} alone, so it cannot be exported:"
+            f"Transformers has no class for the text part of {lm.hf.config.model_type} "
+            "alone, so it cannot be exported:"
             " use the original folder"
         )
     out = new_folder(out)
@@ -40,7 +44,9 @@ def export(lm: LM, tokenizer: Any, out: Path) -> int:
         tokenizer.save_pretrained(part)
         os.replace(part, out)
     except OSError as error:
-        raise InputError(f"cannot write {out} ({error.strerror or error}): give another --out") from None
+        raise InputError(
+            f"cannot write {out} ({error.strerror or error}): give another --out"
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return sum(file.stat().st_size for file in out.glob("*.safetensors"))
@@ -70,7 +76,13 @@ def _plain(lm: LM) -> Any:
 def _tied(hf: Any, weights: dict[str, Tensor]) -> bool:
     """Whether the output matrix equals the embedding."""
     names = {id(m): name for name, m in hf.named_modules()}
-    head, table = hf.get_output_embeddings(), hf.get_input_embeddings()
+    head = hf.get_output_embeddings()
+    table = hf.get_input_embeddings()
     output, embedding = (weights.get(f"{names[id(m)]}.weight") for m in (head, table))
     has_bias = getattr(head, "bias", None) is not None
-    return output is not None and embedding is not None and not has_bias and torch.equal(output, embedding)
+    return (
+        output is not None
+        and embedding is not None
+        and not has_bias
+        and torch.equal(output, embedding)
+    )

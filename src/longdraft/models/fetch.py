@@ -1,6 +1,8 @@
-"""Downloads a model once into the user's cache: a file of a pinned size and sha256, whole or not at all.
+"""Downloads a model once into the user's cache: a file of a pinned size and sha256, whole or not at
+all.
 
-What has arrived of a download that ended early stays in a folder beside the file, and the next one goes on from there.
+What has arrived of a download that ended early stays in a folder beside the file, and the next one
+goes on from there.
 """
 
 from __future__ import annotations
@@ -58,13 +60,17 @@ def fetched(name: str) -> Path:
 
 
 def check(name: str) -> Path:
-    """Compare the file in the cache with its sha256 -> the file. Raises InputError if it is absent or damaged."""
-    model, place = _known(name), place_of(name)
+    """Compare the file in the cache with its sha256 -> the file. Raises InputError if it is absent
+    or damaged.
+    """
+    model = _known(name)
+    place = place_of(name)
     if not place.exists():
         fetched(name)
     if not _is(place, model):
         raise InputError(
-            f"{place} is damaged (another size or sha256): run `longdraft fetch {name}` to download it again"
+            f"{place} is damaged (another size or sha256): run `longdraft fetch {name}` to "
+            "download it again"
         )
     return place
 
@@ -72,24 +78,32 @@ def check(name: str) -> Path:
 def fetch(
     name: str, report: Callable[[int], None] | None = None, say: Callable[[str], None] | None = None
 ) -> tuple[Path, bool]:
-    """Download a model unless it is there, undamaged -> (its file, whether it was there). Raises InputError.
+    """Download a model unless it is there, undamaged -> (its file, whether it was there). Raises
+    InputError.
 
-    The file appears once it is whole and right. A second process that fetches it waits for the first. report: called
-    now and then with the bytes that have arrived. say: called with a line that says what is downloaded from where.
+    The file appears once it is whole and right. A second process that fetches it waits for the
+    first. report: called now and then with the bytes that have arrived. say: called with a line
+    that says what is downloaded from where.
     """
-    model, place, say = _known(name), place_of(name), say or (lambda line: None)
+    model = _known(name)
+    place = place_of(name)
+    say = say or (lambda line: None)
     try:
         if is_there(name) and _is(place, model):
             return place, True
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(place.parent / LOCK, lambda: say(f"Another process downloads {name}: waiting for it ...")):
+        with _alone(
+            place.parent / LOCK,
+            lambda: say(f"Another process downloads {name}: waiting for it ..."),
+        ):
             if is_there(name) and _is(place, model):
                 return place, True  # that process has downloaded it
             _from_any(model, place, report, say)
     except OSError as error:
         need = model.size + max(source.extra for source in model.sources)
         raise InputError(
-            f"cannot write {name} to {place.parent} ({error.strerror or error}): it takes up to {need / 1e6:.0f} MB;"
+            f"cannot write {name} to {place.parent} ({error.strerror or error}): it takes "
+            f"up to {need / 1e6:.0f} MB;"
             " free some there, or set LONGDRAFT_CACHE to another folder"
         ) from None
     return place, False
@@ -116,8 +130,12 @@ def _alone(file: Path, wait: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
-def _from_any(model: Model, place: Path, report: Callable[[int], None] | None, say: Callable[[str], None]) -> None:
-    """Put the file in its place from the first source that has it. Raises InputError with why each has not."""
+def _from_any(
+    model: Model, place: Path, report: Callable[[int], None] | None, say: Callable[[str], None]
+) -> None:
+    """Put the file in its place from the first source that has it. Raises InputError with why each
+    has not.
+    """
     work = place.parent / f"{PARTIAL}{model.sha256[:16]}"
     for left in place.parent.glob(f"{PARTIAL}*"):
         if left != work:  # of another version of the file
@@ -142,19 +160,31 @@ def _from_any(model: Model, place: Path, report: Callable[[int], None] | None, s
 
 
 def _from_one(
-    model: Model, source: Source, folder: Path, report: Callable[[int], None] | None, say: Callable[[str], None]
+    model: Model,
+    source: Source,
+    folder: Path,
+    report: Callable[[int], None] | None,
+    say: Callable[[str], None],
 ) -> None:
-    """Make `folder`/whole the model's file. Raises InputError, also for another file, of which nothing is kept."""
-    whole, parts = folder / "whole", folder / "parts"
+    """Make `folder`/whole the model's file. Raises InputError, also for another file, of which
+    nothing is kept.
+    """
+    whole = folder / "whole"
+    parts = folder / "parts"
     held = source.resume(whole, parts)
     _check_room(folder, model.size - held + source.extra)
     known = f", of which {held / 1e6:.0f} MB are here" if held else ""
-    say(f"Downloading {model.about} ({model.license}), {model.size / 1e6:.0f} MB{known}, from {source.name} ...")
+    say(
+        f"Downloading {model.about} ({model.license}), {model.size / 1e6:.0f} MB{known}, "
+        f"from {source.name} ..."
+    )
     with _watched(lambda: source.arrived(whole, parts), report):
         source.write(whole, parts)
     if not _is(whole, model):
         shutil.rmtree(folder, ignore_errors=True)
-        raise InputError(f"{model.file} from {source.name} is not the expected file: nothing was kept; try again")
+        raise InputError(
+            f"{model.file} from {source.name} is not the expected file: nothing was kept; try again"
+        )
     with whole.open("rb") as file:
         os.fsync(file.fileno())  # so that not even a power failure leaves another file of this size
 
@@ -162,7 +192,9 @@ def _from_one(
 def _check_room(folder: Path, need: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise OSError(errno.ENOSPC, f"{free / 1e6:.0f} MB are free, and {need / 1e6:.0f} MB more are needed")
+        raise OSError(
+            errno.ENOSPC, f"{free / 1e6:.0f} MB are free, and {need / 1e6:.0f} MB more are needed"
+        )
 
 
 def _remove_empty(folder: Path) -> None:

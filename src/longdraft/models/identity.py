@@ -1,4 +1,6 @@
-"""What identifies a model: its sizes, a digest of its weights, and what was changed when it was loaded."""
+"""What identifies a model: its sizes, a digest of its weights, and what was changed when it was
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,54 @@ from longdraft.backends.packed_linear import PackedLinear
 from longdraft.models.lm import LM
 from longdraft.ops.packed import Packed
 
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
-SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ between two models of one shape
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+SAMPLE = (
+    1 << 12
+)  # numbers read of each tensor: nearly all of them differ between two models of one shape
 
 
 def fingerprint(target: LM) -> dict[str, Any]:
-    """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
+    """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has
+    one.
 
-    Of a target that was quantized on loading it also has the kind of its weights, and the digest of those that were
-    `stored`, by which drafters know it; and the kinds of its keys and of its layers' inputs, if these are quantized.
+    Of a target that was quantized on loading it also has the kind of its weights, and the digest of
+    those that were `stored`, by which drafters know it; and the kinds of its keys and of its
+    layers' inputs, if these are quantized.
     """
     c = target.config
     values = {k: values_of(c, k) for k in SIZES}  # more than one of what differs by layer
-    sizes = {"model_type": c.model_type} | {k: v[0] if len(v) == 1 else v for k, v in values.items()}
-    chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
+    sizes = {"model_type": c.model_type} | {
+        k: v[0] if len(v) == 1 else v for k, v in values.items()
+    }
+    chosen = {
+        "rope": target.rope,
+        "weights": target.weights,
+        "stored": target.stored,
+        "kv": target.kv,
+    }
     chosen |= {"activations": target.activations}
-    return sizes | {"digest": target.digest or digest(target.hf)} | {k: v for k, v in chosen.items() if v is not None}
+    return (
+        sizes
+        | {"digest": target.digest or digest(target.hf)}
+        | {k: v for k, v in chosen.items() if v is not None}
+    )
 
 
 def digest(hf: Any) -> str:
-    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of loading.
+    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of
+    loading.
 
-    Packed weights count as the numbers that they stand for, and an output matrix that repeats the embeddings does not
-    count: a model is the same target in any kind of file.
+    Packed weights count as the numbers that they stand for, and an output matrix that repeats the
+    embeddings does not count: a model is the same target in any kind of file.
     """
-    total, table = sha256(), _sample(hf.get_input_embeddings().weight)[1]
+    total = sha256()
+    table = _sample(hf.get_input_embeddings().weight)[1]
     head = {f"{name}.weight" for name, m in hf.named_modules() if m is hf.get_output_embeddings()}
     for name, weight in sorted(_weights(hf), key=lambda item: item[0]):
         shape, some = _sample(weight)

@@ -1,4 +1,6 @@
-"""A language model: a Transformers model's configuration and weights, and the backend that computes its passes."""
+"""A language model: a Transformers model's configuration and weights, and the backend that computes
+its passes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,24 @@ from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
 from longdraft.backends.head import without_layers
 from longdraft.backends.layer_configs import layer_configs
-from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantized_copy, round_inputs, rows_of
+from longdraft.backends.packed_linear import (
+    PackedLinear,
+    bytes_saved,
+    quantized_copy,
+    round_inputs,
+    rows_of,
+)
 from longdraft.backends.partition import in_parts
-from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampling, Sequences, Tree
+from longdraft.core import (
+    Captures,
+    CaptureSpec,
+    KVCache,
+    KVView,
+    PromptSpec,
+    Sampling,
+    Sequences,
+    Tree,
+)
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import Rules
 from longdraft.core.rules import end_tokens as ends_of
@@ -31,21 +48,25 @@ PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
 
 class LM:
-    """Every forward pass runs a tree over a cache: it returns logits and writes keys and values to scratch slots.
+    """Every forward pass runs a tree over a cache: it returns logits and writes keys and values to
+    scratch slots.
 
-    Complete once it is constructed: `end_tokens`, `note`, `stored` and `digest` are what loading knows and `hf` does
-    not tell. backend: makes the backend of `eager`, which computes the passes that the backend does not support.
-    rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
-    weights: "int8" or "int4" if its linear layers were quantized when it was loaded; None: as stored.
+    Complete once it is constructed: `end_tokens`, `note`, `stored` and `digest` are what loading
+    knows and `hf` does not tell. backend: makes the backend of `eager`, which computes the passes
+    that the backend does not support.
+    rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None:
+    the model's own. weights: "int8" or "int4" if its linear layers were quantized when it was
+    loaded; None: as stored.
     kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
     activations: "int8" if its packed layers round their inputs to 8 bits; None: they do not.
-    team: the processes that hold a share of its heads and weights each; caches have this process's heads.
+    team: the processes that hold a share of its heads and weights each; caches have this process's
+    heads.
     end_tokens: the tokens that end a sequence; None: those of its generation_config.
     note: what a user should know about how it was loaded.
     stored: the digest of its weights before they were quantized, if they were.
     digest: of all its weights, if they cannot be read from `hf` any more.
-    Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
-    belongs to one call at a time.
+    Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to
+    its call. A cache belongs to one call at a time.
     """
 
     def __init__(
@@ -65,9 +86,13 @@ class LM:
         backend: Callable[[Eager], Backend] = choose,
     ):
         if kv is not None and (kv not in KV_BITS or hf.device.type not in ("cpu", "meta")):
-            raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
+            raise InputError(
+                f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out"
+            )
         self.hf = hf.eval()
-        self.device: torch.device = hf.device  # looked up in every step, which takes Transformers a dozen microseconds
+        self.device: torch.device = (
+            hf.device
+        )  # looked up in every step, which takes Transformers a dozen microseconds
         self.dtype: torch.dtype = hf.dtype
         self.name = name
         self.rope = rope
@@ -75,22 +100,35 @@ class LM:
         self.kv = kv
         self.activations = activations
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
-        self.lock, self._process = threading.RLock(), os.getpid()
+        self.lock = threading.RLock()
+        self._process = os.getpid()
         self.eager = reference(hf, team)
         a = self.architecture = self.eager.architecture
-        self.config, self.windows, self.sources, self.experts = a.config, a.windows, a.sources, a.experts
-        self.positions, self.reach = a.positions, a.reach
+        self.config = a.config
+        self.windows = a.windows
+        self.sources = a.sources
+        self.experts = a.experts
+        self.positions = a.positions
+        self.reach = a.reach
         self.team = team
         self.backend: Backend = backend(self.eager) if team.size == 1 else self.eager
         self.vocab = int(self.config.vocab_size)
-        self.end_tokens = ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens
-        self.note, self.stored, self.digest = note, stored, digest
-        self.placeholders: dict[int, str] = getattr(hf, "placeholders", {})  # tokens for what is no text
+        self.end_tokens = (
+            ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens
+        )
+        self.note = note
+        self.stored = stored
+        self.digest = digest
+        self.placeholders: dict[int, str] = getattr(
+            hf, "placeholders", {}
+        )  # tokens for what is no text
         self.copies: dict[str, LM] = {}  # those that `quantized` has made, by kind
 
     @property
     def depth(self) -> int:
-        """Decoder layers: states are numbered 0 (the embeddings) to this (before the final norm)."""
+        """Decoder layers: states are numbered 0 (the embeddings) to this (before the final
+        norm).
+        """
         return len(self.architecture.layout.layers)
 
     @property
@@ -103,9 +141,14 @@ class LM:
         return layer_configs(self.config)[self.number_of(kind)]
 
     def number_of(self, kind: str) -> int:
-        """Its last layer of this type, or the last one that has keys where no layer has the type."""
+        """Its last layer of this type, or the last one that has keys where no layer has the
+        type.
+        """
         types = getattr(self.config, "layer_types", None) or []
-        return max((i for i, name in enumerate(types) if name == kind), default=self.architecture.with_keys[-1])
+        return max(
+            (i for i, name in enumerate(types) if name == kind),
+            default=self.architecture.with_keys[-1],
+        )
 
     @property
     def exact(self) -> bool:
@@ -114,42 +157,64 @@ class LM:
 
     @property
     def prompt_block(self) -> int:
-        """A prompt's keys have the same bits in every run if each call of `prefill` ends at a multiple of this or at
-        the prompt's end. 1: reading is exact; else decoding the tokens would write other bits than reading them."""
+        """A prompt's keys have the same bits in every run if each call of `prefill` ends at a
+        multiple of this or at the prompt's end. 1: reading is exact; else decoding the tokens would
+        write other bits than reading them.
+        """
         return 1 if self._backend_for(None, 1).exact else PART
 
     @property
     def checkpoints(self) -> int:
-        """After every this many tokens, states are worth keeping for texts that share a beginning."""
+        """After every this many tokens, states are worth keeping for texts that share a
+        beginning.
+        """
         return max(CHECKPOINT, self.prompt_block)
 
     def rules(self) -> Rules:
-        """The rules in its current generation_config. Raises InputError for those that cannot be applied."""
+        """The rules in its current generation_config. Raises InputError for those that cannot be
+        applied.
+        """
         return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
 
     def nbytes(self) -> int:
-        """Bytes of weights that one decoding step reads: all except embedding tables, of which it reads one row."""
+        """Bytes of weights that one decoding step reads: all except embedding tables, of which it
+        reads one row.
+        """
         head = self.hf.get_output_embeddings()
         read = set() if head is None else {id(p) for p in head.parameters()}
-        tables = {id(p): p for m in self.hf.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+        tables = {
+            id(p): p
+            for m in self.hf.modules()
+            if isinstance(m, torch.nn.Embedding)
+            for p in m.parameters()
+        }
         unread = sum(p.nbytes for n, p in tables.items() if n not in read)
         return sum(p.nbytes for p in self.hf.parameters()) - unread
 
     def quantized(self, kind: str) -> LM:
-        """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
+        """A copy of this model in "int8" or "int4", made once, whose passes can use this model's
+        caches.
+        """
         with self.lock:
             if kind not in self.copies:
-                copy, shared = quantized_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
+                copy = quantized_copy(self.hf, kind)
+                shared = {id(p) for p in self.hf.parameters()}
                 if self.activations:
                     round_inputs(copy)
                 align_weights(p for p in copy.parameters() if id(p) not in shared)
                 self.copies[kind] = LM(
-                    copy, f"{self.name} in {kind}", kv=self.kv, team=self.team, activations=self.activations
+                    copy,
+                    f"{self.name} in {kind}",
+                    kv=self.kv,
+                    team=self.team,
+                    activations=self.activations,
                 )
             return self.copies[kind]
 
     def saving(self, kind: str) -> float:
-        """The share of `nbytes` that a quantized copy does not read; nothing is copied to find out."""
+        """The share of `nbytes` that a quantized copy does not read; nothing is copied to find
+        out.
+        """
         return bytes_saved(self.hf, kind) / self.nbytes()
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
@@ -157,8 +222,8 @@ class LM:
         return KVCache(batch, slots, self.device, self.kv_bits)
 
     def rotation(self, planned: int) -> str:
-        """Names the rotations of a row's keys, whose text may fill this many slots: rows with the same name may share
-        keys. "": they do not depend on it.
+        """Names the rotations of a row's keys, whose text may fill this many slots: rows with the
+        same name may share keys. "": they do not depend on it.
         """
         longrope = self.architecture.longrope
         return "" if longrope is None else "long" if planned > longrope.border else "short"
@@ -172,7 +237,9 @@ class LM:
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
     ) -> Sequences:
-        """Rows that the model decodes, under its rules unless the sampler has its own. eos None: its end tokens."""
+        """Rows that the model decodes, under its rules unless the sampler has its own. eos None:
+        its end tokens.
+        """
         ends = self.end_tokens if eos is None else eos
         return Sequences.of(prompts, limit, cache, sampler.under(self.rules()), seed, ends)
 
@@ -185,8 +252,10 @@ class LM:
         captured: Captures | None = None,
         logits: int = 0,
     ) -> Tensor:
-        """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
-        nodes, 0: all). Their keys and values are written to slots length+start and on."""
+        """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V]
+        (of the last `logits` nodes, 0: all). Their keys and values are written to slots
+        length+start and on.
+        """
         self.check_process()
         captured = Captures() if captured is None else captured
         if captured.spec.rows is not None:
@@ -198,23 +267,31 @@ class LM:
             return in_parts(backend, tree, cache, start, view, captured)[:, -logits:]
 
     def check_process(self) -> None:
-        """Raises InputError in a forked child: the threads that compute passes were not copied, so it would hang."""
+        """Raises InputError in a forked child: the threads that compute passes were not copied, so
+        it would hang.
+        """
         if os.getpid() != self._process:
             raise InputError(
-                "this model was loaded before the process was forked, and a pass would hang: load it in the child, or"
+                "this model was loaded before the process was forked, and a pass would "
+                "hang: load it in the child, or"
                 " start the process with the 'spawn' method"
             )
 
     def extend_cache(
         self, tokens: Tensor, cache: KVCache, spec: CaptureSpec | None = None, chunk: int = 1024
     ) -> list[Captures]:
-        """Run tokens [1,N] and commit them to a cache of one row, `chunk` at a time -> what each pass captured.
+        """Run tokens [1,N] and commit them to a cache of one row, `chunk` at a time -> what each
+        pass captured.
 
-        An exact backend computes it, so the keys are those that decoding these tokens would have written.
+        An exact backend computes it, so the keys are those that decoding these tokens would have
+        written.
         """
         logits = 0 if self.exact and not self.backend.supports(None, 1) else 1
         spec = spec or CaptureSpec()
-        return [self._commit(part, cache, Captures(spec), logits) for part in self._split(tokens, chunk, logits)]
+        return [
+            self._commit(part, cache, Captures(spec), logits)
+            for part in self._split(tokens, chunk, logits)
+        ]
 
     def prefill(
         self,
@@ -224,31 +301,43 @@ class LM:
         report: Callable[[int], None] | None = None,
         keep: PromptSpec | None = None,
     ) -> dict[int, Tensor]:
-        """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits.
+        """Run one row's tokens and commit them to a cache of one row, by the backend if it can
+        leave out logits.
 
-        chunk: passes end at multiples of this position, wherever the call begins (None: PART). report: called after
-        every pass with its number of tokens. -> {layer: [1,m,d]}, the states that `keep` requests of the last m of
-        these tokens, at most keep.count; {} for none.
+        chunk: passes end at multiples of this position, wherever the call begins (None: PART).
+        report: called after every pass with its number of tokens. -> {layer: [1,m,d]}, the states
+        that `keep` requests of the last m of these tokens, at most keep.count; {} for none.
         """
         self.check_process()
-        keep, left, kept = keep or PromptSpec(), len(tokens), []
+        keep = keep or PromptSpec()
+        left = len(tokens)
+        kept = []
         given = torch.tensor([tokens], device=self.device)
         for part in self._split(given, chunk or PART, 1, int(cache.length[0])):
             left -= part.shape[1]
             wanted = left < keep.count
-            captured = self._commit(part, cache, Captures(CaptureSpec(hidden=keep.hidden if wanted else ())), 1)
+            captured = self._commit(
+                part, cache, Captures(CaptureSpec(hidden=keep.hidden if wanted else ())), 1
+            )
             if wanted:
                 kept.append(captured.states)
             if report is not None:
                 report(part.shape[1])
-        return {n: torch.cat([states[n] for states in kept], 1)[:, -keep.count :] for n in keep.hidden if kept}
+        return {
+            n: torch.cat([states[n] for states in kept], 1)[:, -keep.count :]
+            for n in keep.hidden
+            if kept
+        }
 
     def _split(self, tokens: Tensor, chunk: int, logits: int, begin: int = 0) -> list[Tensor]:
-        """Tokens [1,N] from position `begin` on in parts, each for one call of the backend, that end at multiples of
-        `chunk`, or of the backend's most nodes if these are fewer."""
+        """Tokens [1,N] from position `begin` on in parts, each for one call of the backend, that
+        end at multiples of `chunk`, or of the backend's most nodes if these are fewer.
+        """
         size = min(chunk, self._backend_for(None, logits).max_nodes)
         first = size - begin % size
-        return [part for part in (tokens[:, :first], *tokens[:, first:].split(size, 1)) if part.shape[1]]
+        return [
+            part for part in (tokens[:, :first], *tokens[:, first:].split(size, 1)) if part.shape[1]
+        ]
 
     def _backend_for(self, view: KVView | None, logits: int) -> Backend:
         return self.backend if self.backend.supports(view, logits) else self.eager
@@ -265,16 +354,21 @@ class LM:
         return self.architecture.layout.finish(hidden.to(self.dtype))
 
     def project(self, normed: Tensor) -> Tensor:
-        """Logits [..,V] of a normed state [..,d]: by the output matrix, and any bias, scaling and soft cap.
+        """Logits [..,V] of a normed state [..,d]: by the output matrix, and any bias, scaling and
+        soft cap.
 
-        This runs the model's own forward without its layers, so that no architecture's scaling is repeated here. A
-        packed output matrix is unpacked at the first call, and stays in memory in both forms.
+        This runs the model's own forward without its layers, so that no architecture's scaling is
+        repeated here. A packed output matrix is unpacked at the first call, and stays in memory in
+        both forms.
         """
         self.team.agree("logits", *normed.shape)
-        state, head = normed.to(self.dtype).reshape(1, -1, normed.shape[-1]), self.hf.get_output_embeddings()
+        state = normed.to(self.dtype).reshape(1, -1, normed.shape[-1])
+        head = self.hf.get_output_embeddings()
         if isinstance(head, PackedLinear):
             head.unpack(self.dtype)
-        ids = torch.zeros(state.shape[:2], dtype=torch.long, device=state.device)  # some models ask for their shape
+        ids = torch.zeros(
+            state.shape[:2], dtype=torch.long, device=state.device
+        )  # some models ask for their shape
         model = without_layers(self.hf, self.architecture.layout, state)
         logits = model(input_ids=ids, use_cache=False).logits
         return logits.view(*normed.shape[:-1], -1)
@@ -287,5 +381,7 @@ class LM:
         return rows_of(self.hf.get_output_embeddings(), tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of layer L)."""
+        """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of
+        layer L).
+        """
         return self.project(self.norm(hidden))

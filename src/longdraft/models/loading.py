@@ -1,4 +1,6 @@
-"""Loads models and tokenizers; a model that would not run correctly is refused with a one-line error."""
+"""Loads models and tokenizers; a model that would not run correctly is refused with a one-line
+error.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ ACTIVATIONS = ("int8", "full")
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = (
-    "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and *.safetensors, a .gguf file,"
+    "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and "
+    "*.safetensors, a .gguf file,"
     " or a Hub id like org/name"
 )
 
@@ -54,16 +57,19 @@ def load(
     team: Team = ALONE,
     activations: str | None = None,
 ) -> tuple[LM, Any]:
-    """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
+    """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft
+    fetch`, or a Hub id.
 
     Only a Hub id uses the network.
 
-    rope: KIND:FACTOR (yarn:2) extends the model to this many times its positions (see longdraft.models.rope).
-    weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is that one.
+    rope: KIND:FACTOR (yarn:2) extends the model to this many times its positions (see
+    longdraft.models.rope).
+    weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is
+    that one.
     kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
-    activations: "int8" quantizes the inputs of packed layers (of a GGUF file, or of `weights`) to 8 bits in groups of
-    32, which is faster and makes another model; "full" does not. None: "int8" for a GGUF file where the CPU kernels
-    support it.
+    activations: "int8" quantizes the inputs of packed layers (of a GGUF file, or of `weights`) to 8
+    bits in groups of 32, which is faster and makes another model; "full" does not. None: "int8" for
+    a GGUF file where the CPU kernels support it.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
     hf, options = _read(name, dtype, device, rope, weights, kv, team, activations)
@@ -125,16 +131,27 @@ def _read(
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     if weights is not None and weights not in BITS:
-        raise InputError(f"weights is {weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
+        raise InputError(
+            f"weights is {weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out"
+        )
     if activations is not None and activations not in ACTIVATIONS:
-        raise InputError(f"activations is {activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}, or leave it out")
+        raise InputError(
+            f"activations is {activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}, or "
+            "leave it out"
+        )
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
     if team.size > 1 and (file or weights):
         subject = "a GGUF file's packed weights" if file else f"weights of {weights}"
         instead = "give a folder that `longdraft export` wrote" if file else "leave out --weights"
-        raise InputError(f"{subject} cannot be divided among processes: start without torchrun, or {instead}")
-    hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling, team), None)
+        raise InputError(
+            f"{subject} cannot be divided among processes: start without torchrun, or {instead}"
+        )
+    hf, note = (
+        _from_gguf(file, dtype, scaling)
+        if file
+        else (_from_folder(name, dtype, scaling, team), None)
+    )
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     whole = digest(hf) if team.size > 1 else None
     if team.size > 1:
@@ -144,13 +161,21 @@ def _read(
     if weights is not None:
         quantize_linears(hf, weights)
     rounds = activations == "int8" or (activations is None and file is not None and _can_round(hf))
-    whole = digest(hf) if rounds else whole  # later it would have to restore the order of all weights
+    whole = (
+        digest(hf) if rounds else whole
+    )  # later it would have to restore the order of all weights
     if rounds and not (rounds := round_inputs(hf) > 0) and activations:
         raise InputError(
-            f"activations=int8 is for packed weights, and {name} has none: give a GGUF file, or weights=int8"
+            f"activations=int8 is for packed weights, and {name} has none: give a GGUF "
+            "file, or weights=int8"
         )
     align_weights(hf.parameters())
-    loaded = {"name": name, "rope": None if scaling is None else str(scaling), "weights": weights, "kv": kv}
+    loaded = {
+        "name": name,
+        "rope": None if scaling is None else str(scaling),
+        "weights": weights,
+        "kv": kv,
+    }
     loaded |= {"team": team, "activations": "int8" if rounds else None}
     return hf, loaded | {"note": note, "stored": stored, "digest": whole}
 
@@ -158,23 +183,33 @@ def _read(
 def _can_round(hf: Any) -> bool:
     """Whether kernels can multiply inputs of 8 bits here; without them it would only be slower."""
     lib = native.library()
-    return hf.device.type == "cpu" and lib is not None and native.name_of(lib) not in native.WITHOUT_INT8
+    return (
+        hf.device.type == "cpu"
+        and lib is not None
+        and native.name_of(lib) not in native.WITHOUT_INT8
+    )
 
 
 def _gguf(name: str) -> Path | None:
-    """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not fetched."""
+    """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not
+    fetched.
+    """
     if not fetch.is_file(name):
         return None
     return fetch.fetched(name) if name in fetch.SOURCES else Path(name).expanduser()
 
 
 def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
-    """A Transformers model, and notes, one a line: of weights that do not stay packed, and of tokens' types."""
+    """A Transformers model, and notes, one a line: of weights that do not stay packed, and of
+    tokens' types.
+    """
     file = gguf.read(path)
     kind = file.required("general.architecture", str)
     notes = [marks.note(file)]
     if kind not in gguf_model.CONFIGS or kind in gguf_model.UNPACKED:
-        notes.append(f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}")
+        notes.append(
+            f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
+        )
     build = _packed if kind in gguf_model.CONFIGS else others.build
     hf = _try(str(path), lambda: build(file, kind, DTYPES[dtype], scaling))
     return hf, "\n".join(filter(None, notes)) or None
@@ -199,26 +234,39 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
     _try(name, lambda: refuse(config))
     if scaling is not None:
         scaling.extend(config)
-    options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
+    options |= {
+        "config": config,
+        "dtype": DTYPES[dtype],
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
     if team.size > 1 and is_multimodal(config):
         raise InputError(
-            f"{config.model_type} is multimodal, and cannot be divided among processes: write its text to a folder with"
+            f"{config.model_type} is multimodal, and cannot be divided among processes: "
+            "write its text to a folder with"
             " `longdraft export` first, or start without torchrun"
         )
     options |= options_for(config, team)
-    cls = without_towers(class_of(config)) if (multimodal := is_multimodal(config)) else class_of(config)
+    cls = (
+        without_towers(class_of(config))
+        if (multimodal := is_multimodal(config))
+        else class_of(config)
+    )
     packed = eight_bits.is_packed(Path(where) / eight_bits.WEIGHTS)
     read = partial(eight_bits.load_model, cls) if packed else cls.from_pretrained
     hf, info = _try(name, lambda: read(where, **options, **OURS))
     if info["missing_keys"]:
         raise InputError(
-            f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
+            f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its "
+            "safetensors are incomplete"
         )
     return in_one_line(config.model_type, lambda: text_model(hf)) if multimodal else hf
 
 
 def quiet(threads: int | None) -> None:
-    """Show the libraries' errors and warnings of wrong results alone, and let torch use this number of threads."""
+    """Show the libraries' errors and warnings of wrong results alone, and let torch use this number
+    of threads.
+    """
     only_serious()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -226,19 +274,25 @@ def quiet(threads: int | None) -> None:
 
 @cache
 def reachable(name: str) -> bool:
-    """Whether the Hub can be reached; if not, the model's cached files are used. Raises InputError if there are none.
+    """Whether the Hub can be reached; if not, the model's cached files are used. Raises InputError
+    if there are none.
 
     This is checked first, because a download would retry an unreachable Hub many times.
     """
     try:
         HfApi().model_info(name, timeout=TIMEOUT)
     except (RepositoryNotFoundError, GatedRepoError) as error:
-        why = "is gated: accept its terms on the Hub" if isinstance(error, GatedRepoError) else "does not exist"
+        why = (
+            "is gated: accept its terms on the Hub"
+            if isinstance(error, GatedRepoError)
+            else "does not exist"
+        )
         raise InputError(f"the Hub reports that {name} {why}; {HOW}") from None
     except Exception:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             raise InputError(
-                f"cannot reach the Hub for {name}, which is not in its local cache: connect to the network, or {HOW}"
+                f"cannot reach the Hub for {name}, which is not in its local cache: "
+                f"connect to the network, or {HOW}"
             ) from None
         return False
     return True
@@ -249,7 +303,8 @@ def _place(name: str) -> tuple[str, bool]:
     if name == "bundled":
         if not (BUNDLED / "model.safetensors").exists():
             raise InputError(
-                f"the bundled model is missing from this installation ({BUNDLED}): reinstall longdraft, or {HOW}"
+                f"the bundled model is missing from this installation ({BUNDLED}): "
+                f"reinstall longdraft, or {HOW}"
             )
         return str(BUNDLED), True
     folder = Path(name).expanduser()
@@ -259,10 +314,18 @@ def _place(name: str) -> tuple[str, bool]:
         return name, False
     if not (folder / "config.json").is_file():
         inside = sorted(folder.glob("*.gguf"))
-        raise InputError(f"{name} has no config.json: {f'give the file {inside[0]}' if inside else HOW}")
+        raise InputError(
+            f"{name} has no config.json: {f'give the file {inside[0]}' if inside else HOW}"
+        )
     if not any(folder.glob("*.safetensors")):
-        pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(kind))
-        why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else "no weights"
+        pickled = sorted(
+            p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(kind)
+        )
+        why = (
+            f"only pickled weights ({pickled[0]}), which can run code when read"
+            if pickled
+            else "no weights"
+        )
         raise InputError(f"{name} has {why}: convert them to safetensors, or {HOW}")
     return str(folder), True
 

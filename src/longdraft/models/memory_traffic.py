@@ -1,4 +1,6 @@
-"""Bytes of weights, keys, values and recurrent states that a pass moves: arithmetic, nothing is timed."""
+"""Bytes of weights, keys, values and recurrent states that a pass moves: arithmetic, nothing is
+timed.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,25 @@ from longdraft.models.lm import LM
 from longdraft.ops import coded
 
 PER_TOKEN = ("num_experts_per_tok", "top_k_experts")  # names of the experts of a token in configs
-Seen = Callable[[list[int]], list[int]]  # committed slots of each row -> how many of them a pass reads
+Seen = Callable[
+    [list[int]], list[int]
+]  # committed slots of each row -> how many of them a pass reads
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of a model's weights: every pass reads `shared`, and of `experts` those that its nodes are routed to."""
+    """Bytes of a model's weights: every pass reads `shared`, and of `experts` those that its nodes
+    are routed to.
+    """
 
     shared: int
     experts: int = 0
     each: float = 0.0  # fraction of the experts that one node is routed to
 
     def read(self, nodes: int) -> float:
-        """Expected bytes that a pass over this many nodes reads, if nodes choose their experts independently."""
+        """Expected bytes that a pass over this many nodes reads, if nodes choose their experts
+        independently.
+        """
         return self.shared + self.experts * (1 - (1 - self.each) ** nodes)
 
 
@@ -37,16 +45,22 @@ def weights_of(model: LM) -> Weights:
     """Computed once per model."""
     if model not in _WEIGHTS:
         count = model.experts
-        experts = [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
+        experts = (
+            [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
+        )
         size = sum(p.nbytes for p in experts)
         each = next(filter(None, (getattr(model.config, name, None) for name in PER_TOKEN)), 1)
-        _WEIGHTS[model] = Weights(model.nbytes() - size, size, min(each / count, 1.0) if count else 0.0)
+        _WEIGHTS[model] = Weights(
+            model.nbytes() - size, size, min(each / count, 1.0) if count else 0.0
+        )
     return _WEIGHTS[model]
 
 
 @dataclass(frozen=True)
 class InCodes:
-    """How many of each row's committed slots a pass reads as codes of this many bits (ops/coded.py)."""
+    """How many of each row's committed slots a pass reads as codes of this many bits
+    (ops/coded.py).
+    """
 
     slots: Seen
     bits: int
@@ -59,18 +73,24 @@ def keys_read(
     layers: Iterable[int] | None = None,
     codes: InCodes | None = None,
 ) -> int:
-    """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a view.
+    """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a
+    view.
 
-    codes: of the slots that are seen, those that are read as codes. A layer with a window or chunks reads these under
-    any view, an indexer all its keys, and layers that share keys read them once each.
+    codes: of the slots that are seen, those that are read as codes. A layer with a window or chunks
+    reads these under any view, an indexer all its keys, and layers that share keys read them once
+    each.
     """
-    lengths, total, readers_of_shared = cache.length.tolist(), 0, Counter(model.sources.values())
+    lengths = cache.length.tolist()
+    total = 0
+    readers_of_shared = Counter(model.sources.values())
     shown = sum(lengths if seen is None else seen(lengths))
     in_codes = 0 if codes is None or not codes.bits else sum(codes.slots(lengths))
     for layer in cache.layers if layers is None else layers:
         span = model.architecture.spans.get(layer)
         of_indexer = layer >= model.config.num_hidden_layers
-        full = shown - in_codes if span is None else sum(n - max(0, span.low(n - 1)) for n in lengths)
+        full = (
+            shown - in_codes if span is None else sum(n - max(0, span.low(n - 1)) for n in lengths)
+        )
         readers = 1 + readers_of_shared[layer]
         total += readers * (sum(lengths) if of_indexer else full) * cache.slot_bytes(layer)
         if in_codes and codes is not None and span is None and not of_indexer:
@@ -79,22 +99,35 @@ def keys_read(
 
 
 def slot_bytes(model: LM) -> int:
-    """Bytes of one slot's keys and values in all layers, of a model that the native backend computes."""
-    heads, dims = model.config.num_key_value_heads, [layer.self_attn.head_dim for layer in model.hf.model.layers]
+    """Bytes of one slot's keys and values in all layers, of a model that the native backend
+    computes.
+    """
+    heads = model.config.num_key_value_heads
+    dims = [layer.self_attn.head_dim for layer in model.hf.model.layers]
     bits = model.kv_bits
-    return sum(2 * heads * (coded.width(dim, bits) if bits else dim * model.dtype.itemsize) for dim in dims)
+    return sum(
+        2 * heads * (coded.width(dim, bits) if bits else dim * model.dtype.itemsize) for dim in dims
+    )
 
 
 def bytes_read(
-    model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = None, codes: InCodes | None = None
+    model: LM,
+    cache: KVCache,
+    nodes: int = 1,
+    seen: Seen | None = None,
+    codes: InCodes | None = None,
 ) -> float:
-    """Bytes that a pass over `nodes` nodes per row moves: weights, keys and states once, and states are written too."""
+    """Bytes that a pass over `nodes` nodes per row moves: weights, keys and states once, and states
+    are written too.
+    """
     keys = keys_read(model, cache, seen, codes=codes)
     return weights_of(model).read(nodes * len(cache.length)) + keys + states_moved(cache)
 
 
 def states_moved(cache: KVCache) -> int:
-    """Bytes of recurrent states that a pass reads and writes, regardless of its nodes, the context and the view."""
+    """Bytes of recurrent states that a pass reads and writes, regardless of its nodes, the context
+    and the view.
+    """
     return 2 * sum(cache.states(b).nbytes() for b in range(len(cache.length)))
 
 

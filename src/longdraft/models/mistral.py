@@ -1,7 +1,8 @@
-"""Mistral's Tekken vocabulary in folders whose tokenizer.json splits text by another model's rule, as many have it.
+"""Mistral's Tekken vocabulary in folders whose tokenizer.json splits text by another model's rule,
+as many have it.
 
-Such a folder reads `'The` as `'T` and `he`. Transformers warns of every large vocabulary in a folder of Mistral's that
-an older version wrote, right or wrong, and of no other.
+Such a folder reads `'The` as `'T` and `he`. Transformers warns of every large vocabulary in a
+folder of Mistral's that an older version wrote, right or wrong, and of no other.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ KINDS = ("mistral", "ministral", "pixtral", "voxtral")  # how the model types be
 FIRST = ("<unk>", "<s>", "</s>")  # Tekken's first tokens
 BYTES = 1000  # where its 256 bytes begin, in order
 LOGGER = "transformers.tokenization_utils_tokenizers"
-NOTE = "the tokenizer of {} splits text by another rule than Mistral's Tekken: longdraft uses Tekken's"
+NOTE = (
+    "the tokenizer of {} splits text by another rule than Mistral's Tekken: longdraft uses Tekken's"
+)
 WARNING = "incorrect regex pattern"
 
 
 def mend(tokenizer: Any, kind: str) -> bool | None:
-    """Let a tokenizer of this model type split text as Tekken does. True: it did not; None: it is not Tekken's."""
+    """Let a tokenizer of this model type split text as Tekken does. True: it did not; None: it is
+    not Tekken's.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not kind.startswith(KINDS) or not isinstance(backend, Tokenizer) or not _is_tekken(backend):
         return None
     split = pre_tokenizers.Split(Regex(TEKKEN), "isolated")
-    right = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    right = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     if backend.pre_tokenizer is not None and _splits(backend.pre_tokenizer) == _splits(right):
         return False
     backend.pre_tokenizer, backend.decoder = right, decoders.ByteLevel()

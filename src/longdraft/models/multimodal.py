@@ -1,4 +1,6 @@
-"""The text model of a multimodal checkpoint: what reads images or sound is left out before weights are read."""
+"""The text model of a multimodal checkpoint: what reads images or sound is left out before weights
+are read.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ class LeftOut(nn.Module):
         raise Absent(f"{name} belongs to a part of the model that reads no texts, and was left out")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise InputError("only the text part of this model was loaded: leave out images, video and sound")
+        raise InputError(
+            "only the text part of this model was loaded: leave out images, video and sound"
+        )
 
 
 def without_towers(cls: Any) -> Any:
-    """A class whose models are `cls`'s without what texts do not need, so that from_pretrained does not read that.
+    """A class whose models are `cls`'s without what texts do not need, so that from_pretrained does
+    not read that.
 
-    It has the name and the module of cls, by which Transformers chooses how to rename a checkpoint's weights.
+    It has the name and the module of cls, by which Transformers chooses how to rename a
+    checkpoint's weights.
     """
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +55,9 @@ def without_towers(cls: Any) -> Any:
 
 @contextmanager
 def towers_are_optional() -> Generator[None]:
-    """Modules that need a package which is not installed (timm, for instance) are LeftOut from the beginning."""
+    """Modules that need a package which is not installed (timm, for instance) are LeftOut from the
+    beginning.
+    """
     made = AutoModel.__dict__["from_config"]
 
     def from_config(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,18 +74,23 @@ def towers_are_optional() -> Generator[None]:
 
 
 def leave_out(hf: Any) -> None:
-    """Replace what stands beside a decoder and its head by LeftOut. Raises InputError if there is no decoder."""
+    """Replace what stands beside a decoder and its head by LeftOut. Raises InputError if there is
+    no decoder.
+    """
     gone = list(_beside_decoder(hf))
     for name in gone:
         owner, _, leaf = name.rpartition(".")
         setattr(hf.get_submodule(owner), leaf, LeftOut())
     inside = tuple(f"{name}." for name in gone)
     tied: dict[str, str] = hf.all_tied_weights_keys
-    hf.all_tied_weights_keys = {k: v for k, v in tied.items() if not k.startswith(inside) and not v.startswith(inside)}
+    hf.all_tied_weights_keys = {
+        k: v for k, v in tied.items() if not k.startswith(inside) and not v.startswith(inside)
+    }
 
 
 def _beside_decoder(hf: Any) -> Iterator[str]:
-    """The outermost modules with weights that are neither around nor in the decoder, its embeddings and its head.
+    """The outermost modules with weights that are neither around nor in the decoder, its embeddings
+    and its head.
 
     In the decoder these are separate models, such as what makes tokens of images.
     """
@@ -95,7 +108,9 @@ def _beside_decoder(hf: Any) -> Iterator[str]:
 
 
 def _around(hf: Any) -> list[Any]:
-    """The modules that contain the decoder's layers, below the model itself, from the outermost on."""
+    """The modules that contain the decoder's layers, below the model itself, from the outermost
+    on.
+    """
     layers = layout_of(hf).layers
     names = next(name for name, m in hf.named_modules() if m is layers).split(".")
     return [hf.get_submodule(".".join(names[:n])) for n in range(1, len(names))]
@@ -104,8 +119,8 @@ def _around(hf: Any) -> list[Any]:
 def text_model(hf: Any) -> Any:
     """The causal language model within a multimodal one, over the same weights.
 
-    It is the multimodal model itself where Transformers has no class for it, or where the class computes something
-    else, which is seen by one pass. Its `placeholders` are those of the config.
+    It is the multimodal model itself where Transformers has no class for it, or where the class
+    computes something else, which is seen by one pass. Its `placeholders` are those of the config.
     """
     inside = next((m for m in _around(hf) if type(m).__name__.endswith(CAUSAL)), None)
     text = inside or _assembled(hf)
@@ -118,13 +133,17 @@ def text_model(hf: Any) -> Any:
 
 
 def placeholders_of(config: Any) -> dict[int, str]:
-    """{token: what it stands for} of the tokens in whose place a prompt has images, video or sound."""
+    """{token: what it stands for} of the tokens in whose place a prompt has images, video or
+    sound.
+    """
     matches = ((PLACEHOLDER.fullmatch(name), value) for name, value in vars(config).items())
     return {value: match[1] for match, value in matches if match and isinstance(value, int)}
 
 
 def _assembled(hf: Any) -> Any:
-    """A model of the text config's own class with the decoder and the head of hf; None if they do not fit it."""
+    """A model of the text config's own class with the decoder and the head of hf; None if they do
+    not fit it.
+    """
     config = hf.config.get_text_config()
     cls = causal_class(config)
     if cls is None or config is hf.config:
@@ -144,11 +163,17 @@ def _assembled(hf: Any) -> Any:
 
 @torch.inference_mode()
 def probe(hf: Any, text: Any) -> bool:
-    """Whether both give the same logits for a text, up to rounding, or hf needs what was left out to say so."""
-    ids = torch.arange(3, 3 + TOKENS, device=hf.device)[None] % hf.config.get_text_config().vocab_size
+    """Whether both give the same logits for a text, up to rounding, or hf needs what was left out
+    to say so.
+    """
+    ids = (
+        torch.arange(3, 3 + TOKENS, device=hf.device)[None] % hf.config.get_text_config().vocab_size
+    )
     try:
         wanted = hf.eval()(input_ids=ids, use_cache=False).logits.float()
     except (InputError, Absent):
         return True
     got = text.eval()(input_ids=ids, use_cache=False).logits.float()
-    return wanted.shape == got.shape and bool((wanted - got).abs().max() <= 0.01 * wanted.abs().max())
+    return wanted.shape == got.shape and bool(
+        (wanted - got).abs().max() <= 0.01 * wanted.abs().max()
+    )

@@ -1,4 +1,6 @@
-"""A model of which only the configuration is read: for arithmetic on models that are not here, of any size."""
+"""A model of which only the configuration is read: for arithmetic on models that are not here, of
+any size.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ LAYERS = 4096  # more would take minutes to build, and no model has as many
 HOW = "give 'bundled', a folder with a config.json, or a Hub id like org/name"
 
 
-def outline(name: str, dtype: str = "bfloat16", rope: str | None = None, kv: str | None = None) -> LM:
+def outline(
+    name: str, dtype: str = "bfloat16", rope: str | None = None, kv: str | None = None
+) -> LM:
     """A model whose weights lie on the device "meta", where they take no memory and have no values.
 
-    name: 'bundled', a folder with a config.json, or a Hub id, of which the config alone is downloaded. dtype, rope, kv:
-    as for `load`. Raises InputError.
+    name: 'bundled', a folder with a config.json, or a Hub id, of which the config alone is
+    downloaded. dtype, rope, kv: as for `load`. Raises InputError.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype[:40]!r}: choose {' or '.join(DTYPES)}")
@@ -34,21 +38,31 @@ def outline(name: str, dtype: str = "bfloat16", rope: str | None = None, kv: str
     in_one_line(name, lambda: refuse(config))
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if not isinstance(layers, int) or layers > LAYERS:
-        raise InputError(f"the config.json of {name} states {str(layers)[:20]} layers: give that of a real model")
+        raise InputError(
+            f"the config.json of {name} states {str(layers)[:20]} layers: give that of a real model"
+        )
     if scaling is not None:
         scaling.extend(config)
     return in_one_line(name, lambda: outline_of(config, DTYPES[dtype], name, rope, kv))
 
 
 def outline_of(
-    config: Any, dtype: torch.dtype = torch.bfloat16, name: str = "", rope: str | None = None, kv: str | None = None
+    config: Any,
+    dtype: torch.dtype = torch.bfloat16,
+    name: str = "",
+    rope: str | None = None,
+    kv: str | None = None,
 ) -> LM:
-    """The same from a config: of a multimodal model its language model, if Transformers has a class for that."""
+    """The same from a config: of a multimodal model its language model, if Transformers has a class
+    for that.
+    """
     text = config.get_text_config()
     own = causal_class(text)
     cls, config = (own, text) if own is not None else (class_of(config), config)
     with torch.device("meta"):
-        return LM(cls._from_config(config, dtype=dtype, attn_implementation="eager"), name, rope, kv=kv)
+        return LM(
+            cls._from_config(config, dtype=dtype, attn_implementation="eager"), name, rope, kv=kv
+        )
 
 
 def _config(name: str) -> Any:
@@ -66,4 +80,6 @@ def _config(name: str) -> Any:
         raise
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"cannot read the config of {name}: {reason[:300].rstrip('.')}; {HOW}") from error
+        raise InputError(
+            f"cannot read the config of {name}: {reason[:300].rstrip('.')}; {HOW}"
+        ) from error

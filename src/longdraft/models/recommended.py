@@ -1,4 +1,5 @@
-"""The sampling that a model's makers recommend: from its configuration, its GGUF file, or what is known of a model.
+"""The sampling that a model's makers recommend: from its configuration, its GGUF file, or what is
+known of a model.
 
 A GGUF file may have it under general.sampling.* (llama.cpp's names); many, such as Qwen's, do not.
 """
@@ -15,12 +16,21 @@ from longdraft.models.gguf import file as gguf
 from longdraft.models.lm import LM
 from longdraft.sampling_parameters import WINDOW
 
-EVERYTHING = WINDOW.high  # tokens that a repetition penalty looks back at in Transformers: the prompt too
+EVERYTHING = (
+    WINDOW.high
+)  # tokens that a repetition penalty looks back at in Transformers: the prompt too
 FIELDS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 FIELDS |= {"repetition_penalty": "penalty"}
-IN_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "penalty"}
+IN_GGUF = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "penalty",
+}
 QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "penalty": 1.1}
-# What the makers of the models that `longdraft fetch` knows recommend; those of SmolLM2 say nothing in its
+# What the makers of the models that `longdraft fetch` knows recommend; those of SmolLM2 say nothing
+# in its
 # generation_config.json.
 OF_FETCHED: dict[str, dict[str, float]] = {
     "smollm2": {},
@@ -31,7 +41,9 @@ OF_FETCHED: dict[str, dict[str, float]] = {
 
 
 def recommended_settings(target: LM) -> dict[str, float]:
-    """What the makers say, by the names of a Sampler; nothing for a model of which nothing is known."""
+    """What the makers say, by the names of a Sampler; nothing for a model of which nothing is
+    known.
+    """
     where = Path(target.hf.name_or_path or "-")
     settings = _of_file(where) if where.is_file() else _of_config(target.hf.generation_config)
     return {"temperature": 1.0, **settings} if settings else {}
@@ -39,7 +51,9 @@ def recommended_settings(target: LM) -> dict[str, float]:
 
 def sampler_of(settings: dict[str, float], window: int = EVERYTHING) -> Sampler:
     """window: tokens that a penalty looks back at."""
-    numbers = {name: int(value) if name == "top_k" else float(value) for name, value in settings.items()}
+    numbers = {
+        name: int(value) if name == "top_k" else float(value) for name, value in settings.items()
+    }
     return Sampler(**numbers, window=window) if "penalty" in numbers else Sampler(**numbers)  # type: ignore[arg-type]
 
 
@@ -47,13 +61,16 @@ def recommended_sampler(target: LM) -> Sampler:
     """Raises InputError for a model of which nothing is known."""
     if not (settings := recommended_settings(target)):
         raise InputError(
-            f"{target.name} recommends no sampling: give --temperature, and --top-p or --penalty if wanted"
+            f"{target.name} recommends no sampling: give --temperature, and --top-p or "
+            "--penalty if wanted"
         )
     return sampler_of(settings)
 
 
 def _of_file(file: Path) -> dict[str, float]:
-    """What a GGUF file says itself; else what is known of the model that was fetched to this place."""
+    """What a GGUF file says itself; else what is known of the model that was fetched to this
+    place.
+    """
     metadata = gguf.read(file).metadata
     said = {name: metadata.get(f"general.sampling.{key}") for key, name in IN_GGUF.items()}
     said = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
@@ -64,4 +81,8 @@ def _of_file(file: Path) -> dict[str, float]:
 def _of_config(config: Any) -> dict[str, float]:
     """What generation_config.json sets; nothing where it does not sample."""
     said = {name: getattr(config, field, None) for field, name in FIELDS.items()}
-    return {name: value for name, value in said.items() if value is not None} if config.do_sample else {}
+    return (
+        {name: value for name, value in said.items() if value is not None}
+        if config.do_sample
+        else {}
+    )

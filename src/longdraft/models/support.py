@@ -21,26 +21,33 @@ from longdraft.models.classes import causal_class, class_of, is_multimodal, read
 from longdraft.models.lm import LM
 from longdraft.models.shrunk import changes_rotation, shrunk
 
-# Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
+# Architectures that the tests compare with Transformers' attention; any other is compared once,
+# when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
-ROUNDING, COARSE = 0.01, 0.05  # of the largest logit: by how much passes in float32 and in other dtypes may differ
+# of the largest logit: by how much passes in float32 and in other dtypes may differ
+ROUNDING = 0.01
+COARSE = 0.05
 
 
 def refuse(config: Any, cls: Any = None) -> None:
-    """Raises InputError for models that are no causal LM, lack what a backend needs, or have layers without keys.
+    """Raises InputError for models that are no causal LM, lack what a backend needs, or have layers
+    without keys.
 
     cls: the class of the model (None: the one that `load` would choose).
     """
     kind = getattr(config, "model_type", "?")
     if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{kind} has an encoder, and longdraft continues texts: use a decoder-only model")
+        raise InputError(
+            f"{kind} has an encoder, and longdraft continues texts: use a decoder-only model"
+        )
     cls = cls or class_of(config)
     if cls is None or not cls.can_generate():
         raise InputError(f"{kind} is not a causal language model of Transformers: use one that is")
     if reads_both_sides(config, cls):
         raise InputError(
-            f"{kind} reads the tokens on both sides, since its config.json does not say is_decoder=true: use a"
+            f"{kind} reads the tokens on both sides, since its config.json does not say "
+            "is_decoder=true: use a"
             " decoder-only model"
         )
     c = config.get_text_config()
@@ -52,13 +59,19 @@ def refuse(config: Any, cls: Any = None) -> None:
     known = has_scans(cls) or compresses(c)
     why = "keeps a state that cannot be rolled back" if stateful and not known else None
     if pools_keys(c):
-        why = "has an indexer that chooses among pools of keys, which would mix the branches of a tree"
+        why = (
+            "has an indexer that chooses among pools of keys, which would mix the branches of "
+            "a tree"
+        )
     if adds_biases(cls):
         why = "adds a bias of positions to its attention scores"
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
     if why:
-        raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
+        raise InputError(
+            f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral "
+            "model, for example"
+        )
 
 
 def needs_beside_text(cls: Any, config: Any) -> str | None:
@@ -80,14 +93,18 @@ def adds_biases(cls: Any) -> bool:
 
 
 def verify(hf: Any) -> None:
-    """As probe, where the tests do not cover the architecture. Whatever goes wrong in it is an InputError."""
+    """As probe, where the tests do not cover the architecture. Whatever goes wrong in it is an
+    InputError.
+    """
     kind = hf.config.model_type
     if kind not in TESTED:
         in_one_line(kind, lambda: probe(hf))
 
 
 def in_one_line(kind: str, action: Callable[[], Any]) -> Any:
-    """What action returns. Raises InputError, with the first line of the reason, where a model's modules fail."""
+    """What action returns. Raises InputError, with the first line of the reason, where a model's
+    modules fail.
+    """
     try:
         return action()
     except InputError:
@@ -95,20 +112,24 @@ def in_one_line(kind: str, action: Callable[[], Any]) -> Any:
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
-            f"{kind} cannot be run: {reason[:300].rstrip('.')}; use a Llama, Qwen or Mistral model, for example"
+            f"{kind} cannot be run: {reason[:300].rstrip('.')}; use a Llama, Qwen or "
+            "Mistral model, for example"
         ) from error
 
 
 @torch.inference_mode()
 def probe(hf: Any, tokens: int = 12) -> None:
-    """Raises InputError if a pass differs from Transformers' own, for architectures that the tests do not cover.
+    """Raises InputError if a pass differs from Transformers' own, for architectures that the tests
+    do not cover.
 
-    The windows, chunks and borders of its config are shrunk to these few tokens, because a difference that begins later
-    would not show; rotations that change with the length are compared on both sides of their border.
+    The windows, chunks and borders of its config are shrunk to these few tokens, because a
+    difference that begins later would not show; rotations that change with the length are compared
+    on both sides of their border.
     """
     if counts_from_padding(hf):
         raise InputError(
-            f"{hf.config.model_type} counts positions from its padding token's number on, but in Transformers' generate"
+            f"{hf.config.model_type} counts positions from its padding token's number on, "
+            "but in Transformers' generate"
             " from 0, so its output is not defined: use another architecture"
         )
     if scans_in(hf):
@@ -120,20 +141,27 @@ def probe(hf: Any, tokens: int = 12) -> None:
             error = max(compare(hf, tokens) for compare in comparisons)
         if not error < (ROUNDING if hf.dtype == torch.float32 else COARSE):
             raise InputError(
-                f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {error:.1%}"
+                f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' "
+                f"own by {error:.1%}"
                 " of the largest logit, so its output would be wrong: use another architecture"
             )
 
 
 def counts_from_padding(hf: Any) -> bool:
-    """Whether positions begin behind the padding token's number, as in RoBERTa, if a pass is not given them."""
+    """Whether positions begin behind the padding token's number, as in RoBERTa, if a pass is not
+    given them.
+    """
     tables = (getattr(m, "position_embeddings", None) for m in hf.modules())
     return any(isinstance(t, torch.nn.Embedding) and t.padding_idx is not None for t in tables)
 
 
 def compare_chain(hf: Any, tokens: int) -> float:
-    """The error (as `difference`) of the logits of the second half of this many tokens, read in two passes."""
-    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
+    """The error (as `difference`) of the logits of the second half of this many tokens, read in two
+    passes.
+    """
+    ids = (
+        torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
+    )
     hf.set_attn_implementation("eager")
     stock = hf(input_ids=ids, use_cache=False).logits
     lm = LM(hf)
@@ -143,18 +171,23 @@ def compare_chain(hf: Any, tokens: int) -> float:
 
 
 def compare_branches(hf: Any, tokens: int) -> float:
-    """As compare_chain, for models that attend by themselves or have states: a tree of two branches beside each path
-    as one text."""
+    """As compare_chain, for models that attend by themselves or have states: a tree of two branches
+    beside each path as one text.
+    """
     ids = torch.arange(3, 3 + tokens, device=hf.device) % hf.config.get_text_config().vocab_size
     paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
     if not lacks_interface(hf):
         hf.set_attn_implementation("eager")
-    stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits[:, -3:]
+    stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits[
+        :, -3:
+    ]
     lm = LM(hf)
     cache = lm.new_cache(1, tokens + 2)
     lm.prefill(ids[:-3].tolist(), cache)
     tree = Tree.root(ids[-3:-2]).add_paths(torch.zeros_like(paths[None, :, 0]), paths[None, :, -2:])
-    return difference(lm(tree, cache)[0][torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)], stock)
+    return difference(
+        lm(tree, cache)[0][torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)], stock
+    )
 
 
 def difference(ours: Tensor, stock: Tensor) -> float:

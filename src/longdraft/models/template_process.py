@@ -1,7 +1,8 @@
-"""Renders a chat template and marks what the template itself writes. As a script: a line of JSON each way.
+"""Renders a chat template and marks what the template itself writes. As a script: a line of JSON
+each way.
 
-models/templates.py starts and ends the script. It imports neither longdraft nor torch, so that it starts quickly and
-has little to lose.
+models/templates.py starts and ends the script. It imports neither longdraft nor torch, so that it
+starts quickly and has little to lose.
 """
 
 from __future__ import annotations
@@ -17,24 +18,42 @@ from jinja2 import nodes, pass_context
 from jinja2.visitor import NodeTransformer
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-MEMORY = 1 << 30  # bytes of address space: a template that builds a huge text fails here, and nothing else does
+MEMORY = (
+    1 << 30
+)  # bytes of address space: a template that builds a huge text fails here, and nothing else does
 ROLES = {"system", "developer", "user", "assistant", "tool"}
-OWN, READ = "longdraft_own", "longdraft_read"  # filters, which no template has
+# filters, which no template has
+OWN = "longdraft_own"
+READ = "longdraft_read"
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # what Transformers writes where it will cut a text
-INSPECTING = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "index", "count"}
+INSPECTING = {
+    "split",
+    "rsplit",
+    "partition",
+    "rpartition",
+    "startswith",
+    "endswith",
+    "find",
+    "rfind",
+    "index",
+    "count",
+}
 INSPECTING |= {"rindex", "replace"}
 
 
 class Own(str):
-    """Text that the template itself wrote: its logic reads it like any string, and `marks` replaces the characters
-    where it is written or joined with other text. Only `own` makes one.
+    """Text that the template itself wrote: its logic reads it like any string, and `marks` replaces
+    the characters where it is written or joined with other text. Only `own` makes one.
 
-    Any other operation on it (most methods of str, JSON) gives an unmarked string, which counts as a client's.
+    Any other operation on it (most methods of str, JSON) gives an unmarked string, which counts as
+    a client's.
     """
 
     marks: dict[int, int]  # from a character to the one that stands for it
 
-    def __new__(cls, text: str = "") -> str:  # Jinja's str.format calls the type of the format string
+    def __new__(
+        cls, text: str = ""
+    ) -> str:  # Jinja's str.format calls the type of the format string
         return str.__str__(text)
 
     def __str__(self) -> str:
@@ -72,7 +91,9 @@ def own(value: Any, marks: dict[int, int]) -> Any:
 
 
 class Literals(NodeTransformer):
-    """Makes the literals of a template `Own`, and removes marks from what it compares and inspects."""
+    """Makes the literals of a template `Own`, and removes marks from what it compares and
+    inspects.
+    """
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
         return _filter(nodes.Const(node.data), OWN)
@@ -82,7 +103,9 @@ class Literals(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         node.node = self.visit(node.node)
-        node.arg = node.arg if isinstance(node.arg, nodes.Const) else self.visit(node.arg)  # a name stays unchanged
+        node.arg = (
+            node.arg if isinstance(node.arg, nodes.Const) else self.visit(node.arg)
+        )  # a name stays unchanged
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
@@ -95,7 +118,10 @@ class Literals(NodeTransformer):
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         self.generic_visit(node)
         if node.name in INSPECTING and node.node is not None:
-            node.node, node.args = _filter(node.node, READ), [_filter(each, READ) for each in node.args]
+            node.node, node.args = (
+                _filter(node.node, READ),
+                [_filter(each, READ) for each in node.args],
+            )
         return node
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:
@@ -130,18 +156,24 @@ def marking(template: str) -> Any:
 
 
 def rendered(asked: dict[str, Any]) -> dict[str, str]:
-    """asked: template; messages; tools; given, its other variables (special tokens); chosen, a client's variables;
-    continues, whether the last message is left open; marks, from each character of control tokens to a character that
-    occurs nowhere in the conversation.
+    """asked: template; messages; tools; given, its other variables (special tokens); chosen, a
+    client's variables; continues, whether the last message is left open; marks, from each character
+    of control tokens to a character that occurs nowhere in the conversation.
 
-    -> marked: the text that Transformers renders, with marks for those characters where the template itself wrote them,
-    as literals, roles or variables; or error: why there is none.
+    -> marked: the text that Transformers renders, with marks for those characters where the
+    template itself wrote them, as literals, roles or variables; or error: why there is none.
     """
-    template, given, chosen = asked["template"], asked["given"], asked.get("chosen", {})
-    messages, tools, continues = asked["messages"], asked["tools"], asked.get("continues", False)
+    template = asked["template"]
+    given = asked["given"]
+    chosen = asked.get("chosen", {})
+    messages = asked["messages"]
+    tools = asked["tools"]
+    continues = asked.get("continues", False)
     marks = {ord(char): ord(mark) for char, mark in asked["marks"].items()}
     unmarked = {mark: char for char, mark in marks.items()}
-    any_mark = re.compile("[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)")  # far faster than translate
+    any_mark = re.compile(
+        "[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)"
+    )  # far faster than translate
 
     def read(text: str) -> str:
         return text.translate(unmarked) if any_mark.search(text) else text
@@ -151,10 +183,14 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
         owned[-1] = owned[-1] | {"content": owned[-1]["content"] + TAG}
     try:
         for _ in range(2):  # a template that writes the time can differ once
-            chats = render_jinja_template([messages], tools, None, template, False, continues, **given, **chosen)
+            chats = render_jinja_template(
+                [messages], tools, None, template, False, continues, **given, **chosen
+            )
             text = chats[0][0] if isinstance(chats, tuple) else chats[0]
             variables = own(given, marks) | chosen | {OWN: marks, READ: read}
-            marked = marking(template).render(messages=owned, tools=tools, documents=None, **variables)
+            marked = marking(template).render(
+                messages=owned, tools=tools, documents=None, **variables
+            )
             marked = marked[: len(text)] if continues else marked
             if read(marked) == text:
                 return {"marked": marked}
@@ -166,8 +202,13 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    said, sys.stdout = sys.stdout, sys.stderr
-    for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+    said = sys.stdout
+    sys.stdout = sys.stderr
+    for kind, most in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
         resource.setrlimit(kind, (most, most))
     print("ready", file=said, flush=True)
     for line in sys.stdin:

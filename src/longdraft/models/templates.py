@@ -1,4 +1,6 @@
-"""A model's chat template, rendered in a process that can be killed: an endless loop stops no server and no chat."""
+"""A model's chat template, rendered in a process that can be killed: an endless loop stops no
+server and no chat.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ START_S = 60.0
 
 
 class Templates:
-    """A template that takes longer than `limit_s`, or writes more than `most` bytes, ends its process and one request.
+    """A template that takes longer than `limit_s`, or writes more than `most` bytes, ends its
+    process and one request.
 
-    The process starts with the first conversation or at `start`, and again after it was ended. Call it from any thread.
+    The process starts with the first conversation or at `start`, and again after it was ended. Call
+    it from any thread.
     """
 
     def __init__(self, limit_s: float = 2.0, most: int = 32 << 20):
-        self.limit_s, self.most = limit_s, most
-        self._lock, self._process = Lock(), None
+        self.limit_s = limit_s
+        self.most = most
+        self._lock = Lock()
+        self._process = None
         self._ready = False  # whether the process has said that it is
 
     def start(self) -> None:
@@ -40,13 +46,17 @@ class Templates:
             self._end()
 
     def render(self, asked: Asked) -> dict[str, str]:
-        """What `template_process.rendered` gives for a conversation. Raises InputError where a limit ends it."""
+        """What `template_process.rendered` gives for a conversation. Raises InputError where a
+        limit ends it.
+        """
         line = json.dumps(asked).encode() + b"\n"
         with self._lock:
             return json.loads(self._exchange(line))
 
     def _exchange(self, line: bytes) -> bytes:
-        """What the process answers to a line. Whatever goes wrong, the next request finds a process that works."""
+        """What the process answers to a line. Whatever goes wrong, the next request finds a process
+        that works.
+        """
         process = self._running()
         assert process.stdin is not None
         try:
@@ -62,7 +72,9 @@ class Templates:
             why = f"wrote more than {self.most} bytes"
         except OSError:
             why = "ended its process"
-        except BaseException:  # an interrupt: what the process would still say is not the next answer
+        except (
+            BaseException
+        ):  # an interrupt: what the process would still say is not the next answer
             self._end()
             raise
         self._end()
@@ -71,7 +83,8 @@ class Templates:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
-            command, pipe = [sys.executable, "-I", str(PROCESS)], subprocess.PIPE
+            command = [sys.executable, "-I", str(PROCESS)]
+            pipe = subprocess.PIPE
             self._process = subprocess.Popen(
                 command,
                 stdin=pipe,
@@ -86,7 +99,9 @@ class Templates:
     def _read(self, process: subprocess.Popen[bytes], limit_s: float, most: int) -> bytes:
         """A line that the process writes. Raises TimeoutError, OverflowError and OSError."""
         assert process.stdout is not None
-        end, parts, size = monotonic() + limit_s, list[bytes](), 0
+        end = monotonic() + limit_s
+        parts = list[bytes]()
+        size = 0
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN | select.POLLHUP)
         while not (parts and parts[-1].endswith(b"\n")):

@@ -1,4 +1,6 @@
-"""A model divided among processes by Transformers' plan of tensor parallelism: each computes its own heads."""
+"""A model divided among processes by Transformers' plan of tensor parallelism: each computes its
+own heads.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,40 @@ TABLE = "embedding_rowwise"
 
 
 def options_for(config: Any, team: Team) -> dict[str, Any]:
-    """What from_pretrained needs to load one process's share. Raises InputError for a model that cannot be divided."""
+    """What from_pretrained needs to load one process's share. Raises InputError for a model that
+    cannot be divided.
+    """
     if team.size == 1:
         return {}
     c = config.get_text_config()
     plan = getattr(c, "base_model_tp_plan", None) or {}
     if not any(name.endswith("k_proj") and style == COLUMNS for name, style in plan.items()):
-        raise InputError(f"Transformers has no plan to divide the attention of {c.model_type}: {ALONE_TOO}")
-    sizes = {"num_attention_heads": "query heads", "num_key_value_heads": "key heads", "intermediate_size": "features"}
+        raise InputError(
+            f"Transformers has no plan to divide the attention of {c.model_type}: {ALONE_TOO}"
+        )
+    sizes = {
+        "num_attention_heads": "query heads",
+        "num_key_value_heads": "key heads",
+        "intermediate_size": "features",
+    }
     sizes |= {"moe_intermediate_size": "features of an expert"}
-    counts = [(part, n) for name, part in sizes.items() for n in values_of(c, name) if isinstance(n, int)]
+    counts = [
+        (part, n) for name, part in sizes.items() for n in values_of(c, name) if isinstance(n, int)
+    ]
     for part, n in counts:
         if n % team.size:
             common = gcd(*(n for _, n in counts))
             raise InputError(f"{team.size} processes cannot share {n} {part}: {_instead(common)}")
     if find_spec("accelerate") is None:
-        raise InputError("dividing a model needs accelerate: `pip install accelerate`, or start without torchrun")
+        raise InputError(
+            "dividing a model needs accelerate: `pip install accelerate`, or start without torchrun"
+        )
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
     except ImportError:
-        raise InputError("dividing a model needs Transformers 5.23: upgrade it, or start without torchrun") from None
+        raise InputError(
+            "dividing a model needs Transformers 5.23: upgrade it, or start without torchrun"
+        ) from None
     return {"distributed_config": DistributedConfig(tp_size=team.size)}
 
 
@@ -57,11 +73,14 @@ def _instead(common: int) -> str:
 def settle(hf: Any, team: Team) -> None:
     """Turn the model that Transformers has loaded into plain tensors of this process's share.
 
-    Linear layers and the embedding get hooks in place of Transformers', so that `replace_linears` can carry them over
-    to packed weights. What else a plan divides, such as experts, keeps Transformers' own.
+    Linear layers and the embedding get hooks in place of Transformers', so that `replace_linears`
+    can carry them over to packed weights. What else a plan divides, such as experts, keeps
+    Transformers' own.
     """
     local: dict[int, nn.Parameter] = {}
-    hf._device_mesh = hf._mesh_manager = None  # they cannot be copied with the model
+    # they cannot be copied with the model
+    hf._device_mesh = None
+    hf._mesh_manager = None
     for name, module in hf.named_modules():
         style = hf.tp_plan.get(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name))
         whole = _width(module)
@@ -72,7 +91,9 @@ def settle(hf: Any, team: Team) -> None:
             module.out_features, module.in_features = module.weight.shape
             if style == ROWS:
                 if module.bias is not None and not team.first:
-                    module.bias = nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)  # it counts once
+                    module.bias = nn.Parameter(
+                        torch.zeros_like(module.bias), requires_grad=False
+                    )  # it counts once
                 module.register_forward_hook(Sum(team))
             elif style in OUTPUT:
                 module.register_forward_hook(Joined(team, whole))
@@ -87,19 +108,31 @@ def _width(module: nn.Module) -> int:
     return int(getattr(module, "out_features", 0) or getattr(module, "num_embeddings", 0) or 0)
 
 
-def _make_local(module: nn.Module, local: dict[int, nn.Parameter], style: str | None, rows: int) -> bool:
-    """Replace a module's divided weights by their local parts; False if its style must stay Transformers' own.
+def _make_local(
+    module: nn.Module, local: dict[int, nn.Parameter], style: str | None, rows: int
+) -> bool:
+    """Replace a module's divided weights by their local parts; False if its style must stay
+    Transformers' own.
 
-    The last part of a vocabulary is filled up to `rows`, so that all processes count the same bytes.
+    The last part of a vocabulary is filled up to `rows`, so that all processes count the same
+    bytes.
     """
-    if isinstance(module, nn.Linear | nn.Embedding) and style not in (None, COLUMNS, ROWS, TABLE, *OUTPUT):
+    if isinstance(module, nn.Linear | nn.Embedding) and style not in (
+        None,
+        COLUMNS,
+        ROWS,
+        TABLE,
+        *OUTPUT,
+    ):
         return False
     for name, p in module.named_parameters(recurse=False):
         if isinstance(p, DTensor):
             if id(p) not in local:
                 mine = p.to_local()
                 missing = max(rows - len(mine), 0) if style in (TABLE, *OUTPUT) else 0
-                mine = torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing else mine
+                mine = (
+                    torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing else mine
+                )
                 local[id(p)] = nn.Parameter(mine, requires_grad=False)
             module._parameters[name] = local[id(p)]
     return isinstance(module, nn.Linear | nn.Embedding)
@@ -118,7 +151,9 @@ class Sum:
 
 @dataclass(frozen=True)
 class Joined:
-    """After the output matrix, which has a part of the vocabulary: all logits, the same bits in every process."""
+    """After the output matrix, which has a part of the vocabulary: all logits, the same bits in
+    every process.
+    """
 
     team: Team
     vocab: int
@@ -131,7 +166,9 @@ class Lookup:
     """The forward of an embedding that holds some rows of the table, from `first` on."""
 
     def __init__(self, module: nn.Embedding, team: Team, first: int):
-        self.module, self.team, self.first = module, team, first
+        self.module = module
+        self.team = team
+        self.first = first
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.team.agree("embedding", tokens)

@@ -12,21 +12,32 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 UTF8 = codecs.getincrementaldecoder("utf-8")
-BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token of one byte, where a vocabulary falls back to bytes
-KEPT = 4  # tokens before a piece with which it is decoded: decoders treat the first token of a text in another way
-OPEN = 1 << 10  # tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
+BYTE = re.compile(
+    r"<0x[0-9A-Fa-f]{2}>"
+)  # a token of one byte, where a vocabulary falls back to bytes
+# tokens before a piece with which it is decoded: decoders treat the first token of a text in
+# another way
+KEPT = 4
+OPEN = (
+    1 << 10
+)  # tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
-    """The ids of a text. Special tokens written in it, such as <|im_end|>, are read as plain text unless `control`.
+    """The ids of a text. Special tokens written in it, such as <|im_end|>, are read as plain text
+    unless `control`.
 
-    The tokenizer decides which tokens are special; it still adds its own, such as the beginning-of-text token. May be
-    called from several threads.
+    The tokenizer decides which tokens are special; it still adds its own, such as the
+    beginning-of-text token. May be called from several threads.
     """
-    if type(tokenizer).__name__ == "MistralCommonBackend":  # it never reads them from text and has no such option
+    if (
+        type(tokenizer).__name__ == "MistralCommonBackend"
+    ):  # it never reads them from text and has no such option
         return list(tokenizer(text, verbose=False, **options)["input_ids"])
     reader = _reader(tokenizer, control)
-    return list(reader(text, verbose=False, split_special_tokens=not control, **options)["input_ids"])
+    return list(
+        reader(text, verbose=False, split_special_tokens=not control, **options)["input_ids"]
+    )
 
 
 _READERS: WeakKeyDictionary[Any, dict[tuple[bool, int], Any]] = WeakKeyDictionary()
@@ -36,8 +47,8 @@ _READERS_LOCK = Lock()
 def _reader(tokenizer: Any, control: bool) -> Any:
     """A copy of the tokenizer that is only ever asked for one value of split_special_tokens.
 
-    Transformers sets this flag on the tokenizer and reads it later, so two threads with one tokenizer would read
-    each other's. The copy is made anew if tokens were added to the original.
+    Transformers sets this flag on the tokenizer and reads it later, so two threads with one
+    tokenizer would read each other's. The copy is made anew if tokens were added to the original.
     """
     key = control, len(tokenizer)
     with _READERS_LOCK:
@@ -46,32 +57,41 @@ def _reader(tokenizer: Any, control: bool) -> Any:
             for old in [k for k in readers if k[0] == control]:
                 del readers[old]
             readers[key] = deepcopy(tokenizer)
-            readers[key]("", split_special_tokens=not control)  # sets the flag before another thread has it
+            readers[key](
+                "", split_special_tokens=not control
+            )  # sets the flag before another thread has it
         return readers[key]
 
 
 class Detokenizer:
-    """Its pieces together are the decoded text of all tokens; a piece is given out once no later token can change it.
+    """Its pieces together are the decoded text of all tokens; a piece is given out once no later
+    token can change it.
 
-    So an incomplete character is held back. Where single bytes are tokens (byte fallback), all bytes in a row are: a
-    wrong one among them turns each of them into a replacement character.
-    before: how many characters that earlier pieces lack come before those of the last token. A token that is a later
-    part of a character begins where the character does.
+    So an incomplete character is held back. Where single bytes are tokens (byte fallback), all
+    bytes in a row are: a wrong one among them turns each of them into a replacement character.
+    before: how many characters that earlier pieces lack come before those of the last token. A
+    token that is a later part of a character begins where the character does.
     """
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         self.before = 0
-        self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without it, all text comes at the end
+        self.backend = getattr(
+            tokenizer, "backend_tokenizer", None
+        )  # without it, all text comes at the end
         self.ids: list[int] = []
-        self.shown = self._ahead = 0  # characters; ahead: of tokens, where they are counted one by one
+        # characters; ahead: of tokens, where they are counted one by one
+        self.shown = 0
+        self._ahead = 0
         if self.backend is not None:
             self._skipped = _special(tokenizer, len(tokenizer))
             self._pieces = _pieces(self.backend)
 
     @property
     def open(self) -> str:
-        """The complete characters that are held back: what the text would end with if no token followed."""
+        """The complete characters that are held back: what the text would end with if no token
+        followed.
+        """
         return "" if self.backend is None else self._pieces.open
 
     def push(self, tokens: list[int]) -> str:
@@ -82,7 +102,10 @@ class Detokenizer:
     def _push(self, token: int) -> str:
         self.ids.append(token)
         if self.backend is None:
-            self.before, self._ahead = self._ahead, self._ahead + len(text_of(self.tokenizer, [token]))
+            self.before, self._ahead = (
+                self._ahead,
+                self._ahead + len(text_of(self.tokenizer, [token])),
+            )
             return ""
         name = None if token in self._skipped else self.backend.id_to_token(token)
         if name is None:
@@ -100,8 +123,14 @@ class Detokenizer:
 
 @lru_cache(4)
 def _special(tokenizer: Any, size: int) -> frozenset[int]:
-    """The special tokens of a tokenizer with this many tokens. Some have thousands: kept, not listed for each reply."""
-    return frozenset(i for i, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items() if token.special)
+    """The special tokens of a tokenizer with this many tokens. Some have thousands: kept, not
+    listed for each reply.
+    """
+    return frozenset(
+        i
+        for i, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    )
 
 
 class _Pieces(Protocol):
@@ -116,7 +145,8 @@ class _Pieces(Protocol):
         ...
 
     def push(self, token: int, name: str) -> tuple[int, str]:
-        """How many of the characters held back come before the token's, and the text that is settled now.
+        """How many of the characters held back come before the token's, and the text that is
+        settled now.
 
         name: the token as the vocabulary has it.
         """
@@ -141,21 +171,29 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 class _ByteLevel:
-    """Tokens are bytes, each written as one character: the text is their UTF-8, however tokens divide it."""
+    """Tokens are bytes, each written as one character: the text is their UTF-8, however tokens
+    divide it.
+    """
 
-    open, complete = "", 0
+    open = ""
+    complete = 0
 
     def __init__(self) -> None:
         self._utf8 = UTF8("replace")
 
     def push(self, token: int, name: str) -> tuple[int, str]:
-        new, part = _spelled(name), self._utf8.getstate()[0]
-        before = int(bool(part) and not _continues(part, new))  # a part that stays one is a replacement character
+        new = _spelled(name)
+        part = self._utf8.getstate()[0]
+        before = int(
+            bool(part) and not _continues(part, new)
+        )  # a part that stays one is a replacement character
         return before, self._utf8.decode(new)
 
 
 def _spelled(name: str) -> bytes:
-    """The bytes of a token of a byte-level vocabulary. Added tokens may have other characters: their own."""
+    """The bytes of a token of a byte-level vocabulary. Added tokens may have other characters:
+    their own.
+    """
     known = [CHARACTERS.get(c) for c in name]
     whole = [b for b in known if b is not None]
     return bytes(whole) if len(whole) == len(known) else name.encode()
@@ -174,7 +212,8 @@ class _Window:
     """Decodes a few tokens at a time: what the newest add to the text of those before them."""
 
     def __init__(self, backend: Any, kinds: set[str]):
-        self._decode, self._kinds = backend.decode, kinds
+        self._decode = backend.decode
+        self._kinds = kinds
         self._ids: list[int] = []
         self._settled = 0  # of these tokens, whose text was given out
         self._row = _Row()
@@ -210,15 +249,22 @@ class _Window:
 
 def _equal(a: str, b: str) -> int:
     """How many characters are equal from the beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 class _Row:
-    """Single bytes in a row. characters: of the text that they are, an incomplete one at the end left out."""
+    """Single bytes in a row. characters: of the text that they are, an incomplete one at the end
+    left out.
+    """
 
     def __init__(self) -> None:
-        self.characters = self._size = 0
-        self._utf8: codecs.IncrementalDecoder | None = UTF8("strict")  # None: a byte was wrong, so each is a character
+        self.characters = 0
+        self._size = 0
+        self._utf8: codecs.IncrementalDecoder | None = UTF8(
+            "strict"
+        )  # None: a byte was wrong, so each is a character
 
     def push(self, byte: int) -> int:
         """How many characters come before that of this byte."""
@@ -232,7 +278,9 @@ class _Row:
 
 
 def _characters() -> dict[str, int]:
-    """The character that stands for each byte in byte-level vocabularies: its own where that is visible."""
+    """The character that stands for each byte in byte-level vocabularies: its own where that is
+    visible.
+    """
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (b for b in range(256) if b not in visible)
     return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -251,9 +299,12 @@ def token_text(tokenizer: Any, token: int) -> str:
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """What a token adds to the UTF-8 of a text, wherever it does not begin one; a special token is its name."""
+    """What a token adds to the UTF-8 of a text, wherever it does not begin one; a special token is
+    its name.
+    """
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        name, kinds = backend.id_to_token(token), _kinds_of(tokenizer)
+        name = backend.id_to_token(token)
+        kinds = _kinds_of(tokenizer)
         if name is None:
             return b""
         if "ByteLevel" in kinds:
@@ -261,7 +312,8 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
         if "ByteFallback" in kinds and BYTE.fullmatch(name):
             return bytes([int(name[3:-1], 16)])
     first, both = (
-        tokenizer.decode([token] * n, skip_special_tokens=False, clean_up_tokenization_spaces=False) for n in (1, 2)
+        tokenizer.decode([token] * n, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for n in (1, 2)
     )
     return (both[len(first) :] if both.startswith(first) else first).encode()
 
@@ -273,7 +325,8 @@ def _kinds_of(tokenizer: Any) -> set[str]:
 
 def offsets_of(tokenizer: Any, tokens: list[int]) -> list[int]:
     """Where each token begins in the text of all of them."""
-    text, found = Detokenizer(tokenizer), list[int]()
+    text = Detokenizer(tokenizer)
+    found = list[int]()
     for token in tokens:
         shown = text.shown
         text.push([token])

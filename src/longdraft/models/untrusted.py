@@ -1,4 +1,6 @@
-"""Keeps a model's files from choosing which code runs, what is downloaded, and what is read outside their folder."""
+"""Keeps a model's files from choosing which code runs, what is downloaded, and what is read outside
+their folder.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,35 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
+from transformers.models.auto.tokenization_auto import (
+    get_tokenizer_config,
+    tokenizer_class_from_name,
+)
 from transformers.utils.hub import cached_file
 
 from longdraft.core.files import read_json
 from longdraft.errors import InputError
 
-OURS = {"attn_implementation": "eager", "experts_implementation": None}  # for from_pretrained, instead of the config's
-IGNORED = ("fusion_config", "transformers_weights")  # keys that would patch modules or name another file of weights
+OURS = {
+    "attn_implementation": "eager",
+    "experts_implementation": None,
+}  # for from_pretrained, instead of the config's
+IGNORED = (
+    "fusion_config",
+    "transformers_weights",
+)  # keys that would patch modules or name another file of weights
 UNDONE = ("mxfp4", "fp8")  # quantizations that Transformers can undo when it reads the weights
 QUIET = ("gated_repo", "missing_entries", "connection_errors")
 
 
 def check_weights(where: str, local: bool) -> None:
-    """Raises InputError for an adapter, whose config names a model and a package, and for shards outside the folder."""
+    """Raises InputError for an adapter, whose config names a model and a package, and for shards
+    outside the folder.
+    """
     if _file(where, "adapter_config.json", local):
         raise InputError(
-            f"{where} has an adapter (adapter_config.json), which longdraft does not load: merge it into its model"
+            f"{where} has an adapter (adapter_config.json), which longdraft does not load: "
+            "merge it into its model"
             " (peft's merge_and_unload) and use the merged model"
         )
     index = _file(where, "model.safetensors.index.json", local)
@@ -32,13 +46,16 @@ def check_weights(where: str, local: bool) -> None:
     odd = next((n for n in names if not _inside(n)), "")
     if odd != "":
         raise InputError(
-            f"{where}: model.safetensors.index.json names {str(odd)[:80]!r} as a file of weights: it may only name"
+            f"{where}: model.safetensors.index.json names {str(odd)[:80]!r} as a file of "
+            "weights: it may only name"
             " *.safetensors files in the model's own folder"
         )
 
 
 def neutral(config: Any) -> Any:
-    """The config without keys that select code to run. Raises InputError if the model needs them."""
+    """The config without keys that select code to run. Raises InputError if the model needs
+    them.
+    """
     for part in _parts(config):
         for key in IGNORED:
             if getattr(part, key, None) is not None:
@@ -49,22 +66,32 @@ def neutral(config: Any) -> Any:
         kind = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if kind not in UNDONE:
             raise InputError(
-                f"the weights are quantized ({str(kind)[:40]}), which needs code of another package: use the model's"
+                f"the weights are quantized ({str(kind)[:40]}), which needs code of "
+                "another package: use the model's"
                 " unquantized weights"
             )
-        part.quantization_config = {**quantization, "dequantize": True}  # otherwise kernels from the Hub would run
+        part.quantization_config = {
+            **quantization,
+            "dequantize": True,
+        }  # otherwise kernels from the Hub would run
     return config
 
 
 def check_tokenizer(where: str, config: Any, local: bool) -> None:
-    """Raises InputError if the named class is not a tokenizer: Transformers would load any of its classes."""
+    """Raises InputError if the named class is not a tokenizer: Transformers would load any of its
+    classes.
+    """
     own = get_tokenizer_config(where, local_files_only=local).get("tokenizer_class")
     for name in (own, getattr(config, "tokenizer_class", None)):
         if name is None:
             continue
         cls = tokenizer_class_from_name(name) if isinstance(name, str) else object
-        if cls is not None and not (isinstance(cls, type) and issubclass(cls, PreTrainedTokenizerBase)):
-            raise InputError(f"{where}: its tokenizer_class is {str(name)[:60]!r}, which is not a tokenizer")
+        if cls is not None and not (
+            isinstance(cls, type) and issubclass(cls, PreTrainedTokenizerBase)
+        ):
+            raise InputError(
+                f"{where}: its tokenizer_class is {str(name)[:60]!r}, which is not a tokenizer"
+            )
 
 
 def _parts(config: Any) -> Iterator[Any]:
@@ -76,7 +103,12 @@ def _parts(config: Any) -> Iterator[Any]:
 
 def _inside(name: Any) -> bool:
     path = PurePosixPath(name) if isinstance(name, str) and "\\" not in name else None
-    return path is not None and not path.is_absolute() and ".." not in path.parts and path.suffix == ".safetensors"
+    return (
+        path is not None
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and path.suffix == ".safetensors"
+    )
 
 
 def _file(where: str, name: str, local: bool) -> Path | None:

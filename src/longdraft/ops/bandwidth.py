@@ -12,8 +12,11 @@ from longdraft.ops import native
 
 @cache
 def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: int = 7) -> float:
-    """GB/s at which this machine reads the `size` bytes of a decoding step; the best try, kept per size."""
-    buffer, lib = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device), native.library()
+    """GB/s at which this machine reads the `size` bytes of a decoding step; the best try, kept per
+    size.
+    """
+    buffer = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device)
+    lib = native.library()
     times = []
     for _ in range(tries):
         begin = perf_counter()

@@ -10,16 +10,20 @@ BYTES = {8: 2 + BLOCK, 4: 4 + BLOCK // 2}  # of a block
 
 
 def width(dim: int, bits: int) -> int:
-    """Bytes of a key or value of `dim` numbers. The last block is filled up by repeating the last number."""
+    """Bytes of a key or value of `dim` numbers. The last block is filled up by repeating the last
+    number.
+    """
     return -(-dim // BLOCK) * BYTES[bits]
 
 
 def encode(x: Tensor, bits: int) -> Tensor:
-    """x [...,D] -> uint8 [...,width]: what the kernel of ops/native/coded_keys.h writes, bit for bit.
+    """x [...,D] -> uint8 [...,width]: what the kernel of ops/native/coded_keys.h writes, bit for
+    bit.
 
-    A block of 8 bits is its scale (bfloat16), then 32 signed codes; a number is code * scale. A block of 4 bits is its
-    scale and its offset (both bfloat16), then 16 bytes, of which byte i has number i in its low half and number i + 16
-    in its high half; a number is code * scale + offset. Computed in float32, and rounded once, to the nearest code.
+    A block of 8 bits is its scale (bfloat16), then 32 signed codes; a number is code * scale. A
+    block of 4 bits is its scale and its offset (both bfloat16), then 16 bytes, of which byte i has
+    number i in its low half and number i + 16 in its high half; a number is code * scale + offset.
+    Computed in float32, and rounded once, to the nearest code.
     """
     if not x.shape[-1]:
         return x.to(torch.uint8)
@@ -46,7 +50,9 @@ def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
     if bits == 8:
         x = blocks[..., 2:].view(torch.int8).double() * scale
     else:
-        x = torch.cat([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).double() * scale + _number(blocks[..., 2:4])
+        x = torch.cat([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).double() * scale + _number(
+            blocks[..., 2:4]
+        )
     return x.flatten(-2)[..., :dim].float().to(dtype)
 
 
@@ -55,7 +61,9 @@ def _scale(span: Tensor, codes: int) -> Tensor:
 
 
 def _codes(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """The product of two float32 is exact in float64, so it is rounded once, as the kernel's fused operation does."""
+    """The product of two float32 is exact in float64, so it is rounded once, as the kernel's fused
+    operation does.
+    """
     return (x.double() * (1 / scale.float()).double()[..., None]).round().clamp(low, high)
 
 

@@ -1,8 +1,9 @@
-"""Attention on a CPU. Query heads that share a key head are folded into rows, so keys are never repeated.
+"""Attention on a CPU. Query heads that share a key head are folded into rows, so keys are never
+repeated.
 
-The shape decides how: one unmasked segment goes to torch's flash kernel; few queries take one softmax over the joined
-logits of all segments, which needs fewer passes than merging; many queries (prefill) go to the flash kernel one part at
-a time.
+The shape decides how: one unmasked segment goes to torch's flash kernel; few queries take one
+softmax over the joined logits of all segments, which needs fewer passes than merging; many queries
+(prefill) go to the flash kernel one part at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from longdraft.ops.reference import Attended, Segment, merge
 MAX_JOINED = 128  # with more query rows the joined logits no longer fit into the processor's cache
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R]. Uses a private torch operator."""
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R]. Uses a private torch
+    operator.
+    """
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = op(q[None], k[None], v[None], 0.0, False, attn_mask=bias, scale=scale)
     return out[0], lse[0]
@@ -38,14 +43,19 @@ def _split(segment: Segment) -> list[Segment]:
 
 
 def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tuple[Tensor, Tensor]:
-    """The flash kernel over each part, merged by log-sum-exp. q [K,R,D] -> out [K,R,Dv], lse [K,R]."""
+    """The flash kernel over each part, merged by log-sum-exp. q [K,R,D] -> out [K,R,Dv], lse
+    [K,R].
+    """
     state: tuple[Tensor, Tensor] | None = None
     for part in (p for s in segments for p in _split(s)):
         bias = None if part.visible is None else _bias(part.visible, groups, q.dtype)
         out, lse = _flash(q, part.k, part.v, scale, bias)
         if part.visible is not None and not bool((seen := part.visible.any(1)).all()):
-            blind = ~seen.repeat(groups)  # the kernel returns NaN for a query that sees nothing of this part
-            out, lse = out.masked_fill(blind[:, None], 0.0), lse.masked_fill(blind, float("-inf"))
+            blind = ~seen.repeat(
+                groups
+            )  # the kernel returns NaN for a query that sees nothing of this part
+            out = out.masked_fill(blind[:, None], 0.0)
+            lse = lse.masked_fill(blind, float("-inf"))
         state = (out.float(), lse) if state is None else merge(state, (out.float(), lse))
     assert state is not None
     return state[0].to(q.dtype), state[1]
@@ -54,7 +64,9 @@ def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tupl
 def _few(
     q: Tensor, segments: list[Segment], scale: float, softcap: float | None, sink: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One softmax over all segments. q [K,G,T,D] -> out [K,G*T,Dv], logits and weights [K,G,T,S(+1 with a sink)]."""
+    """One softmax over all segments. q [K,G,T,D] -> out [K,G*T,Dv], logits and weights [K,G,T,S(+1
+    with a sink)].
+    """
     K, G, T, D = q.shape
     rows = (q * scale).reshape(K, G * T, D)
     logits = []
@@ -70,10 +82,12 @@ def _few(
         logits.append(sink.to(q.dtype).view(K, G, 1, 1).expand(K, G, T, 1).reshape(K, G * T, 1))
     joined = logits[0] if len(logits) == 1 else torch.cat(logits, -1)
     weights = joined.softmax(-1)
-    out, offset = None, 0
+    out = None
+    offset = 0
     for s in segments:
         part = weights[..., offset : offset + s.k.shape[1]] @ s.v
-        out, offset = part if out is None else out + part, offset + s.k.shape[1]
+        out = part if out is None else out + part
+        offset = offset + s.k.shape[1]
     assert out is not None
     return out, joined.view(K, G, T, -1)[..., :offset], weights.view(K, G, T, -1)[..., :offset]
 

@@ -1,6 +1,8 @@
-"""Packed matrices with sixteen rows interleaved, the order in which the kernels multiply them with 8-bit inputs.
+"""Packed matrices with sixteen rows interleaved, the order in which the kernels multiply them with
+8-bit inputs.
 
-A vector then holds four codes of each of sixteen outputs, so all products of a group are summed in one element of it.
+A vector then holds four codes of each of sixteen outputs, so all products of a group are summed in
+one element of it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ def fits(p: Packed) -> bool:
 
 
 def together(p: Packed) -> Packed:
-    """The same tensors in this order; it has the shape of a Packed, but only the kernels and `apart` understand it.
+    """The same tensors in this order; it has the shape of a Packed, but only the kernels and
+    `apart` understand it.
 
-    For each sixteen outputs: words of four codes, output by output, in the order of the inputs (of fewer than 8 bits a
-    byte still holds entries i and i+32 of its block). A byte of `high` has the other bits of codes at the same place
-    in successive words: 1 bit of eight, or 2 bits of four. Scales and units are output by output, the codes of
-    SixBitScales in words.
+    For each sixteen outputs: words of four codes, output by output, in the order of the inputs (of
+    fewer than 8 bits a byte still holds entries i and i+32 of its block). A byte of `high` has the
+    other bits of codes at the same place in successive words: 1 bit of eight, or 2 bits of four.
+    Scales and units are output by output, the codes of SixBitScales in words.
     """
     parts = p.parts
     if p.high is not None:
@@ -65,7 +68,9 @@ def _turned_back(x: Tensor, piece: int) -> Tensor:
 
 
 def _in_words(high: Tensor, width: int) -> Tensor:
-    """The high bits of ops/packed.py, `width` of each code, as `together` has them; still row by row."""
+    """The high bits of ops/packed.py, `width` of each code, as `together` has them; still row by
+    row.
+    """
     return torch.cat([_bytes(_codes(part, width), width) for part in high.split(PART)])
 
 
@@ -75,7 +80,11 @@ def _in_order(words: Tensor, width: int) -> Tensor:
     for part in words.split(PART):
         bits = part.view(len(part), -1, 1, WORD) >> _shifts(part, width)[:, None] & (1 << width) - 1
         codes = bits.view(len(part), -1, 64)
-        lanes = codes.unflatten(-1, (8, 8)) if width == 1 else codes.unflatten(-1, (4, 16)).transpose(-1, -2)
+        lanes = (
+            codes.unflatten(-1, (8, 8))
+            if width == 1
+            else codes.unflatten(-1, (4, 16)).transpose(-1, -2)
+        )
         made.append((lanes << _shifts(part, width)).sum(-1, dtype=torch.uint8).flatten(1))
     return torch.cat(made)
 

@@ -1,4 +1,6 @@
-"""Randomness as a pure function of (row seed, position, token), so that speculation cannot change what is drawn."""
+"""Randomness as a pure function of (row seed, position, token), so that speculation cannot change
+what is drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch import Tensor
 from longdraft.ops import native
 
 # Salts of the seed: streams that are independent of the draws themselves.
-ACCEPT, RESIDUAL, DRAFT = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
+ACCEPT = 0x5DEECE66D
+RESIDUAL = 0x2545F4914F6CDD1D
+DRAFT = 0x369DEA0F31A53F85
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -21,9 +25,11 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def row_seed(seed: int, row: int) -> int:
-    """The seed of row (or prompt) `row` in a run with this seed. Row 0 uses the run's seed itself, as an int64.
+    """The seed of row (or prompt) `row` in a run with this seed. Row 0 uses the run's seed itself,
+    as an int64.
 
-    The other rows use 62 bits mixed from both numbers, so that two pairs of run and row hardly ever share a stream.
+    The other rows use 62 bits mixed from both numbers, so that two pairs of run and row hardly ever
+    share a stream.
     """
     if row:
         return _mixed(_mixed(seed + 0x9E3779B97F4A7C15) + row * 0xD1B54A32D192ED03) >> 2
@@ -39,25 +45,36 @@ def _mixed(x: int) -> int:
 
 
 def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
-    """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V].
+    """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] ->
+    [B,T,V].
 
-    token may be a number V, for the tokens 0..V-1: the same bits, computed faster if there is a native build.
+    token may be a number V, for the tokens 0..V-1: the same bits, computed faster if there is a
+    native build.
     """
     if isinstance(token, int):
         lib = native.library()
         if lib is not None and position.is_cpu:
-            seed, position = seed.contiguous(), position.contiguous()
+            seed = seed.contiguous()
+            position = position.contiguous()
             out = torch.empty(*position.shape, token, dtype=torch.float64)
-            lib.longdraft_uniform(seed.data_ptr(), position.data_ptr(), *position.shape, token, out.data_ptr())
+            lib.longdraft_uniform(
+                seed.data_ptr(), position.data_ptr(), *position.shape, token, out.data_ptr()
+            )
             return out
         token = torch.arange(token, device=position.device)
-    x = _mix(seed * -7046029254386353131 + 1)[:, None, None] + _mix(position * 0x9E3779B9 + 7)[..., None]
+    x = (
+        _mix(seed * -7046029254386353131 + 1)[:, None, None]
+        + _mix(position * 0x9E3779B9 + 7)[..., None]
+    )
     x = _mix(_mix(x) + token * -3335678366873096957)
-    return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (1 << 52)  # 52 bits: with 53 the sum would round up to 1
+    return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (
+        1 << 52
+    )  # 52 bits: with 53 the sum would round up to 1
 
 
 def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = None) -> Tensor:
-    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a draw from p.
+    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a
+    draw from p.
 
     tokens [N]: the noise of these alone [B,T,N], the same bits.
     """
@@ -68,7 +85,9 @@ def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = N
 
 @dataclass(frozen=True)
 class Warpers:
-    """What shapes a distribution before a draw, in this order: Transformers' logits warpers of these names."""
+    """What shapes a distribution before a draw, in this order: Transformers' logits warpers of
+    these names.
+    """
 
     temperature: float = 0.0  # 0: the most likely token, whatever the others say
     top_k: int = 0  # 0: off
@@ -79,14 +98,18 @@ class Warpers:
 def draw(logits: Tensor, warpers: Warpers, seed: Tensor, position: Tensor) -> Tensor | None:
     """argmax of warped logits + noise: logits [B,T,V], seed [B], position [B,T] -> tokens [B,T].
 
-    Tokens beside the last one that top-k or top-p keeps are kept if their logits are equal or, within rounding, so are
-    their sums. None where no native build can do it.
+    Tokens beside the last one that top-k or top-p keeps are kept if their logits are equal or,
+    within rounding, so are their sums. None where no native build can do it.
     """
     lib = native.library()
     if lib is None or not logits.is_cpu:
         return None
-    logits, seed, position = logits.float().contiguous(), seed.contiguous(), position.contiguous()
+    logits = logits.float().contiguous()
+    seed = seed.contiguous()
+    position = position.contiguous()
     out = torch.empty(position.shape, dtype=torch.long)
     how = native.Warpers(**vars(warpers))
-    lib.longdraft_draw(logits.data_ptr(), how, seed.data_ptr(), position.data_ptr(), *logits.shape, out.data_ptr())
+    lib.longdraft_draw(
+        logits.data_ptr(), how, seed.data_ptr(), position.data_ptr(), *logits.shape, out.data_ptr()
+    )
     return out

@@ -1,4 +1,6 @@
-"""Weight matrices of 4, 5, 6 or 8 bits: groups of consecutive inputs share a scale and perhaps an offset."""
+"""Weight matrices of 4, 5, 6 or 8 bits: groups of consecutive inputs share a scale and perhaps an
+offset.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,26 @@ GROUP = 32  # inputs that share a scale, unless a file's format has smaller grou
 BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
 ROWS = 1 << 12  # outputs that are dequantized at a time, in double precision
 LEAST = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
-LOW, HIGH = {4: 32, 5: 32, 6: 32, 8: 64}, {4: 0, 5: 8, 6: 16, 8: 0}  # bytes of a block: lowest bits, other bits
+# bytes of a block: lowest bits, other bits
+LOW = {4: 32, 5: 32, 6: 32, 8: 64}
+HIGH = {4: 0, 5: 8, 6: 16, 8: 0}
 GROUPS = {4: (32,), 5: (32,), 6: (16,), 8: (16, 32)}  # that the kernels know
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [outputs,inputs] whose entries are code * scale + offset, computed in float32 with one rounding.
+    """A matrix [outputs,inputs] whose entries are code * scale + offset, computed in float32 with
+    one rounding.
 
-    Without offsets an entry is (code - 2^(bits-1)) * scale. Codes of 8 bits are signed in either case.
+    Without offsets an entry is (code - 2^(bits-1)) * scale. Codes of 8 bits are signed in either
+    case.
 
-    low: of 8 bits int8 [outputs,room], where room is inputs rounded up to whole blocks of 64; else uint8
-    [outputs,room/2], where byte i of the 32 bytes of a block holds the lowest 4 bits of entry i in its low and of
-    entry i+32 in its high half. high: of 5 bits uint8 [outputs,room/8], where bit i of a block's 64 is of entry i; of 6
-    bits uint8 [outputs,room/4], where byte i of a block's 16 holds two bits each of entries i, i+16, i+32 and i+48,
-    from the lowest on; else None. scales: of [outputs,room/group] groups.
+    low: of 8 bits int8 [outputs,room], where room is inputs rounded up to whole blocks of 64; else
+    uint8 [outputs,room/2], where byte i of the 32 bytes of a block holds the lowest 4 bits of entry
+    i in its low and of entry i+32 in its high half. high: of 5 bits uint8 [outputs,room/8], where
+    bit i of a block's 64 is of entry i; of 6 bits uint8 [outputs,room/4], where byte i of a block's
+    16 holds two bits each of entries i, i+16, i+32 and i+48, from the lowest on; else None. scales:
+    of [outputs,room/group] groups.
     """
 
     bits: int
@@ -39,18 +46,36 @@ class Packed:
     group: int = GROUP
 
     def __post_init__(self) -> None:
-        if self.group not in GROUPS.get(self.bits, ()) or self.inputs % 16 or (self.bits < 8 and self.inputs % 32):
-            raise ValueError(f"{self.bits} bits in groups of {self.group}, {self.inputs} inputs: no kernel knows this")
+        if (
+            self.group not in GROUPS.get(self.bits, ())
+            or self.inputs % 16
+            or (self.bits < 8 and self.inputs % 32)
+        ):
+            raise ValueError(
+                f"{self.bits} bits in groups of {self.group}, {self.inputs} inputs: no "
+                "kernel knows this"
+            )
         if self.bits == 8 and (self.group == 16) != self.scales.has_offset:
-            raise ValueError(f"8 bits in groups of {self.group}: those of 16 have an offset, those of 32 have none")
+            raise ValueError(
+                f"8 bits in groups of {self.group}: those of 16 have an offset, those of "
+                "32 have none"
+            )
         if self.bits == 6 and self.scales.has_offset:
             raise ValueError("6 bits have no offset")
-        outputs, blocks = len(self.low), -(-self.inputs // BLOCK)
+        outputs = len(self.low)
+        blocks = -(-self.inputs // BLOCK)
         if self.scales.shape != (outputs, blocks * BLOCK // self.group):
-            raise ValueError(f"scales {self.scales.shape} do not fit {outputs} outputs of {self.inputs} inputs")
+            raise ValueError(
+                f"scales {self.scales.shape} do not fit {outputs} outputs of {self.inputs} inputs"
+            )
         for part, size in ((self.low, LOW[self.bits]), (self.high, HIGH[self.bits])):
-            if (None if part is None else part.shape) != ((outputs, blocks * size) if size else None):
-                raise ValueError(f"codes of {self.bits} bits do not fit {outputs} outputs of {self.inputs} inputs")
+            if (None if part is None else part.shape) != (
+                (outputs, blocks * size) if size else None
+            ):
+                raise ValueError(
+                    f"codes of {self.bits} bits do not fit {outputs} outputs of "
+                    f"{self.inputs} inputs"
+                )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -71,7 +96,12 @@ class Packed:
         """The same kind of matrix, of other tensors and perhaps of another number of inputs."""
         rest = {name: x for name, x in parts.items() if name not in ("low", "high")}
         return Packed(
-            self.bits, inputs or self.inputs, parts["low"], parts.get("high"), self.scales.of(rest), self.group
+            self.bits,
+            inputs or self.inputs,
+            parts["low"],
+            parts.get("high"),
+            self.scales.of(rest),
+            self.group,
         )
 
     def rows(self, which: Tensor | slice) -> Packed:
@@ -81,22 +111,29 @@ class Packed:
     def dequantized(self) -> Tensor:
         """float32 [outputs,inputs]: the specification of what the kernels compute with."""
         if len(self.low) > ROWS:
-            return torch.cat([self.rows(slice(i, i + ROWS)).dequantized() for i in range(0, len(self.low), ROWS)])
-        scale, offset = (None if x is None else x.double()[..., None] for x in self.scales.numbers())
+            return torch.cat(
+                [self.rows(slice(i, i + ROWS)).dequantized() for i in range(0, len(self.low), ROWS)]
+            )
+        scale, offset = (
+            None if x is None else x.double()[..., None] for x in self.scales.numbers()
+        )
         assert scale is not None
         codes = self.codes().view(*scale.shape[:2], self.group).double()
         exact = codes * scale if offset is None else codes * scale + offset
         return exact.float().view(len(self.low), -1)[:, : self.inputs]
 
     def codes(self) -> Tensor:
-        """int8 [outputs,room]: what scales are multiplied with, so of fewer than 8 bits signed without offsets."""
+        """int8 [outputs,room]: what scales are multiplied with, so of fewer than 8 bits signed
+        without offsets.
+        """
         if self.bits == 8:
             return self.low
         low = self.low.unflatten(-1, (-1, 32))
         codes = torch.cat([low & 15, low >> 4], -1)
         if self.high is not None:
             width = self.bits - 4  # bits of an entry
-            size, shifts = HIGH[self.bits], torch.arange(0, 8, width, dtype=torch.uint8, device=low.device)
+            size = HIGH[self.bits]
+            shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=low.device)
             bits = self.high.unflatten(-1, (-1, size))[..., None] >> shifts & (1 << width) - 1
             order = bits if self.bits == 5 else bits.transpose(-1, -2)
             codes = codes | order.flatten(-2) << 4
@@ -105,11 +142,15 @@ class Packed:
 
     def entries(self, places: Tensor) -> Tensor:
         """float32: the entries at these places of the matrix, counted row by row."""
-        row, column = places // self.inputs, places % self.inputs
-        size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a separate matrix
+        row = places // self.inputs
+        column = places % self.inputs
+        size = max(
+            BLOCK, self.scales.together * self.group
+        )  # inputs of a part that is a separate matrix
         which = column // size
         parts = {
-            name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which] for name, x in self.parts.items()
+            name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which]
+            for name, x in self.parts.items()
         }
         return self.of(parts, size).dequantized().gather(1, (column % size)[:, None]).squeeze(1)
 
@@ -120,15 +161,19 @@ class Packed:
 
 
 def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed:
-    """Codes uint8 or int8 [outputs,inputs], in the order of the entries, as a Packed with these scales.
+    """Codes uint8 or int8 [outputs,inputs], in the order of the entries, as a Packed with these
+    scales.
 
-    Codes of fewer than 8 bits are unsigned. The scales are those of the inputs; a last block is filled with zeros.
+    Codes of fewer than 8 bits are unsigned. The scales are those of the inputs; a last block is
+    filled with zeros.
     """
     outputs, inputs = codes.shape
     missing = -inputs % BLOCK
     if missing:
         codes = F.pad(codes, (0, missing))
-        scales = scales.of({name: F.pad(x, (0, missing // group)) for name, x in scales.parts.items()})
+        scales = scales.of(
+            {name: F.pad(x, (0, missing // group)) for name, x in scales.parts.items()}
+        )
     if bits == 8:
         return Packed(8, inputs, codes.view(torch.int8).contiguous(), None, scales, group)
     blocks = codes.view(torch.uint8).view(outputs, -1, BLOCK)
@@ -138,16 +183,22 @@ def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed
         width = bits - 4
         shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
         over = blocks >> 4
-        parts = over.unflatten(-1, (8, 8)) if bits == 5 else over.unflatten(-1, (4, 16)).transpose(-1, -2)
+        parts = (
+            over.unflatten(-1, (8, 8))
+            if bits == 5
+            else over.unflatten(-1, (4, 16)).transpose(-1, -2)
+        )
         high = (parts << shifts).sum(-1, dtype=torch.uint8).flatten(1).contiguous()
     return Packed(bits, inputs, low.contiguous(), high, scales, group)
 
 
 def quantized(weight: Tensor, bits: int) -> Packed:
-    """A matrix [outputs,inputs], inputs a multiple of 32, rounded to the nearest of the codes of its groups.
+    """A matrix [outputs,inputs], inputs a multiple of 32, rounded to the nearest of the codes of
+    its groups.
 
-    Of 8 bits the codes are symmetric about 0. Of 4 bits they span the group's range, which keeps more of a model's
-    choices than symmetric codes do. Scales and offsets are halves where their size allows it.
+    Of 8 bits the codes are symmetric about 0. Of 4 bits they span the group's range, which keeps
+    more of a model's choices than symmetric codes do. Scales and offsets are halves where their
+    size allows it.
     """
     w = weight.detach().float()
     groups = w.reshape(len(w), -1, GROUP)
@@ -156,18 +207,25 @@ def quantized(weight: Tensor, bits: int) -> Packed:
         scale, _ = _rounded(scale, torch.zeros_like(scale))
         codes = (groups / _divisor(scale)).round().clamp(-127, 127).to(torch.int8).view(w.shape)
         return pack(8, codes, PlainScales(scale, None))
-    low, high = groups.amin(-1), groups.amax(-1)
+    low = groups.amin(-1)
+    high = groups.amax(-1)
     scale, low = _rounded((high - low) / 15, low)
     q = ((groups - low.float()[..., None]) / _divisor(scale)).round().clamp(0, 15).to(torch.uint8)
     return pack(4, q.view(w.shape), PlainScales(scale, low.contiguous()))
 
 
 def _rounded(scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest halves, unless a scale is too large or so small that a half would have few bits of it."""
-    fits = ((scale == 0) | (scale > LEAST)).all() and torch.maximum(scale, offset.abs()).max() < 65504
+    """The nearest halves, unless a scale is too large or so small that a half would have few bits
+    of it.
+    """
+    fits = ((scale == 0) | (scale > LEAST)).all() and torch.maximum(
+        scale, offset.abs()
+    ).max() < 65504
     return (scale.half(), offset.half()) if fits else (scale, offset)
 
 
 def _divisor(scale: Tensor) -> Tensor:
-    """[outputs,groups,1]; a group whose entries are equal has a scale of 0, and any divisor will do."""
+    """[outputs,groups,1]; a group whose entries are equal has a scale of 0, and any divisor will
+    do.
+    """
     return torch.where(scale == 0, 1, scale.float())[..., None]

@@ -1,4 +1,6 @@
-"""The specification of attention: slow and simple. Every other implementation is tested against it."""
+"""The specification of attention: slow and simple. Every other implementation is tested against
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from torch import Tensor
 class Segment:
     """Consecutive keys that one row attends to: k [K,S,D], v [K,S,Dv].
 
-    visible [T,M] bool: which of the last M keys each query sees; all queries see the S-M keys before them. None: every
-    query sees every key.
+    visible [T,M] bool: which of the last M keys each query sees; all queries see the S-M keys
+    before them. None: every query sees every key.
     """
 
     k: Tensor
@@ -23,7 +25,9 @@ class Segment:
 
 @dataclass
 class Attended:
-    """out [T,H,Dv]; for the requested query rows, logits and weights [H,R,S] over the keys of all segments in order."""
+    """out [T,H,Dv]; for the requested query rows, logits and weights [H,R,S] over the keys of all
+    segments in order.
+    """
 
     out: Tensor
     logits: Tensor | None = None
@@ -38,8 +42,12 @@ def full_mask(segment: Segment, queries: int) -> Tensor:
     return mask
 
 
-def attend_one(q: Tensor, segment: Segment, scale: float, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention over one segment: q [H,T,D] -> out [H,T,Dv], log-sum-exp [H,T], scaled masked logits [H,T,S]."""
+def attend_one(
+    q: Tensor, segment: Segment, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention over one segment: q [H,T,D] -> out [H,T,Dv], log-sum-exp [H,T], scaled masked
+    logits [H,T,S].
+    """
     groups = q.shape[0] // segment.k.shape[0]
     k, v = (x.repeat_interleave(groups, 0) for x in (segment.k, segment.v))
     logits = q @ k.mT * scale
@@ -52,7 +60,9 @@ def attend_one(q: Tensor, segment: Segment, scale: float, softcap: float | None)
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge attention over disjoint keys (LongSpec sec. 3.3): two (out [H,T,D], lse [H,T]) -> that of the union."""
+    """Merge attention over disjoint keys (LongSpec sec. 3.3): two (out [H,T,D], lse [H,T]) -> that
+    of the union.
+    """
     (out_a, lse_a), (out_b, lse_b) = a, b
     share = torch.sigmoid(lse_a - lse_b).nan_to_num(0.0)[..., None]
     return out_a * share + out_b * (1 - share), torch.logaddexp(lse_a, lse_b)
@@ -66,9 +76,11 @@ def attend(
     sink: Tensor | None = None,
     keep: list[int] | None = None,
 ) -> Attended:
-    """Attention of one row over the union of its segments: one segment at a time, merged by log-sum-exp.
+    """Attention of one row over the union of its segments: one segment at a time, merged by
+    log-sum-exp.
 
-    q [H,T,D]; every query must see at least one key. sink [H]: a logit that takes weight but has no value.
+    q [H,T,D]; every query must see at least one key. sink [H]: a logit that takes weight but has no
+    value.
     keep: the query rows whose logits and weights are returned.
     """
     parts = [attend_one(q, s, scale, softcap) for s in segments]
@@ -76,7 +88,8 @@ def attend(
     for part in parts[1:]:
         out, lse = merge((out, lse), part[:2])
     if sink is not None:
-        out, lse = out * torch.sigmoid(lse - sink[:, None])[..., None], torch.logaddexp(lse, sink[:, None])
+        out = out * torch.sigmoid(lse - sink[:, None])[..., None]
+        lse = torch.logaddexp(lse, sink[:, None])
     if keep is None:
         return Attended(out.transpose(0, 1))
     logits = torch.cat([p[2][:, keep] for p in parts], -1)

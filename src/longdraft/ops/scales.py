@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 class Scales(ABC):
-    """A scale for each group of each output, and an offset if the format has offsets; exact as float32."""
+    """A scale for each group of each output, and an offset if the format has offsets; exact as
+    float32.
+    """
 
     has_offset: bool
     together: int  # groups of a row that cannot be taken apart
@@ -44,8 +46,13 @@ class PlainScales(Scales):
     together = 1
 
     def __post_init__(self) -> None:
-        if self.offset is not None and (self.offset.shape, self.offset.dtype) != (self.scale.shape, self.scale.dtype):
-            raise ValueError(f"offsets {tuple(self.offset.shape)} do not fit scales {tuple(self.scale.shape)}")
+        if self.offset is not None and (self.offset.shape, self.offset.dtype) != (
+            self.scale.shape,
+            self.scale.dtype,
+        ):
+            raise ValueError(
+                f"offsets {tuple(self.offset.shape)} do not fit scales {tuple(self.scale.shape)}"
+            )
 
     @property
     def has_offset(self) -> bool:  # type: ignore[override]
@@ -71,18 +78,21 @@ class PlainScales(Scales):
 
 @dataclass(frozen=True)
 class SixBitScales(Scales):
-    """Of Q4_K and Q5_K: eight groups share two halves, by which their codes of 6 bits are multiplied.
+    """Of Q4_K and Q5_K: eight groups share two halves, by which their codes of 6 bits are
+    multiplied.
 
-    scale: uint8 [outputs,12*n]: each 12 bytes hold 8 codes of scales and 8 of minima. Of bytes a, b, c [4] each: scale
-    i is a[i]'s low six bits, scale i+4 c[i]'s low half below a[i]'s high two; the minima likewise, of b and c's high
-    half.
-    unit: float16 [outputs,2*n]: what scales are multiplied with, then minima. An offset is a minimum, negated.
+    scale: uint8 [outputs,12*n]: each 12 bytes hold 8 codes of scales and 8 of minima. Of bytes a,
+    b, c [4] each: scale i is a[i]'s low six bits, scale i+4 c[i]'s low half below a[i]'s high two;
+    the minima likewise, of b and c's high half.
+    unit: float16 [outputs,2*n]: what scales are multiplied with, then minima. An offset is a
+    minimum, negated.
     """
 
     scale: Tensor
     unit: Tensor
 
-    has_offset, together = True, 8
+    has_offset = True
+    together = 8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -106,7 +116,8 @@ class EightBitScales(Scales):
     scale: Tensor
     unit: Tensor
 
-    has_offset, together = False, 16
+    has_offset = False
+    together = 16
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,4 +1,6 @@
-"""A state that runs along the paths of a tree: what its kernels are given, and what they compute."""
+"""A state that runs along the paths of a tree: what its kernels are given, and what they
+compute.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,19 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-COMMITTED, ON = -2, -1  # the state before a step: the committed one, that of the step before, or a saved one
+# the state before a step: the committed one, that of the step before, or a saved one
+COMMITTED = -2
+ON = -1
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A step of state S [H,N,P]: S becomes exp(gate) S + k u, and its output is scale S q, summed over N.
+    """A step of state S [H,N,P]: S becomes exp(gate) S + k u, and its output is scale S q, summed
+    over N.
 
-    u is v, or with beta (v - k exp(gate) S) beta (delta rule). k [T,G,N] for H/G heads each, v [T,H,P], gate [T,H] or
-    [T,H,N], beta [T,H], and q [W,G,N] of the last W tokens; None: no output. normalized: k and q are divided by their
-    length.
+    u is v, or with beta (v - k exp(gate) S) beta (delta rule). k [T,G,N] for H/G heads each, v
+    [T,H,P], gate [T,H] or [T,H,N], beta [T,H], and q [W,G,N] of the last W tokens; None: no output.
+    normalized: k and q are divided by their length.
     """
 
     k: Tensor
@@ -36,11 +41,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class Order:
-    """The steps of a scan over a tree: steps [n,3] of int32, each a token, the state before it, and where its own goes.
+    """The steps of a scan over a tree: steps [n,3] of int32, each a token, the state before it, and
+    where its own goes.
 
-    The state before it: COMMITTED, ON, or a slot of the saved states. Its own: such a slot, or -1. saved: the number of
-    slots, of which the first `kept` are a result; another is taken again once the branches after its token are
-    complete. all: whether all tokens have a step.
+    The state before it: COMMITTED, ON, or a slot of the saved states. Its own: such a slot, or -1.
+    saved: the number of slots, of which the first `kept` are a result; another is taken again once
+    the branches after its token are complete. all: whether all tokens have a step.
     """
 
     steps: Tensor
@@ -51,7 +57,9 @@ class Order:
 
 @lru_cache(256)
 def chain(tokens: int, device: torch.device, keep: tuple[int, ...] | None = None) -> Order:
-    """One token after the other. keep: the tokens after which the state is kept, ascending; None: the last."""
+    """One token after the other. keep: the tokens after which the state is kept, ascending; None:
+    the last.
+    """
     keep = (tokens - 1,) if keep is None else keep
     steps = torch.full((tokens, 3), ON, dtype=torch.int32)
     steps[:, 0] = torch.arange(tokens)
@@ -62,15 +70,20 @@ def chain(tokens: int, device: torch.device, keep: tuple[int, ...] | None = None
 
 
 def depth_first(
-    segments: Sequence[tuple[int, list[int]]], tokens: int, device: torch.device, keep: tuple[int, ...] = ()
+    segments: Sequence[tuple[int, list[int]]],
+    tokens: int,
+    device: torch.device,
+    keep: tuple[int, ...] = (),
 ) -> Order:
-    """segments: (the segment that it follows or -1, its tokens) in depth-first order. keep: the tokens after which the
-    state is kept. That after the last token of a segment is saved too if a later segment than the next one follows it.
+    """segments: (the segment that it follows or -1, its tokens) in depth-first order. keep: the
+    tokens after which the state is kept. That after the last token of a segment is saved too if a
+    later segment than the next one follows it.
     """
     last = {after: n for n, (after, _) in enumerate(segments)}  # the last segment that follows each
     kept = {token: slot for slot, token in enumerate(keep)}
     slots = dict[int, int]()  # of a segment whose state is saved
-    steps, most = list[tuple[int, int, int]](), len(keep)
+    steps = list[tuple[int, int, int]]()
+    most = len(keep)
     for n, (after, own) in enumerate(segments):
         slots = {segment: slot for segment, slot in slots.items() if last[segment] >= n}
         before = COMMITTED if after == -1 else ON if after == n - 1 else slots[after]
@@ -80,26 +93,36 @@ def depth_first(
             save = slots[n] = save if save >= 0 else min(free)
             most = max(most, save + 1)
         for i, token in enumerate(own):
-            steps.append((token, ON if i else before, save if i == len(own) - 1 else kept.get(token, -1)))
+            steps.append(
+                (token, ON if i else before, save if i == len(own) - 1 else kept.get(token, -1))
+            )
     return Order(
-        torch.tensor(steps, dtype=torch.int32).reshape(-1, 3).to(device), most, len(keep), len(steps) == tokens
+        torch.tensor(steps, dtype=torch.int32).reshape(-1, 3).to(device),
+        most,
+        len(keep),
+        len(steps) == tokens,
     )
 
 
 def along(
     terms: Terms, state: Tensor | None, order: Order, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """The specification: outputs [W,H,P], zero where a token has no step, and the kept states [kept,H,N,P].
+    """The specification: outputs [W,H,P], zero where a token has no step, and the kept states
+    [kept,H,N,P].
 
     state None: the committed one is zero.
     """
-    v, gate, heads = terms.v.to(dtype), terms.gate.to(dtype), terms.v.shape[1]
+    v = terms.v.to(dtype)
+    gate = terms.gate.to(dtype)
+    heads = terms.v.shape[1]
     k = _by_head(terms.k.to(dtype), heads, terms.normalized)
     q = None if terms.q is None else _by_head(terms.q.to(dtype), heads, terms.normalized)
     empty = k.new_zeros(heads, k.shape[2], v.shape[2])
     decay = (gate if gate.ndim == 3 else gate[..., None]).exp()[..., None]
     out = v.new_zeros(0 if q is None else len(q), *v.shape[1:])
-    saved, now, first = v.new_zeros(order.saved, *empty.shape), empty, len(k) - len(out)
+    saved = v.new_zeros(order.saved, *empty.shape)
+    now = empty
+    first = len(k) - len(out)
     for token, before, save in order.steps.tolist():
         if before != ON:
             now = saved[before] if before >= 0 else empty if state is None else state.to(dtype)

@@ -1,4 +1,6 @@
-"""Selecting the best keys by score and copying them side by side; by native kernels where they exist, on a CPU."""
+"""Selecting the best keys by score and copying them side by side; by native kernels where they
+exist, on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from longdraft.ops import coded, native
 
 
 def spread(scores: Tensor, reach: int, share: float) -> Tensor:
-    """scores [...,S] -> [...,S]: each position passes a share of its score on to the next `reach` positions."""
+    """scores [...,S] -> [...,S]: each position passes a share of its score on to the next `reach`
+    positions.
+    """
     if not reach:
         return scores
     passed = torch.zeros_like(scores)
@@ -22,13 +26,16 @@ def spread(scores: Tensor, reach: int, share: float) -> Tensor:
 
 
 def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 0.0) -> Tensor:
-    """L scores [S], float32 and finite -> [L,count] indices of the best after `spread`, ascending; ties: the earlier.
+    """L scores [S], float32 and finite -> [L,count] indices of the best after `spread`, ascending;
+    ties: the earlier.
 
     The scores need not be adjacent in memory: joining them would cost as much as choosing.
     """
     lib = native.library()
     if lib is None or not scores[0].is_cpu or not count:
-        best = spread(torch.stack(list(scores)), reach, share).sort(stable=True, dim=-1, descending=True)
+        best = spread(torch.stack(list(scores)), reach, share).sort(
+            stable=True, dim=-1, descending=True
+        )
         return best.indices[..., :count].sort(-1).values
     rows = [s if s.stride(0) == 1 else s.contiguous() for s in scores]
     if any(len(s) != len(rows[0]) or s.dtype != torch.float32 for s in rows):
@@ -57,20 +64,26 @@ def take(x: Tensor, slots: Tensor) -> Tensor:
 
 
 def room_for(slots: int) -> int:
-    """Slots that a compact copy is allocated for, so that one that grows is seldom allocated again."""
+    """Slots that a compact copy is allocated for, so that one that grows is seldom allocated
+    again.
+    """
     return slots + max(64, slots // 8)
 
 
 class Compact:
-    """Keys and values of selected slots side by side, in any order; a new selection copies only the slots it adds.
+    """Keys and values of selected slots side by side, in any order; a new selection copies only the
+    slots it adds.
 
-    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers unchanged, [K,P,D].
+    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers
+    unchanged, [K,P,D].
     The contents of a slot must not change between selections.
     """
 
     def __init__(self, bits: int = 0) -> None:
         self.bits = bits
-        self._slots = self._places = torch.empty(0, dtype=torch.long)  # the slots held, ascending, and their positions
+        self._slots = self._places = torch.empty(
+            0, dtype=torch.long
+        )  # the slots held, ascending, and their positions
         self._k = self._v = torch.empty(0, 0, 0)
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
@@ -109,7 +122,8 @@ class Compact:
 
     def hold(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values that the kernel has copied."""
-        self._slots, self._places = slots, places
+        self._slots = slots
+        self._places = places
         return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
     def taken(self, x: Tensor, slots: Tensor) -> Tensor:
@@ -118,11 +132,16 @@ class Compact:
 
     def can_encode(self, x: Tensor) -> bool:
         """Whether the kernel can write what this copy holds."""
-        return not self.bits or (x.dtype in (torch.float32, torch.bfloat16) and x.shape[2] % 16 == 0)
+        return not self.bits or (
+            x.dtype in (torch.float32, torch.bfloat16) and x.shape[2] % 16 == 0
+        )
 
 
-def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """For each (copy, k, v [K,S,D], ascending slots [P], or [K,P] for each head): what the copy holds of them.
+def refill(
+    requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]],
+) -> list[tuple[Tensor, Tensor]]:
+    """For each (copy, k, v [K,S,D], ascending slots [P], or [K,P] for each head): what the copy
+    holds of them.
 
     They are valid until the copy is filled again. One kernel call copies all, where possible.
     """
@@ -132,7 +151,10 @@ def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[t
         return lib is not None and slots.dim() == 1 and k.is_cpu and same and copy.can_encode(k)
 
     lib = native.library()
-    jobs = [copy.change(k, v, slots) if fits(copy, k, v, slots) else None for copy, k, v, slots in requests]
+    jobs = [
+        copy.change(k, v, slots) if fits(copy, k, v, slots) else None
+        for copy, k, v, slots in requests
+    ]
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
         try:

@@ -1,4 +1,6 @@
-"""Pinning torch's threads to processors: one that is moved or must wait stalls all others at the next barrier."""
+"""Pinning torch's threads to processors: one that is moved or must wait stalls all others at the
+next barrier.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,21 @@ import torch
 
 from longdraft.ops import native
 
-AFFINITY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")  # set by users who place threads themselves
+AFFINITY = (
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+)  # set by users who place threads themselves
 _before: list[int] = []  # the processors that the threads could run on before they were pinned
 
 
 def pin() -> bool:
     """Pin each of torch's threads to its own processor until `release`; -> whether it was done.
 
-    It is done only if there are as many threads as processors (otherwise the operating system's scheduler, which knows
-    what else runs, chooses better), with a native build, on a system with affinities, and unless the environment sets
-    them already. Set the number of threads first: threads created later share the first one's processor.
+    It is done only if there are as many threads as processors (otherwise the operating system's
+    scheduler, which knows what else runs, chooses better), with a native build, on a system with
+    affinities, and unless the environment sets them already. Set the number of threads first:
+    threads created later share the first one's processor.
     """
     release()
     lib: Any = native.library()
@@ -37,7 +44,8 @@ def pin() -> bool:
 
 def obstacle() -> str:
     """Why `pin` would not pin; "" if it would."""
-    allowed, threads = _allowed(), torch.get_num_threads()
+    allowed = _allowed()
+    threads = torch.get_num_threads()
     if native.library() is None:
         return "without kernels"
     if not allowed:

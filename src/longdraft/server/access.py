@@ -21,13 +21,17 @@ MOST_CLIENTS = 1000  # that are counted apart
 class Access:
     """Logs each request once: when it has been answered, and probes (ALWAYS) only if they fail.
 
-    Refusals are logged separately; a client address gets `most` lines in `window_s` seconds. Later ones are
-    counted, and one line reports the count.
+    Refusals are logged separately; a client address gets `most` lines in `window_s` seconds. Later
+    ones are counted, and one line reports the count.
     """
 
     def __init__(self, app: ASGIApp, most: int = 10, window_s: float = 10.0):
-        self.app, self.most, self.window_s = app, most, window_s
-        self.refusals: dict[str, Counter[str]] = {}  # of each client in this window; "" counts lines
+        self.app = app
+        self.most = most
+        self.window_s = window_s
+        self.refusals: dict[
+            str, Counter[str]
+        ] = {}  # of each client in this window; "" counts lines
         self.since = monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,8 +48,16 @@ class Access:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 id = entry.name if entry.name.encode() == given else entry.id
-                warned = [(b"x-longdraft-warning", "; ".join(entry.warnings).encode())] if entry.warnings else []
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode()), *warned]
+                warned = (
+                    [(b"x-longdraft-warning", "; ".join(entry.warnings).encode())]
+                    if entry.warnings
+                    else []
+                )
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", id.encode()),
+                    *warned,
+                ]
             await send(message)
 
         token = ENTRY.set(entry)
@@ -62,11 +74,20 @@ class Access:
             client = (scope.get("client") or ("", 0))[0]
             self.refused(client, status, **request, reason=entry.reason)
         elif scope["path"] not in ALWAYS:
-            say(logging.INFO, "request", **request, status=status, **figures(entry.answers), reason=entry.reason)
+            say(
+                logging.INFO,
+                "request",
+                **request,
+                status=status,
+                **figures(entry.answers),
+                reason=entry.reason,
+            )
 
     def refused(self, client: str, status: int, **fields: Any) -> None:
         """Log a refusal, or count it where this client had its share of lines."""
-        client = client if client in self.refusals or len(self.refusals) < MOST_CLIENTS else "others"
+        client = (
+            client if client in self.refusals or len(self.refusals) < MOST_CLIENTS else "others"
+        )
         counts = self.refusals.setdefault(client, Counter())
         if counts[""] < self.most:
             counts[""] += 1
@@ -76,11 +97,22 @@ class Access:
             counts[str(status)] += 1
 
     def report(self, last: bool = False) -> None:
-        """Log how many refusals were only counted, if the window is over. To be called about every second."""
+        """Log how many refusals were only counted, if the window is over. To be called about every
+        second.
+        """
         if not last and monotonic() - self.since < self.window_s:
             return
         for client, counts in self.refusals.items():
-            by_status = {f"status_{status}": count for status, count in sorted(counts.items()) if status}
+            by_status = {
+                f"status_{status}": count for status, count in sorted(counts.items()) if status
+            }
             if by_status:
-                say(logging.WARNING, "more refused", client=client, count=sum(by_status.values()), **by_status)
-        self.refusals, self.since = {}, monotonic()
+                say(
+                    logging.WARNING,
+                    "more refused",
+                    client=client,
+                    count=sum(by_status.values()),
+                    **by_status,
+                )
+        self.refusals = {}
+        self.since = monotonic()

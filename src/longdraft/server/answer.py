@@ -36,7 +36,8 @@ class Owner(Protocol):
 
 @dataclass
 class Answer:
-    """The choices of a request while they are decoded, all or none of them. Choice k is number k % n of prompt k // n.
+    """The choices of a request while they are decoded, all or none of them. Choice k is number k %
+    n of prompt k // n.
 
     prompt_logprobs: those of prompts that have been read.
     """
@@ -66,7 +67,9 @@ class Answer:
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """vLLM's per-request metrics (Acceptance), so far. As there, None for several choices and without drafting."""
+        """vLLM's per-request metrics (Acceptance), so far. As there, None for several choices and
+        without drafting.
+        """
         if len(self.replies) > 1 or not self.service.drafting:
             return None
         return {"speculative_decoding": self.replies[0].drafts.metrics()}
@@ -75,18 +78,24 @@ class Answer:
         """(choice, delta) as they come, until all choices have finished. Raises Problem."""
         queue = asyncio.Queue[tuple[int, Event]]()
         came = [asyncio.Event() for _ in self.work.prompts]
-        readers = [asyncio.ensure_future(self._read(i, s, queue, came)) for i, s in enumerate(self.streams)]
-        open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
+        readers = [
+            asyncio.ensure_future(self._read(i, s, queue, came)) for i, s in enumerate(self.streams)
+        ]
+        open_ = len(self.streams)
+        last = [self.began] * len(self.streams)
+        first = [True] * len(self.streams)
         how = "error"
         try:
             while open_:
                 i, event = await self._next(queue, all(first))
                 now = monotonic()
                 if event.tokens and self.first_s is None:
-                    self.first_s, self.first_tokens = now - self.began, len(event.tokens)
+                    self.first_s = now - self.began
+                    self.first_tokens = len(event.tokens)
                 if not self.work.silent:
                     self.service.metrics.took(event, now - last[i], first[i])
-                last[i], first[i] = now, first[i] and not event.tokens
+                last[i] = now
+                first[i] = first[i] and not event.tokens
                 if event.prompt is not None and event.prompt.logprobs is not None:
                     self.prompt_logprobs[i // self.work.n] = event.prompt.logprobs
                 if event.ended in ("failed", "cancelled") and self.replies[i].finish is None:
@@ -106,7 +115,9 @@ class Answer:
             self.took_s = monotonic() - self.began
             self.service.metrics.finished(how, self.prompt_tokens, self.replies, self.took_s)
 
-    async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
+    async def _next(
+        self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool
+    ) -> tuple[int, Event]:
         """The next event, in time."""
         times = self.service.times
         left = times.request_s - (monotonic() - self.began)
@@ -118,13 +129,22 @@ class Answer:
         except TimeoutError:
             phase = "begin" if waiting else "end"
             limit = times.queue_s if waiting else times.request_s
-            raise Problem(503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5) from None
+            raise Problem(
+                503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5
+            ) from None
 
     async def _read(
-        self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: list[asyncio.Event]
+        self,
+        i: int,
+        stream: Stream,
+        queue: asyncio.Queue[tuple[int, Event]],
+        came: list[asyncio.Event],
     ) -> None:
-        """came: set with the first event of a prompt's first choice; it has the log-probabilities, which all echo."""
-        mine, others = came[i // self.work.n], i % self.work.n > 0
+        """came: set with the first event of a prompt's first choice; it has the log-probabilities,
+        which all echo.
+        """
+        mine = came[i // self.work.n]
+        others = i % self.work.n > 0
         async for event in stream:
             if others and self.work.prompt_logprobs:
                 await mine.wait()
@@ -133,11 +153,15 @@ class Answer:
 
     def _ended(self, event: Event) -> Problem:
         if event.ended == "cancelled":
-            return Problem(503, "the server is shutting down: send the request again later", retry_s=5)
+            return Problem(
+                503, "the server is shutting down: send the request again later", retry_s=5
+            )
         if isinstance(event.error, InputError):
             return Problem(400, str(event.error))
         if isinstance(event.error, MemoryError):
-            return Problem(503, "there was not enough memory for this request: try again later", retry_s=5)
+            return Problem(
+                503, "there was not enough memory for this request: try again later", retry_s=5
+            )
         if event.error is not None:
             failure(event.error)
         return Problem(500, "the server could not complete this request")

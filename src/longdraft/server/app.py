@@ -11,7 +11,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.exceptions import HTTPException
 
 from longdraft.server import document, problems
@@ -43,7 +49,9 @@ Format = ChatFormat | CompletionFormat
 
 
 def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
-    """The application. It starts the models' engines, and stops them when it shuts down. tracer: for a page."""
+    """The application. It starts the models' engines, and stops them when it shuts down. tracer:
+    for a page.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +84,9 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         work = await service.chat(body)
         work.owner = owner_of(request)
         assert work.talk is not None
-        how = ChatFormat(**_fields(service, "chatcmpl", work, body), call_id=work.talk.dialect.call_id)
+        how = ChatFormat(
+            **_fields(service, "chatcmpl", work, body), call_id=work.talk.dialect.call_id
+        )
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
@@ -86,7 +96,9 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         work.owner = owner_of(request)
         echoed = work.prompts if body.echo else []
         scored = body.logprobs is not None
-        echoes = [await service.aside(len(prompt), service.echo, prompt, scored) for prompt in echoed]
+        echoes = [
+            await service.aside(len(prompt), service.echo, prompt, scored) for prompt in echoed
+        ]
         how = CompletionFormat(**_fields(service, "cmpl", work, body), echoes=echoes, n=work.n)
         return await _answer(service.submit(work), body, how, request)
 
@@ -95,7 +107,8 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         service = models.of(body.model)
         work = await service.talk(body, body.messages, body.max_output_tokens, offer=body.offer)
         work.owner = owner_of(request)
-        how, answer = ResponseObject(body, work, service), service.submit(work)
+        how = ResponseObject(body, work, service)
+        answer = service.submit(work)
         if body.stream:
             return EventStream(answer, how.events(answer))
 
@@ -127,13 +140,19 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         return about_tokenizer(models.of(model))
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
+    @app.get(
+        "/health",
+        response_class=Response,
+        responses={503: {"description": "The server accepts no requests"}},
+    )
     async def health() -> Response:
         return Response(status_code=200 if models.ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(models.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(
+            models.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     if tracer is not None:
         _add_page(app, tracer)
@@ -145,7 +164,11 @@ def _add_page(app: FastAPI, tracer: Tracer) -> None:
 
     @app.get("/", include_in_schema=False)
     async def start() -> Response:
-        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+        headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-cache",
+        }
         return HTMLResponse(html, headers=headers | {"Referrer-Policy": "no-referrer"})
 
     @app.get("/v1/longdraft/methods")
@@ -195,7 +218,8 @@ async def _whole(answer: Answer, how: Format) -> Response:
     async for i, delta in answer.parts():
         choices[i] += delta
     _score(how, answer)
-    counted, scored = answer.usage, sum(map(len, answer.prompt_logprobs.values()))
+    counted = answer.usage
+    scored = sum(map(len, answer.prompt_logprobs.values()))
     tokens = answer.work.n * scored + counted["completion_tokens"]
     count = how.log_probabilities(tokens)
     body = await answer.service.formatted(
@@ -212,7 +236,9 @@ def _score(how: Format, answer: Answer) -> None:
 
 
 async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
-    """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
+    """The answer as server-sent events. An error after the first of them is an event too, and ends
+    the stream.
+    """
     begun = [False] * len(answer.streams)
 
     def event(part: dict[str, Any], write: Writer) -> bytes:
@@ -231,7 +257,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
             if not begun[i]:
                 begun[i] = True
                 _score(how, answer)
-                count = how.log_probabilities(len(answer.prompt_logprobs.get(i // answer.work.n, [])))
+                count = how.log_probabilities(
+                    len(answer.prompt_logprobs.get(i // answer.work.n, []))
+                )
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
             for one in delta.by_calls() if delta else ():
@@ -247,9 +275,14 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
     yield DONE
 
 
-async def unless_gone(call: Callable[[], Awaitable[Response]], answer: Answer, request: Request) -> Response:
-    """The call's result. If the client leaves before, the request is cancelled: nobody will read it."""
-    work, gone = asyncio.ensure_future(call()), asyncio.ensure_future(_gone(request))
+async def unless_gone(
+    call: Callable[[], Awaitable[Response]], answer: Answer, request: Request
+) -> Response:
+    """The call's result. If the client leaves before, the request is cancelled: nobody will read
+    it.
+    """
+    work = asyncio.ensure_future(call())
+    gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         return await work if work.done() else Response(status_code=499)

@@ -22,7 +22,10 @@ def _small(variables: dict[str, Any]) -> dict[str, Any]:
 
 def _free(name: str) -> str:
     if name in RESERVED:
-        raise ValueError("templates have another variable of this name: leave it out, or use the field of the request")
+        raise ValueError(
+            "templates have another variable of this name: leave it out, or use the field "
+            "of the request"
+        )
     return name
 
 

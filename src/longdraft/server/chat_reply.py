@@ -1,4 +1,6 @@
-"""A chat's answer as it comes: parts of it, up to the first stop string of its content, with log-probabilities."""
+"""A chat's answer as it comes: parts of it, up to the first stop string of its content, with
+log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,29 @@ from longdraft.server.reply import Delta, Reply
 
 
 class ChatReply(Reply):
-    """Stop strings apply to content alone, in each run of it: reasoning and arguments may have any text.
+    """Stop strings apply to content alone, in each run of it: reasoning and arguments may have any
+    text.
 
-    reader: splits the text into parts; it sees the special tokens that are in `shown`, as these characters. Its place
-    in the text says which token has which character of the content.
+    reader: splits the text into parts; it sees the special tokens that are in `shown`, as these
+    characters. Its place in the text says which token has which character of the content.
     """
 
-    def __init__(self, tokenizer: Any, stops: list[str], reader: Reader, shown: dict[int, str], least: int = 0):
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: list[str],
+        reader: Reader,
+        shown: dict[int, str],
+        least: int = 0,
+    ):
         super().__init__(tokenizer, stops, least)
         self.text = MarkedText(tokenizer, shown) if shown else self.text
-        self.reader, self.starts = reader, list[int]()  # where each token's text begins
-        self.came = self.calls = 0  # characters of text; calls given out
+        # where each token's text begins
+        self.reader = reader
+        self.starts = list[int]()
+        # characters of text; calls given out
+        self.came = 0
+        self.calls = 0
 
     def take(self, event: Event) -> Delta:
         if self.finish is not None:
@@ -30,7 +44,8 @@ class ChatReply(Reply):
         self._note(event)
         delta = Delta()
         for i, token in enumerate(event.tokens):
-            begin, text = self.came + len(self.text.open), None
+            begin = self.came + len(self.text.open)
+            text = None
             if event.ended != "eos" or i < len(event.tokens) - 1:  # an end token has no text
                 text = self.text.push([token])
                 begin = self.came + self.text.before
@@ -77,13 +92,15 @@ class ChatReply(Reply):
             self.held += part.text
             if (cut := self._stop()) is not None:
                 given += self._release(cut)
-                self.finish, self.held = "stop", ""
+                self.finish = "stop"
+                self.held = ""
                 break
             given += self._release(len(self.held) - self._possible())
         return given
 
     def _stop(self) -> int | None:
-        """Where in the held content the first stop string begins that ends after the first `least` tokens.
+        """Where in the held content the first stop string begins that ends after the first `least`
+        tokens.
 
         The tokens after it do not count.
         """
@@ -101,14 +118,23 @@ class ChatReply(Reply):
         return at
 
     def _release(self, count: int) -> list[Part]:
-        text, self.held = self.held[:count], self.held[count:]
+        text = self.held[:count]
+        self.held = self.held[count:]
         self.end += count
         return [Part("content", text)] if text else []
 
     def _probabilities(self, delta: Delta, every: bool) -> None:
-        """Add those of the tokens whose text cannot be a part of a stop string any more. every: all."""
+        """Add those of the tokens whose text cannot be a part of a stop string any more. every:
+        all.
+        """
         pending = bool(self.held or (self.stops and self.reader.rest))
-        end = self.reader.place(self.end) if self.held else self.reader.taken if pending else self.came
+        end = (
+            self.reader.place(self.end)
+            if self.held
+            else self.reader.taken
+            if pending
+            else self.came
+        )
         end = min(end, self.came)
         every = every or (not pending and self.finish != "stop")
         while self.entries and (self.entries[0][0] < end or every):
@@ -120,4 +146,7 @@ class ChatReply(Reply):
     def reasoning_tokens(self) -> int:
         """How many of the tokens were reasoning, with the marks around it."""
         thoughts = self.reader.thoughts
-        return sum(bisect_left(self.starts, end) - bisect_left(self.starts, begin) for begin, end in thoughts)
+        return sum(
+            bisect_left(self.starts, end) - bisect_left(self.starts, begin)
+            for begin, end in thoughts
+        )

@@ -18,7 +18,9 @@ class Absent:
     """As a condition: the field is not given, or null."""
 
 
-Condition = Mapping[str, Any]  # by field: Present, Absent, its value, or a tuple of values; a default may be left out
+Condition = Mapping[
+    str, Any
+]  # by field: Present, Absent, its value, or a tuple of values; a default may be left out
 
 
 def wrong(field: str, why: str) -> PydanticCustomError:
@@ -28,7 +30,9 @@ def wrong(field: str, why: str) -> PydanticCustomError:
 
 @dataclass(frozen=True)
 class Rule:
-    """Where every field is as `given` says, every one must be as `then` says; `why`: the message, about `field`."""
+    """Where every field is as `given` says, every one must be as `then` says; `why`: the message,
+    about `field`.
+    """
 
     field: str
     given: Condition
@@ -58,7 +62,8 @@ def _holds(body: BaseModel, condition: Condition) -> bool:
 
 
 def _schema(fields: Mapping[str, Any], condition: Condition) -> dict[str, Any]:
-    properties, required = {}, []
+    properties = {}
+    required = []
     for field, wanted in condition.items():
         name = fields[field].alias or field
         if wanted is Present:
@@ -67,7 +72,9 @@ def _schema(fields: Mapping[str, Any], condition: Condition) -> dict[str, Any]:
         elif wanted is Absent:
             properties[name] = {"type": "null"}
         elif fields[field].default in _values(wanted):
-            properties[name] = {"enum": [*(value for value in _values(wanted) if value is not None), None]}
+            properties[name] = {
+                "enum": [*(value for value in _values(wanted) if value is not None), None]
+            }
         else:
             properties[name] = {"enum": list(_values(wanted))}
             required.append(name)

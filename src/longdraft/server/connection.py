@@ -1,4 +1,6 @@
-"""A connection that no client can hold open for nothing: neither by sending slowly, nor by not reading."""
+"""A connection that no client can hold open for nothing: neither by sending slowly, nor by not
+reading.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ MOST_IGNORED = 1 << 20  # bytes that a client may still send after its request w
 
 
 class Connection(H11Protocol):
-    """Waits for its client for a bounded time: until a request is whole, and until what was sent has been read.
+    """Waits for its client for a bounded time: until a request is whole, and until what was sent
+    has been read.
 
-    Where there are as many connections as allowed, a new one takes the place of the one whose client has owed
-    something for the longest time, so that idle clients keep nobody out.
+    Where there are as many connections as allowed, a new one takes the place of the one whose
+    client has owed something for the longest time, so that idle clients keep nobody out.
     """
 
     ignored: int | None = None  # bytes, after a refusal that ends the connection
@@ -31,7 +34,11 @@ class Connection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.since = monotonic()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            others = [c for c in self.connections if c is not self and isinstance(c, Connection) and c.owed]
+            others = [
+                c
+                for c in self.connections
+                if c is not self and isinstance(c, Connection) and c.owed
+            ]
             if others:
                 oldest = min(others, key=lambda c: c.since)
                 self.connections.discard(oldest)
@@ -65,8 +72,12 @@ class Connection(H11Protocol):
                 self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. If it were closed while its client sends, it would be reset, and the answer lost."""
-        if self.cycle is not None:  # its request turned out to be malformed after its headers: nobody reads its answer
+        """Refuse what is not HTTP. If it were closed while its client sends, it would be reset, and
+        the answer lost.
+        """
+        if (
+            self.cycle is not None
+        ):  # its request turned out to be malformed after its headers: nobody reads its answer
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         problem = _malformed(sys.exc_info()[1])

@@ -1,4 +1,6 @@
-"""What /openapi.json says of answers: which statuses a path has, and that every error has one shape."""
+"""What /openapi.json says of answers: which statuses a path has, and that every error has one
+shape.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ ABOUT = {
     413: "The body is too large",
     415: "The body is not application/json",
     421: "The host name is not served here",
-    429: "Too many requests wait, or too many of this client are open; Retry-After says when to try again",
+    429: "Too many requests wait, or too many of this client are open; Retry-After says when to "
+    "try again",
     431: "The headers are too large",
     500: "The server could not complete this request",
     503: "There is no time or memory for this request, or the server is shutting down",
@@ -44,9 +47,16 @@ DECODED = POSTED | errors(500, 503)
 def answer(kind: str, parts: str) -> Responses:
     """An object with an id and these parts, or server-sent events; and errors."""
     listed = {"type": "array", "items": {"type": "object"}}
-    whole = _object(id=TEXT, object={"const": kind}, model=TEXT, usage={"type": "object"}, **{parts: listed})
+    whole = _object(
+        id=TEXT, object={"const": kind}, model=TEXT, usage={"type": "object"}, **{parts: listed}
+    )
     content = {"application/json": {"schema": whole}} | STREAM
-    return {200: {"description": "The answer; with stream=true, as server-sent events", "content": content}} | DECODED
+    return {
+        200: {
+            "description": "The answer; with stream=true, as server-sent events",
+            "content": content,
+        }
+    } | DECODED
 
 
 def events() -> Responses:
@@ -54,7 +64,9 @@ def events() -> Responses:
 
 
 class Documented(FastAPI):
-    """Its document has no 422: a body that does not validate is answered with 400, as every error in one shape."""
+    """Its document has no 422: a body that does not validate is answered with 400, as every error
+    in one shape.
+    """
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()

@@ -16,10 +16,14 @@ from longdraft.ops.threads import pinned
 
 
 class Stream:
-    """The events of one request, in order, for one reader in the event loop. Close it if the reader stops early."""
+    """The events of one request, in order, for one reader in the event loop. Close it if the reader
+    stops early.
+    """
 
     def __init__(self, engine: Engine, id: int):
-        self.engine, self.id, self.ended = engine, id, False
+        self.engine = engine
+        self.id = id
+        self.ended = False
         self.events = asyncio.Queue[Event]()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -39,7 +43,9 @@ class Task(Protocol):
     closed: bool  # nothing more is to be done
 
     def step(self) -> bool:
-        """Do a little, in the decoding thread, unless it is closed -> whether there is more to do. Raises nothing."""
+        """Do a little, in the decoding thread, unless it is closed -> whether there is more to do.
+        Raises nothing.
+        """
         ...
 
     def close(self) -> None:
@@ -48,26 +54,30 @@ class Task(Protocol):
 
 
 class Engine:
-    """Steps a session in its own thread while there is work; a stream gets every event of its request.
+    """Steps a session in its own thread while there is work; a stream gets every event of its
+    request.
 
-    A task, if there is one, takes turns with the session: a step each. alone: whether no other engine decodes in this
-    process, so that its threads may be pinned.
+    A task, if there is one, takes turns with the session: a step each. alone: whether no other
+    engine decodes in this process, so that its threads may be pinned.
 
-    Call everything from the event loop's thread. failure: what ended the thread, after which every stream ends with it
-    and nothing is accepted; None as long as the thread runs.
+    Call everything from the event loop's thread. failure: what ended the thread, after which every
+    stream ends with it and nothing is accepted; None as long as the thread runs.
     """
 
     def __init__(self, session: Session, alone: bool = True):
-        self.session, self.alone = session, alone
+        self.session = session
+        self.alone = alone
         self.failure: BaseException | None = None
         self._streams: dict[int, Stream] = {}
         self._task: Task | None = None
-        self._work, self._stopping = threading.Event(), False
+        self._work = threading.Event()
+        self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="longdraft-decode", daemon=True)
 
     def start(self) -> None:
-        self._loop, self._threads = asyncio.get_running_loop(), torch.get_num_threads()
+        self._loop = asyncio.get_running_loop()
+        self._threads = torch.get_num_threads()
         self._thread.start()
 
     @property
@@ -115,7 +125,9 @@ class Engine:
 
     def _run(self) -> None:
         assert self._loop is not None
-        torch.set_num_threads(self._threads)  # OpenMP has a number, and a pool, for each thread that computes
+        torch.set_num_threads(
+            self._threads
+        )  # OpenMP has a number, and a pool, for each thread that computes
         try:
             with (
                 pinned() if self.alone else nullcontext()
@@ -128,11 +140,14 @@ class Engine:
     def _step(self) -> None:
         """One step of the session and one of the task, or a wait for work."""
         assert self._loop is not None
-        task, busy = self._task, self.session.running or self.session.waiting
+        task = self._task
+        busy = self.session.running or self.session.waiting
         if task is None and not busy:
             self._work.wait()
             self._work.clear()
-        if events := self.session.step():  # without requests too: what was cancelled while it waited ends here
+        if (
+            events := self.session.step()
+        ):  # without requests too: what was cancelled while it waited ends here
             self._loop.call_soon_threadsafe(self._deliver, events)
         if task is not None and not task.step():
             self._loop.call_soon_threadsafe(self._drop, task)

@@ -12,7 +12,9 @@ from longdraft.server.reply import Reply
 
 
 class Answered(Protocol):
-    """What the log needs of an answer. first_s: until the first tokens, of which there were `first_tokens`."""
+    """What the log needs of an answer. first_s: until the first tokens, of which there were
+    `first_tokens`.
+    """
 
     @property
     def prompt_tokens(self) -> int: ...
@@ -55,9 +57,15 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
     if not answers:
         return {}
     replies = [r for a in answers for r in a.replies]
-    written, steps = sum(r.tokens for r in replies), sum(r.drafts.steps for r in replies)
-    times = [(a.first_s, a.took_s, a.first_tokens) for a in answers if a.first_s is not None and a.took_s is not None]
-    first, end = min((t[0] for t in times), default=None), max((t[1] for t in times), default=0.0)
+    written = sum(r.tokens for r in replies)
+    steps = sum(r.drafts.steps for r in replies)
+    times = [
+        (a.first_s, a.took_s, a.first_tokens)
+        for a in answers
+        if a.first_s is not None and a.took_s is not None
+    ]
+    first = min((t[0] for t in times), default=None)
+    end = max((t[1] for t in times), default=0.0)
     later = written - sum(t[2] for t in times)  # than the first, whose time was the prompt's
     return {
         "prompt_tokens": sum(a.prompt_tokens for a in answers),
@@ -65,7 +73,11 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
         "new_tokens": written,
         "choices": len(replies),
         "first_token_s": first,
-        "tokens_per_s": later / (end - first) if first is not None and end > first and later > 0 else None,
-        "mean_acceptance_length": 1 + sum(r.drafts.accepted for r in replies) / steps if steps else None,
+        "tokens_per_s": later / (end - first)
+        if first is not None and end > first and later > 0
+        else None,
+        "mean_acceptance_length": 1 + sum(r.drafts.accepted for r in replies) / steps
+        if steps
+        else None,
         "finish": ",".join(sorted({r.finish or "abort" for r in replies})),
     }

@@ -25,7 +25,9 @@ class Closable(Protocol):
 
 
 class Ends:
-    """A streamed response. However it ends, and even if it never begins, the request ends with it."""
+    """A streamed response. However it ends, and even if it never begins, the request ends with
+    it.
+    """
 
     answer: Closable
 

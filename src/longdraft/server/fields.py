@@ -25,7 +25,9 @@ def encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[Text, Field(max_length=256)]
 
-Parsed = Annotated[Any, Field(exclude=True)]  # what a client made of a text beside it, and sends back; it is not read
+Parsed = Annotated[
+    Any, Field(exclude=True)
+]  # what a client made of a text beside it, and sends back; it is not read
 
 Temperature = Annotated[float, Field(**parameters.TEMPERATURE.limits)]
 TopP = Annotated[float, Field(**parameters.TOP_P.limits)]
@@ -50,7 +52,8 @@ FEW = BeforeValidator(_few)
 
 
 class Strict(BaseModel):
-    """Types are not converted, unknown fields are errors, and null is as if the field were not there.
+    """Types are not converted, unknown fields are errors, and null is as if the field were not
+    there.
 
     rules: between fields; the document has them too.
     """
@@ -63,7 +66,9 @@ class Strict(BaseModel):
     def _without_null(cls, given: Any) -> Any:
         if isinstance(given, dict) and len(given) > MOST_FIELDS:
             raise ValueError(f"an object has {len(given)} fields: give at most {MOST_FIELDS}")
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+        return (
+            {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+        )
 
     @model_validator(mode="after")
     def _between_fields(self) -> Self:
@@ -76,5 +81,7 @@ class Strict(BaseModel):
         found = handler(core)
         schema = handler.resolve_ref_schema(found)
         if cls.rules:
-            schema.setdefault("allOf", []).extend(rule.schema(cls.model_fields) for rule in cls.rules)
+            schema.setdefault("allOf", []).extend(
+                rule.schema(cls.model_fields) for rule in cls.rules
+            )
         return found

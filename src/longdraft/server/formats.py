@@ -1,4 +1,6 @@
-"""Answers in the shapes of OpenAI's API: chat completions and completions, whole and as chunks of a stream."""
+"""Answers in the shapes of OpenAI's API: chat completions and completions, whole and as chunks of a
+stream.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
     """
     written = sum(r.tokens for r in replies)
     drafts = [r.drafts for r in replies]
-    steps, drafted, accepted = (sum(getattr(d, k) for d in drafts) for k in ("steps", "drafted", "accepted"))
+    steps, drafted, accepted = (
+        sum(getattr(d, k) for d in drafts) for k in ("steps", "drafted", "accepted")
+    )
     mean = 1 + accepted / steps if steps else 1.0
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
         "prompt_tokens_details": {
-            "cached_tokens": sum(max(r.known for r in replies[i : i + n]) for i in range(0, len(replies), n))
+            "cached_tokens": sum(
+                max(r.known for r in replies[i : i + n]) for i in range(0, len(replies), n)
+            )
         },
         "completion_tokens_details": {
             "draft_steps": steps,
@@ -44,8 +50,8 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
 class Format:
     """The fields of every chunk of an answer. word: a token's own bytes.
 
-    top: how many alternatives a log-probability has; None: none is given. with_usage: the last chunk has the usage, and
-    if in_parts, every chunk has the usage so far.
+    top: how many alternatives a log-probability has; None: none is given. with_usage: the last
+    chunk has the usage, and if in_parts, every chunk has the usage so far.
     """
 
     id: str
@@ -59,7 +65,9 @@ class Format:
     kind = ""
 
     def log_probabilities(self, tokens: int) -> int:
-        """How many there are for this many tokens, alternatives included: what formatting them costs."""
+        """How many there are for this many tokens, alternatives included: what formatting them
+        costs.
+        """
         return 0 if self.top is None else tokens * (self.top + 1)
 
     def head(self) -> Json:
@@ -84,11 +92,15 @@ class ChatFormat(Format):
     def first(self, index: int) -> Json:
         """The chunk that begins a choice."""
         delta = {"role": "assistant", "content": ""}
-        return self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        return self.chunk(
+            [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+        )
 
     def part(self, index: int, delta: Delta) -> Json:
         choice = {"index": index, "delta": delta_of(delta.parts, self.call_id)}
-        return self.chunk([choice | {"logprobs": self._logprobs(delta.logprobs), "finish_reason": delta.finish}])
+        return self.chunk(
+            [choice | {"logprobs": self._logprobs(delta.logprobs), "finish_reason": delta.finish}]
+        )
 
     def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
         choices = [
@@ -100,17 +112,29 @@ class ChatFormat(Format):
             }
             for i, d in enumerate(deltas)
         ]
-        return self.head() | {"object": "chat.completion", "choices": choices, "usage": counted, "metrics": metrics}
+        return self.head() | {
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": counted,
+            "metrics": metrics,
+        }
 
     def _logprobs(self, entries: list[TokenLogprobs]) -> Json | None:
         if self.top is None:
             return None
-        return {"content": [self._entry(x.token, x.logprob, x.top) for x in entries], "refusal": None}
+        return {
+            "content": [self._entry(x.token, x.logprob, x.top) for x in entries],
+            "refusal": None,
+        }
 
-    def _entry(self, token: int, logprob: float, top: list[tuple[int, float]] | None = None) -> Json:
+    def _entry(
+        self, token: int, logprob: float, top: list[tuple[int, float]] | None = None
+    ) -> Json:
         word = self.word(token)
         entry = {"token": shown(word), "logprob": logprob, "bytes": _numbers(word)}
-        return entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
+        return (
+            entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
+        )
 
 
 _numbers = lru_cache(1 << 16)(tuple[int, ...])  # of a token's bytes
@@ -123,7 +147,9 @@ def shown(word: bytes) -> str:
 
 @dataclass
 class Echo:
-    """A prompt as its choices repeat it. offsets: where in its text each token begins, if that is asked for."""
+    """A prompt as its choices repeat it. offsets: where in its text each token begins, if that is
+    asked for.
+    """
 
     tokens: list[int]
     text: str
@@ -133,7 +159,9 @@ class Echo:
 
 @dataclass
 class CompletionFormat(Format):
-    """echoes: each prompt's tokens, text and log-probabilities, with which its n choices begin; empty: none does."""
+    """echoes: each prompt's tokens, text and log-probabilities, with which its n choices begin;
+    empty: none does.
+    """
 
     echoes: list[Echo] = field(default_factory=list)
     n: int = 1
@@ -160,9 +188,11 @@ class CompletionFormat(Format):
         return self.head() | {"choices": choices, "usage": counted, "metrics": metrics}
 
     def _whole(self, index: int, delta: Delta) -> Json:
-        text, logprobs = delta.text, self._logprobs(index, delta)
+        text = delta.text
+        logprobs = self._logprobs(index, delta)
         if (echo := self.echo(index)) is not None:
-            text, first = echo.text + text, self._echoed(echo)
+            text = echo.text + text
+            first = self._echoed(echo)
             logprobs = logprobs and first and {key: first[key] + logprobs[key] for key in first}
         return self._choice(index, text, logprobs, delta.finish)
 
@@ -195,7 +225,8 @@ class CompletionFormat(Format):
     def _top(self, x: TokenLogprobs) -> Json:
         """The most likely tokens and the token itself, by text.
 
-        Where texts are equal, the token itself or else the likeliest token has the text, and the others their ids.
+        Where texts are equal, the token itself or else the likeliest token has the text, and the
+        others their ids.
         """
         keys = {x.token: shown(self.word(x.token))}
         for token, _ in x.top:

@@ -1,4 +1,6 @@
-"""What a request must pass before anything reads it: its host, its key, its type, its size, its client's share."""
+"""What a request must pass before anything reads it: its host, its key, its type, its size, its
+client's share.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ ALWAYS = {"/health", "/metrics"}  # paths that are answered while the server dra
 
 @dataclass
 class Guard:
-    """Every path needs the key unless it is in OPEN. keys: any of them is right; none: no key is needed.
+    """Every path needs the key unless it is in OPEN. keys: any of them is right; none: no key is
+    needed.
 
-    hosts: the names that a Host header may have, so that a web page elsewhere cannot reach a server on this machine by
-    its own name; None: any. most_body, most_headers: bytes, whether or not a body comes in chunks. most_requests:
-    how many of a client's requests may be open at once. shared: whether requests with different keys may use each
-    other's cached prompts. The state of a request has its `owner`: a name for its key, or "" where all are one.
-    draining: whether only running requests are answered, and those to ALWAYS; all connections are closed then.
+    hosts: the names that a Host header may have, so that a web page elsewhere cannot reach a server
+    on this machine by its own name; None: any. most_body, most_headers: bytes, whether or not a
+    body comes in chunks. most_requests:
+    how many of a client's requests may be open at once. shared: whether requests with different
+    keys may use each other's cached prompts. The state of a request has its `owner`: a name for its
+    key, or "" where all are one. draining: whether only running requests are answered, and those to
+    ALWAYS; all connections are closed then.
     busy: how many requests are being answered, without those to ALWAYS.
     """
 
@@ -73,36 +78,59 @@ class Guard:
 
     def _problem(self, scope: Scope, client: str) -> Problem | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self.most_headers:
-            return Problem(431, f"the headers are larger than {self.most_headers} bytes: send fewer")
+            return Problem(
+                431, f"the headers are larger than {self.most_headers} bytes: send fewer"
+            )
         headers = dict(reversed(scope["headers"]))
-        if b"content-length" in headers and b"transfer-encoding" in headers:  # where does its body end?
-            return Problem(400, "the request has Content-Length and Transfer-Encoding: send one of them", close=True)
+        if (
+            b"content-length" in headers and b"transfer-encoding" in headers
+        ):  # where does its body end?
+            return Problem(
+                400,
+                "the request has Content-Length and Transfer-Encoding: send one of them",
+                close=True,
+            )
         host = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if self.hosts is not None and host not in self.hosts:
-            return Problem(421, "this host name is not served here: use the address that the server is bound to")
+            return Problem(
+                421,
+                "this host name is not served here: use the address that the server is bound to",
+            )
         if self.keys and scope["path"] not in OPEN and not any(self._matches(headers)):
             return Problem(
-                401, "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+                401,
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
             )
         if self.draining() and scope["path"] not in ALWAYS:
-            return Problem(503, "the server is shutting down: send the request again later", retry_s=5)
+            return Problem(
+                503, "the server is shutting down: send the request again later", retry_s=5
+            )
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
                 return Problem(415, "the body must be JSON: send Content-Type: application/json")
             if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-                return Problem(415, "compressed bodies are not read here: send it without Content-Encoding")
+                return Problem(
+                    415, "compressed bodies are not read here: send it without Content-Encoding"
+                )
             length = headers.get(b"content-length", b"0")
             if not length.isdigit() or int(length[:20]) > self.most_body:
                 return self._too_large()
         if self.open[client] >= self.most_requests:
-            return Problem(429, f"{self.most_requests} requests of this client are open: wait for one", retry_s=1)
+            return Problem(
+                429,
+                f"{self.most_requests} requests of this client are open: wait for one",
+                retry_s=1,
+            )
         return None
 
     def _matches(self, headers: dict[bytes, bytes]) -> list[bool]:
         """Which of the keys a request has."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), k) for k in self.keys]  # all are compared, whichever is right
+        matches = [
+            hmac.compare_digest(key.strip(), k) for k in self.keys
+        ]  # all are compared, whichever is right
         return [scheme.lower() == b"bearer" and match for match in matches]
 
     def _owner(self, scope: Scope) -> str:
@@ -114,7 +142,9 @@ class Guard:
         return Problem(413, f"the body is larger than {self.most_body} bytes: send less")
 
     async def _read_out(self, receive: Receive) -> None:
-        """Read a body that nobody wants: closed before that, the connection is reset, and the answer may be lost."""
+        """Read a body that nobody wants: closed before that, the connection is reset, and the
+        answer may be lost.
+        """
         size = 0
         while size <= self.most_body:
             message = await receive()
@@ -123,8 +153,12 @@ class Guard:
                 return
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; a body that turns out larger than allowed ends as if the client had left."""
-        size, refused, begun = 0, False, False
+        """Run the application; a body that turns out larger than allowed ends as if the client had
+        left.
+        """
+        size = 0
+        refused = False
+        begun = False
 
         async def counted() -> Message:
             nonlocal size, refused

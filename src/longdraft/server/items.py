@@ -1,4 +1,6 @@
-"""What requests to the Responses API contain: messages, reasoning, calls and their results, and tools."""
+"""What requests to the Responses API contain: messages, reasoning, calls and their results, and
+tools.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class TextPart(Strict):
 
 
 Content = Annotated[
-    Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)], BeforeValidator(only_text)
+    Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+    BeforeValidator(only_text),
 ]
 
 
@@ -39,8 +42,15 @@ class MessageItem(Item):
     content: Content
 
     def add_to(self, messages: list[Message]) -> None:
-        message = {"role": "system" if self.role == "developer" else self.role, "content": joined(self.content)}
-        if self.role == "assistant" and messages and set(messages[-1]) == {"role", "content", "reasoning_content"}:
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": joined(self.content),
+        }
+        if (
+            self.role == "assistant"
+            and messages
+            and set(messages[-1]) == {"role", "content", "reasoning_content"}
+        ):
             message = messages.pop() | message  # the reasoning before it
         messages.append(message)
 
@@ -53,7 +63,9 @@ class CallItem(Item, FunctionCall):
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         function = {"name": self.name, "arguments": self.given}
-        messages[-1].setdefault("tool_calls", []).append({"id": self.call_id, "type": "function", "function": function})
+        messages[-1].setdefault("tool_calls", []).append(
+            {"id": self.call_id, "type": "function", "function": function}
+        )
 
 
 class ResultItem(Item):
@@ -62,7 +74,9 @@ class ResultItem(Item):
     output: Content
 
     def add_to(self, messages: list[Message]) -> None:
-        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": joined(self.output)})
+        messages.append(
+            {"role": "tool", "tool_call_id": self.call_id, "content": joined(self.output)}
+        )
 
 
 class ThoughtPart(Strict):
@@ -72,8 +86,12 @@ class ThoughtPart(Strict):
 
 class ReasoningItem(Item):
     type: Literal["reasoning"]
-    summary: Annotated[list[ThoughtPart], Field(max_length=MOST_MESSAGES)] = Field(default_factory=list)
-    content: Annotated[list[ThoughtPart], Field(max_length=MOST_MESSAGES)] = Field(default_factory=list)
+    summary: Annotated[list[ThoughtPart], Field(max_length=MOST_MESSAGES)] = Field(
+        default_factory=list
+    )
+    content: Annotated[list[ThoughtPart], Field(max_length=MOST_MESSAGES)] = Field(
+        default_factory=list
+    )
 
     def add_to(self, messages: list[Message]) -> None:
         if text := joined(self.content):
@@ -92,7 +110,8 @@ InputItem = Annotated[
     Discriminator(
         _kind,
         custom_error_type="item_type",
-        custom_error_message="an item must be a message, reasoning, function_call or function_call_output",
+        custom_error_message="an item must be a message, reasoning, function_call or "
+        "function_call_output",
     ),
 ]
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESSAGES)]
@@ -102,8 +121,12 @@ Input = Annotated[
 ]
 
 
-def messages_of(items: Iterable[MessageItem | CallItem | ResultItem | ReasoningItem]) -> list[Message]:
-    """The conversation. Reasoning, a message and calls that follow each other are one message of the assistant."""
+def messages_of(
+    items: Iterable[MessageItem | CallItem | ResultItem | ReasoningItem],
+) -> list[Message]:
+    """The conversation. Reasoning, a message and calls that follow each other are one message of
+    the assistant.
+    """
     messages = list[Message]()
     for item in items:
         item.add_to(messages)
@@ -121,7 +144,9 @@ def _functions(tools: Any) -> Any:
     return [t for t in tools if not isinstance(t, dict) or t.get("type", "function") == "function"]
 
 
-FunctionTools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS), BeforeValidator(_functions)]
+FunctionTools = Annotated[
+    list[FunctionTool], Field(max_length=MOST_TOOLS), BeforeValidator(_functions)
+]
 
 
 class ChosenTool(Strict):

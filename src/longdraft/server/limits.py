@@ -1,4 +1,6 @@
-"""What a request may not ask for because of this model or this server's room; the schema has the other limits."""
+"""What a request may not ask for because of this model or this server's room; the schema has the
+other limits.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,17 @@ def check_choices(work: Work, session: Session) -> None:
     """Raises Problem for more choices than can run and wait together."""
     if session.queue is not None and work.choices > (most := session.queue + session.batch):
         field = "n" if len(work.prompts) == 1 else "prompt"
-        raise Problem(400, f"{work.choices} choices are more than the {most} that run or wait: ask for fewer", field)
+        raise Problem(
+            400,
+            f"{work.choices} choices are more than the {most} that run or wait: ask for fewer",
+            field,
+        )
 
 
 def check_numbers(body: Sampled, wanted: int, vocab: int) -> None:
-    """Raises Problem for tokens outside the vocabulary, and if the minimum length exceeds the maximum."""
+    """Raises Problem for tokens outside the vocabulary, and if the minimum length exceeds the
+    maximum.
+    """
     if any(int(token) >= vocab for token in body.logit_bias):
         why = f"a biased token is not in the model's vocabulary of {vocab}: leave it out"
         raise Problem(400, why, "logit_bias")

@@ -1,4 +1,6 @@
-"""The server's log: lines on standard error, as text or JSON, that no client can write or hold up."""
+"""The server's log: lines on standard error, as text or JSON, that no client can write or hold
+up.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ from typing import Any, TextIO
 from longdraft.errors import InputError
 
 LOG = logging.getLogger("longdraft.server")
-LEVELS, FORMATS = ("error", "warning", "info"), ("text", "json")
+LEVELS = ("error", "warning", "info")
+FORMATS = ("text", "json")
 UVICORN = logging.getLogger("uvicorn.error")
 MOST_LINES = 1000  # that wait to be written; further ones are counted
 LONGEST = 500  # characters of a value
 
 
 def say(level: int, message: str, **fields: Any) -> None:
-    """One line; fields that are None are left out. Nothing that a request or an answer contains belongs in it."""
+    """One line; fields that are None are left out. Nothing that a request or an answer contains
+    belongs in it.
+    """
     LOG.log(level, message, extra={"fields": fields})
 
 
@@ -35,14 +40,20 @@ def note(text: str) -> None:
 
 
 def failure(error: BaseException) -> None:
-    """An error of ours: its type and where it came from, without its message, which can quote a request."""
+    """An error of ours: its type and where it came from, without its message, which can quote a
+    request.
+    """
     LOG.error("failed", exc_info=error)
 
 
 def safe(text: str, spaces: bool = False) -> str:
     """A text as visible ASCII, so that it cannot begin a line or a field. spaces: keep them."""
     kept = r"[^ -~]" if spaces else r"[^!-~]"
-    return re.sub(kept, lambda c: c[0].encode("unicode_escape").decode() if c[0] != " " else r"\x20", text[:LONGEST])
+    return re.sub(
+        kept,
+        lambda c: c[0].encode("unicode_escape").decode() if c[0] != " " else r"\x20",
+        text[:LONGEST],
+    )
 
 
 def check(level: str, form: str) -> None:
@@ -54,7 +65,9 @@ def check(level: str, form: str) -> None:
 
 @contextmanager
 def logging_to(level: str, form: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Write lines of this level and above, uvicorn's errors too, to a stream: standard error, if it is None."""
+    """Write lines of this level and above, uvicorn's errors too, to a stream: standard error, if it
+    is None.
+    """
     check(level, form)
     lines = Lines(stream or sys.stderr, form)
     loggers = (LOG, UVICORN)
@@ -74,11 +87,14 @@ def logging_to(level: str, form: str, stream: TextIO | None = None) -> Iterator[
 
 
 class Lines(logging.Handler):
-    """Writes in a thread: a standard error that nobody reads delays no answer. Lines that find no room are counted."""
+    """Writes in a thread: a standard error that nobody reads delays no answer. Lines that find no
+    room are counted.
+    """
 
     def __init__(self, stream: TextIO, form: str):
         super().__init__()
-        self.stream, self.lost = stream, 0
+        self.stream = stream
+        self.lost = 0
         self.setFormatter(AsJson() if form == "json" else AsText())
         self._queue = Queue[str | None](MOST_LINES)
         self._thread = Thread(target=self._write, name="longdraft-log", daemon=True)
@@ -103,9 +119,16 @@ class Lines(logging.Handler):
         while (line := self._queue.get()) is not None:
             self._print(line)
             if self.lost and self._queue.empty():
-                fields = {"msg": "lines were lost", "levelno": logging.WARNING, "levelname": "WARNING"}
-                lost, self.lost = self.lost, 0
-                self._print(self.format(logging.makeLogRecord(fields | {"fields": {"count": lost}})))
+                fields = {
+                    "msg": "lines were lost",
+                    "levelno": logging.WARNING,
+                    "levelname": "WARNING",
+                }
+                lost = self.lost
+                self.lost = 0
+                self._print(
+                    self.format(logging.makeLogRecord(fields | {"fields": {"count": lost}}))
+                )
 
     def _print(self, line: str) -> None:
         try:
@@ -118,7 +141,11 @@ class Lines(logging.Handler):
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
     """Time, level, message and fields of a line."""
     when = strftime("%Y-%m-%dT%H:%M:%S", gmtime(record.created)) + f".{int(record.msecs):03}Z"
-    facts = {"time": when, "level": record.levelname.lower(), "message": safe(record.getMessage(), spaces=True)}
+    facts = {
+        "time": when,
+        "level": record.levelname.lower(),
+        "message": safe(record.getMessage(), spaces=True),
+    }
     given = {k: v for k, v in getattr(record, "fields", {}).items() if v is not None}
     if record.exc_info and record.exc_info[1] is not None:
         given["error"] = type(record.exc_info[1]).__name__

@@ -1,4 +1,6 @@
-"""Long texts: refused once they have more tokens than fit, before all of them is read; their memory is given back."""
+"""Long texts: refused once they have more tokens than fit, before all of them is read; their memory
+is given back.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,20 @@ from longdraft.server.problems import Problem
 LONG = 1 << 16  # characters, tokens or log-probabilities: these are read one at a time
 PIECE = 1 << 14  # characters
 SPARE = 64  # tokens that a text may have less than a piece of it and the rest, apart
-MOST_TOKENIZED = 1 << 17  # the maximum number of tokens that /tokenize returns, if the limit is not larger
+MOST_TOKENIZED = (
+    1 << 17
+)  # the maximum number of tokens that /tokenize returns, if the limit is not larger
 LARGE = 1 << 20  # bytes of a body
 
 
 def exceeds(tokenizer: Any, text: str, most: int, leave_out: str = "") -> bool:
-    """Whether a text surely has more tokens than this. It is read piece by piece, and no further than needed.
+    """Whether a text surely has more tokens than this. It is read piece by piece, and no further
+    than needed.
 
     leave_out: characters that do not count.
     """
-    count, ignored = 0, re.compile(f"[{leave_out}]+" if leave_out else "(?!)")
+    count = 0
+    ignored = re.compile(f"[{leave_out}]+" if leave_out else "(?!)")
     for piece in pieces(text):
         piece = ignored.sub("", piece)
         count += len(token_ids(tokenizer, piece, add_special_tokens=False)) - SPARE
@@ -34,7 +40,9 @@ def exceeds(tokenizer: Any, text: str, most: int, leave_out: str = "") -> bool:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces, cut before a space where there is one: few tokens have one in their middle."""
+    """A text in pieces, cut before a space where there is one: few tokens have one in their
+    middle.
+    """
     begin = 0
     while begin < len(text):
         end = begin + PIECE
@@ -46,18 +54,26 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def check_length(tokenizer: Any, text: str, most: int, leave_out: str = "") -> None:
-    """Raises Problem for a long text that surely has more tokens than this; others are to be counted as a whole."""
+    """Raises Problem for a long text that surely has more tokens than this; others are to be
+    counted as a whole.
+    """
     if len(text) > LONG and exceeds(tokenizer, text, most, leave_out):
-        excess = f"the prompt has more tokens than this server's limit of {most}: give a shorter one"
+        excess = (
+            f"the prompt has more tokens than this server's limit of {most}: give a shorter one"
+        )
         raise Problem(400, excess, "prompt", "context_length_exceeded")
 
 
 def within(render: Render, tokenizer: Any, most: int) -> Render:
-    """A renderer of chat templates that raises Problem for what surely has more tokens than this."""
+    """A renderer of chat templates that raises Problem for what surely has more tokens than
+    this.
+    """
 
     def rendered(asked: Asked) -> dict[str, str]:
         chat = render(asked)
-        marks = "".join(asked["marks"].values())  # characters of the template's control tokens, which are few
+        marks = "".join(
+            asked["marks"].values()
+        )  # characters of the template's control tokens, which are few
         check_length(tokenizer, chat.get("marked", ""), most, marks)
         return chat
 
@@ -65,10 +81,13 @@ def within(render: Render, tokenizer: Any, most: int) -> Render:
 
 
 class Renderers:
-    """Two processes for chat templates (Templates): one for long conversations, so that the others do not wait."""
+    """Two processes for chat templates (Templates): one for long conversations, so that the others
+    do not wait.
+    """
 
     def __init__(self) -> None:
-        self.short, self.long = Templates(), Templates()
+        self.short = Templates()
+        self.long = Templates()
 
     def start(self) -> None:
         """Start the one for short conversations; the other starts with the first long one."""
@@ -79,19 +98,29 @@ class Renderers:
         self.long.close()
 
     def render(self, asked: Asked) -> dict[str, str]:
-        return (self.long if size_of([asked["messages"], asked["tools"]]) > LONG else self.short).render(asked)
+        return (
+            self.long if size_of([asked["messages"], asked["tools"]]) > LONG else self.short
+        ).render(asked)
 
 
 def size_of(value: Any) -> int:
     """Characters of all texts in it."""
     if isinstance(value, str):
         return len(value)
-    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner = (
+        [*value, *value.values()]
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else ()
+    )
     return sum(map(size_of, inner))
 
 
 def _trim() -> Callable[[int], int] | None:
-    """glibc's, which returns the free memory of all threads to the system; None where there is another library."""
+    """glibc's, which returns the free memory of all threads to the system; None where there is
+    another library.
+    """
     try:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

@@ -11,7 +11,9 @@ FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any]:
-    """The delta of a stream's chunk. A call's id and name come with its first part, and each part adds arguments."""
+    """The delta of a stream's chunk. A call's id and name come with its first part, and each part
+    adds arguments.
+    """
     delta: dict[str, Any] = {}
     for kind, text, index in parts:
         calls = delta.get("tool_calls", [])
@@ -31,6 +33,9 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any
 def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any]:
     """A whole message. Its content is null if it has calls and no content."""
     delta = delta_of(parts, call_id)
-    calls = [{key: value for key, value in call.items() if key != "index"} for call in delta.pop("tool_calls", [])]
+    calls = [
+        {key: value for key, value in call.items() if key != "index"}
+        for call in delta.pop("tool_calls", [])
+    ]
     message = {"role": "assistant", "content": None if calls else "", "refusal": None} | delta
     return message | ({"tool_calls": calls} if calls else {})

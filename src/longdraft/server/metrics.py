@@ -1,4 +1,6 @@
-"""Counters for Prometheus. A metric that means what vLLM's does has vLLM's name, so that one dashboard serves both."""
+"""Counters for Prometheus. A metric that means what vLLM's does has vLLM's name, so that one
+dashboard serves both.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Metrics:
     """Counts what one server has done, under its model's name and its method's."""
 
     def __init__(self, session: Session, model: str, method: str):
-        self.session, self.registry = session, CollectorRegistry()
+        self.session = session
+        self.registry = CollectorRegistry()
         named = {"model_name": model, "method": method}
 
         def counter(name: str, about: str, *more: str) -> Counter:
@@ -28,32 +31,65 @@ class Metrics:
             return Gauge(name, about, LABELS, registry=self.registry).labels(**named)
 
         def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, about, LABELS, registry=self.registry, buckets=buckets).labels(**named)
+            return Histogram(name, about, LABELS, registry=self.registry, buckets=buckets).labels(
+                **named
+            )
 
         self.named = named
         self.running = gauge("vllm:num_requests_running", "Requests that are decoded.")
-        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait or whose prompt is being read.")
-        self.cache_use = gauge("vllm:kv_cache_usage_perc", "Share of the slots that running requests may fill.")
-        self.prefix_use = gauge("longdraft:prefix_cache_usage_perc", "Share of the prefix cache that is in use.")
-        self.ended = counter("vllm:request_success", "Finished requests, by reason.", "finished_reason")
-        self.refused = counter("longdraft:requests_refused", "Requests that were refused, by status.", "status")
-        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.").labels(**named)
-        self.written = counter("vllm:generation_tokens", "New tokens.").labels(**named)
-        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").labels(**named)
-        self.hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.").labels(**named)
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Drafts that were verified.").labels(**named)
-        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Depths of drafts, summed.").labels(**named)
-        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.").labels(**named)
-        self.by_position = counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", "position"
+        self.waiting = gauge(
+            "vllm:num_requests_waiting", "Requests that wait or whose prompt is being read."
         )
-        self.first_token = histogram("vllm:time_to_first_token_seconds", "From request to first token.", SECONDS)
+        self.cache_use = gauge(
+            "vllm:kv_cache_usage_perc", "Share of the slots that running requests may fill."
+        )
+        self.prefix_use = gauge(
+            "longdraft:prefix_cache_usage_perc", "Share of the prefix cache that is in use."
+        )
+        self.ended = counter(
+            "vllm:request_success", "Finished requests, by reason.", "finished_reason"
+        )
+        self.refused = counter(
+            "longdraft:requests_refused", "Requests that were refused, by status.", "status"
+        )
+        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.").labels(
+            **named
+        )
+        self.written = counter("vllm:generation_tokens", "New tokens.").labels(**named)
+        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").labels(
+            **named
+        )
+        self.hits = counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        ).labels(**named)
+        self.drafts = counter("vllm:spec_decode_num_drafts", "Drafts that were verified.").labels(
+            **named
+        )
+        self.drafted = counter(
+            "vllm:spec_decode_num_draft_tokens", "Depths of drafts, summed."
+        ).labels(**named)
+        self.accepted = counter(
+            "vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens."
+        ).labels(**named)
+        self.by_position = counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by position.",
+            "position",
+        )
+        self.first_token = histogram(
+            "vllm:time_to_first_token_seconds", "From request to first token.", SECONDS
+        )
         self.between = histogram("vllm:inter_token_latency_seconds", "Time between tokens.", SHORT)
-        self.whole = histogram("vllm:e2e_request_latency_seconds", "From request to its end.", SECONDS)
-        self._asked = self._reused = 0
+        self.whole = histogram(
+            "vllm:e2e_request_latency_seconds", "From request to its end.", SECONDS
+        )
+        self._asked = 0
+        self._reused = 0
 
     def took(self, event: Event, since_s: float, first: bool) -> None:
-        """Count an event of a request that came `since_s` after the one before, or after the request."""
+        """Count an event of a request that came `since_s` after the one before, or after the
+        request.
+        """
         self.written.inc(len(event.tokens))
         if event.drafted:
             self.drafts.inc()
@@ -82,10 +118,12 @@ class Metrics:
         self.waiting.set(session.waiting)
         self.cache_use.set(session.needed / session.total)
         if session.prefixes is not None:
-            asked, reused = session.prefixes.asked, session.prefixes.hits
+            asked = session.prefixes.asked
+            reused = session.prefixes.hits
             self.queries.inc(asked - self._asked)
             self.hits.inc(reused - self._reused)
-            self._asked, self._reused = asked, reused
+            self._asked = asked
+            self._reused = reused
             self.prefix_use.set(session.prefixes.used)
 
 
@@ -99,7 +137,9 @@ class _Together:
         found: dict[str, Metric] = {}
         for metrics in self.metrics:
             for family in metrics.registry.collect():
-                found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                found.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
                 found[family.name].samples += family.samples
         yield from found.values()
 

@@ -1,4 +1,6 @@
-"""What is wrong with a body, in one line that names the field: from pydantic's errors and those of reading JSON."""
+"""What is wrong with a body, in one line that names the field: from pydantic's errors and those of
+reading JSON.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,24 @@ Path = tuple[str | int, ...]
 
 
 def mistake(error: RequestValidationError) -> tuple[str | None, str]:
-    """(field, message) of the first field that is wrong. Of a union, the branch that came furthest decides."""
+    """(field, message) of the first field that is wrong. Of a union, the branch that came furthest
+    decides.
+    """
     found = error.errors()
     if found[0]["type"] == "json_invalid":
-        return None, f"{OBJECT}: at character {found[0]['loc'][-1]}, {found[0]['ctx']['error'].lower()}"
+        return (
+            None,
+            f"{OBJECT}: at character {found[0]['loc'][-1]}, {found[0]['ctx']['error'].lower()}",
+        )
     if not isinstance(error.body, dict):
         return None, OBJECT
     places = [(_path(error.body, e["loc"][1:], e["type"]), e) for e in found]
     mine = [(path, e) for path, e in places if path[:1] == places[0][0][:1]]
     path, best = max(mine, key=_progress)
     if best["type"] in KINDS:
-        kinds = dict.fromkeys(KINDS[e["type"]] for other, e in mine if other == path and e["type"] in KINDS)
+        kinds = dict.fromkeys(
+            KINDS[e["type"]] for other, e in mine if other == path and e["type"] in KINDS
+        )
         message = f"give {' or '.join(kinds)}"
     else:
         message = _message(best)
@@ -44,7 +53,11 @@ def mistake(error: RequestValidationError) -> tuple[str | None, str]:
 def _progress(place: tuple[Path, Any]) -> tuple[bool, int, list[int]]:
     """How far the check of a value came: a wrong type ranks lowest, then the position decides."""
     path, error = place
-    return error["type"] not in KINDS, len(path), [entry for entry in path if isinstance(entry, int)]
+    return (
+        error["type"] not in KINDS,
+        len(path),
+        [entry for entry in path if isinstance(entry, int)],
+    )
 
 
 def _path(body: Any, where: tuple[Any, ...], kind: str) -> Path:
@@ -61,10 +74,15 @@ def _path(body: Any, where: tuple[Any, ...], kind: str) -> Path:
 
 
 def _message(error: Any) -> str:
-    kind, given, ctx = error["type"], error["input"], error.get("ctx", {})
+    kind = error["type"]
+    given = error["input"]
+    ctx = error.get("ctx", {})
     unit = "characters" if isinstance(given, str) else "entries"
     if kind in ("too_long", "string_too_long"):
-        return f"{ctx.get('actual_length') or len(given)} {unit} are too many: give at most {ctx['max_length']}"
+        return (
+            f"{ctx.get('actual_length') or len(given)} {unit} are too many: give at most "
+            f"{ctx['max_length']}"
+        )
     if kind in ("too_short", "string_too_short"):
         return f"{len(given)} {unit} are too few: give at least {ctx['min_length']}"
     if kind == "extra_forbidden":

@@ -11,10 +11,13 @@ from longdraft.server.service import Service
 
 
 class Models:
-    """At least one service, each with a name and its own engine; the first is what the page shows."""
+    """At least one service, each with a name and its own engine; the first is what the page
+    shows.
+    """
 
     def __init__(self, services: Sequence[Service]):
-        self.first, self._services = services[0], {service.model: service for service in services}
+        self.first = services[0]
+        self._services = {service.model: service for service in services}
         assert len(self._services) == len(services), "two models have one name"
 
     def __iter__(self) -> Iterator[Service]:
@@ -30,7 +33,12 @@ class Models:
             return self.first
         if name not in self._services:
             names = " or ".join(map(repr, self._services))
-            raise Problem(404, f"there is no model {name[:80]!r} here: use {names}", "model", "model_not_found")
+            raise Problem(
+                404,
+                f"there is no model {name[:80]!r} here: use {names}",
+                "model",
+                "model_not_found",
+            )
         return self._services[name]
 
     def metrics(self) -> bytes:
@@ -40,5 +48,10 @@ class Models:
 
 def about(service: Service) -> dict[str, Any]:
     """As OpenAI lists a model; max_model_len, as in vLLM, is the maximum length in tokens."""
-    found = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
+    found = {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "longdraft",
+    }
     return found | {"max_model_len": service.room}

@@ -30,7 +30,9 @@ class Lines(Ends, StreamingResponse):
     """An answer as lines of JSON."""
 
     def __init__(self, answer: Answer, parts: AsyncIterator[Json]):
-        super().__init__((at_once(part) + "\n" async for part in parts), media_type="application/x-ndjson")
+        super().__init__(
+            (at_once(part) + "\n" async for part in parts), media_type="application/x-ndjson"
+        )
         self.answer = answer
 
 
@@ -40,54 +42,87 @@ def now() -> str:
 
 async def parts_of(answer: Answer, chat: bool) -> AsyncIterator[Json]:
     """The objects of a stream; an error is one of them, and the last."""
-    begin, first, finish = monotonic(), None, None
+    begin = monotonic()
+    first = None
+    finish = None
 
     def part(text: str, **more: Any) -> Json:
         said = {"message": {"role": "assistant", "content": text}} if chat else {"response": text}
-        return {"model": answer.service.model, "created_at": now(), **said, "done": bool(more), **more}
+        return {
+            "model": answer.service.model,
+            "created_at": now(),
+            **said,
+            "done": bool(more),
+            **more,
+        }
 
     try:
         async for _, delta in answer.parts():
-            first, finish = first or monotonic(), delta.finish
+            first = first or monotonic()
+            finish = delta.finish
             if delta.text:
                 yield part(delta.text)
     except Problem as problem:
         yield {"error": problem.message, "status": problem.status}
         return
-    end, count = monotonic(), answer.usage
-    times = {"total_duration": end - begin, "load_duration": 0, "prompt_eval_duration": (first or end) - begin}
+    end = monotonic()
+    count = answer.usage
+    times = {
+        "total_duration": end - begin,
+        "load_duration": 0,
+        "prompt_eval_duration": (first or end) - begin,
+    }
     times["eval_duration"] = end - (first or end)
     counts = {"prompt_eval_count": count["prompt_tokens"], "eval_count": count["completion_tokens"]}
-    yield part("", done_reason=finish, **counts, **{name: int(s * 1e9) for name, s in times.items()})
+    yield part(
+        "", done_reason=finish, **counts, **{name: int(s * 1e9) for name, s in times.items()}
+    )
 
 
 async def whole(answer: Answer, chat: bool) -> Response:
-    text, last = "", {}
+    text = ""
+    last = {}
     async for last in parts_of(answer, chat):
         text += last["message"]["content"] if "message" in last else last.get("response", "")
     if "error" in last:
         return JSONResponse({"error": last["error"]}, last["status"])
-    return JSONResponse(last | ({"message": {"role": "assistant", "content": text}} if chat else {"response": text}))
+    return JSONResponse(
+        last | ({"message": {"role": "assistant", "content": text}} if chat else {"response": text})
+    )
 
 
 def about(service: Service) -> Json:
-    details = {"format": "", "family": service.target.config.model_type, "families": None, "parameter_size": ""}
-    return {"name": service.model, "model": service.model, "modified_at": now(), "size": 0, "digest": ""} | {
-        "details": details | {"quantization_level": ""}
+    details = {
+        "format": "",
+        "family": service.target.config.model_type,
+        "families": None,
+        "parameter_size": "",
     }
+    return {
+        "name": service.model,
+        "model": service.model,
+        "modified_at": now(),
+        "size": 0,
+        "digest": "",
+    } | {"details": details | {"quantization_level": ""}}
 
 
 def check_room(service: Service, body: Asked) -> None:
     """Raises Problem for a larger context than there is."""
     if (wanted := body.options.num_ctx or 0) > service.room:
-        raise Problem(400, f"options.num_ctx: {wanted} tokens are more than the {service.room} here", "options.num_ctx")
+        raise Problem(
+            400,
+            f"options.num_ctx: {wanted} tokens are more than the {service.room} here",
+            "options.num_ctx",
+        )
 
 
 def add_ollama(app: FastAPI, models: Models) -> None:
     """Add the paths, which /openapi.json leaves out: Ollama documents them."""
 
     async def answered(service: Service, work: Work, body: Asked, request: Request) -> Response:
-        work.owner, chat = owner_of(request), isinstance(body, Chat)
+        work.owner = owner_of(request)
+        chat = isinstance(body, Chat)
         answer = service.submit(work)
         if body.stream:
             return Lines(answer, parts_of(answer, chat))
@@ -112,7 +147,9 @@ def add_ollama(app: FastAPI, models: Models) -> None:
         asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **body.sampled)
         tokens = await service.tokens(text)
         limit = service.fitting(tokens, body.limit)
-        work = await service.completion(asked.model_copy(update={"prompt": tokens, "max_tokens": limit}))
+        work = await service.completion(
+            asked.model_copy(update={"prompt": tokens, "max_tokens": limit})
+        )
         return await answered(service, work, body, request)
 
     @app.get("/api/tags", include_in_schema=False)

@@ -26,7 +26,8 @@ from longdraft.server.structured import Schema
 
 
 class Options(Strict):
-    """With Ollama's defaults, but no penalty except the model's own. num_predict below 0: as many as there may be.
+    """With Ollama's defaults, but no penalty except the model's own. num_predict below 0: as many
+    as there may be.
 
     The penalty counts the whole text, which is what a repeat_last_n of -1 asks for.
     """
@@ -59,12 +60,18 @@ class Asked(Strict):
     @property
     def sampled(self) -> dict[str, Any]:
         """The fields of a request in OpenAI's names."""
-        named = self.options.model_dump(exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"})
+        named = self.options.model_dump(
+            exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"}
+        )
         structure = {}
         if self.format:
             asked = {"json_object": True} if self.format == "json" else {"json": self.format}
             structure = {"structured_outputs": asked}
-        return named | structure | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
+        return (
+            named
+            | structure
+            | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
+        )
 
     @property
     def limit(self) -> int | None:

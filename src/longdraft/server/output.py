@@ -10,7 +10,8 @@ from longdraft.server.calls.reader import Part
 
 Json = dict[str, Any]
 Emit = Callable[..., bytes]
-KINDS = {  # of parts: the item's type, the first letters of its id, its part's type, and its events' name
+# of parts: the item's type, the first letters of its id, its part's type, and its events' name
+KINDS = {
     "content": ("message", "msg", "output_text", "output_text"),
     "reasoning": ("reasoning", "rs", "reasoning_text", "reasoning_text"),
     "arguments": ("function_call", "fc", "", "function_call_arguments"),
@@ -18,12 +19,17 @@ KINDS = {  # of parts: the item's type, the first letters of its id, its part's 
 
 
 class Output:
-    """Items in the order in which the model wrote them; all but the last are complete. emit: writes an event."""
+    """Items in the order in which the model wrote them; all but the last are complete. emit: writes
+    an event.
+    """
 
     def __init__(self, emit: Emit, call_id: Callable[[], str]):
-        self.emit, self.call_id = emit, call_id
+        self.emit = emit
+        self.call_id = call_id
         self.items: list[Json] = []
-        self._kind, self._text = "", ""  # of the open item
+        # of the open item
+        self._kind = ""
+        self._text = ""
 
     @property
     def _place(self) -> Json:
@@ -39,7 +45,9 @@ class Output:
             if kind != "call":
                 self._text += text
                 more = {"logprobs": []} if kind == "content" else {}
-                yield self.emit(f"response.{KINDS[kind][3]}.delta", **self._place, delta=text, **more)
+                yield self.emit(
+                    f"response.{KINDS[kind][3]}.delta", **self._place, delta=text, **more
+                )
 
     def _open(self, kind: str, name: str = "") -> Iterator[bytes]:
         type_, letters, part, _ = KINDS[kind]
@@ -47,10 +55,17 @@ class Output:
         if kind == "arguments":
             item |= {"call_id": self.call_id(), "name": name, "arguments": ""}
         else:
-            item |= {"summary": [], "content": []} if kind == "reasoning" else {"role": "assistant", "content": []}
+            item |= (
+                {"summary": [], "content": []}
+                if kind == "reasoning"
+                else {"role": "assistant", "content": []}
+            )
         self.items.append(item)
-        self._kind, self._text = kind, ""
-        yield self.emit("response.output_item.added", output_index=len(self.items) - 1, item=dict(item))
+        self._kind = kind
+        self._text = ""
+        yield self.emit(
+            "response.output_item.added", output_index=len(self.items) - 1, item=dict(item)
+        )
         if part:
             yield self.emit("response.content_part.added", **self._place, part=self._part())
 
@@ -62,7 +77,9 @@ class Output:
         """The events of the open item's end."""
         if not self._kind:
             return
-        item, name, place = self.items[-1], f"response.{KINDS[self._kind][3]}.done", self._place
+        item = self.items[-1]
+        name = f"response.{KINDS[self._kind][3]}.done"
+        place = self._place
         if self._kind == "arguments":
             item["arguments"] = self._text
             yield self.emit(name, **place, name=item["name"], arguments=self._text)

@@ -1,4 +1,6 @@
-"""JSON of answers: small ones at once, large ones in pieces, because one call keeps all other threads from running."""
+"""JSON of answers: small ones at once, large ones in pieces, because one call keeps all other
+threads from running.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from collections.abc import Callable, Iterator
 from json import JSONEncoder
 from typing import Any
 
-FEW = 64  # entries of a list that are written in one call; with 20 alternatives each, a few milliseconds
+# entries of a list that are written in one call; with 20 alternatives each, a few milliseconds
+FEW = 64
 Writer = Callable[[Any], str]
 
 at_once: Writer = JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

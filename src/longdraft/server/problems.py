@@ -1,4 +1,6 @@
-"""Errors in OpenAI's shape: what is wrong and what would be right, and nothing about the inside of the server."""
+"""Errors in OpenAI's shape: what is wrong and what would be right, and nothing about the inside of
+the server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ LONGEST = 500  # characters of a message
 
 
 class Problem(Exception):
-    """A request that is answered with an error. retry_s: when it may be tried again. close: the connection, too."""
+    """A request that is answered with an error. retry_s: when it may be tried again. close: the
+    connection, too.
+    """
 
     def __init__(
         self,
@@ -40,14 +44,24 @@ class Problem(Exception):
         close: bool = False,
     ):
         super().__init__(message)
-        self.status, self.message = status, message
-        self.param, self.code = param, code
-        self.retry_s, self.close = retry_s, close
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_s = retry_s
+        self.close = close
 
     @property
     def body(self) -> dict[str, Any]:
         kind = ERROR_TYPES.get(self.status, "server_error")
-        return {"error": {"message": self.message[:LONGEST], "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": self.message[:LONGEST],
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     @property
     def reason(self) -> str:
@@ -83,7 +97,9 @@ async def answer_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
     cause = error.__cause__ if error.status_code == 400 else None
-    response = Problem(error.status_code, unreadable(cause) or str(error.detail), code=code).response()
+    response = Problem(
+        error.status_code, unreadable(cause) or str(error.detail), code=code
+    ).response()
     response.headers.update(error.headers or {})  # a 405 says which methods are allowed
     return response
 

@@ -1,4 +1,6 @@
-"""A request's events as text: held back at a possible stop string, cut at a found one, with log-probabilities."""
+"""A request's events as text: held back at a possible stop string, cut at a found one, with
+log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from longdraft.server.calls.reader import Part, joined
 
 @dataclass
 class Delta:
-    """What an event adds. parts: what its text is made of, in a chat; then `text` is the content among them.
+    """What an event adds. parts: what its text is made of, in a chat; then `text` is the content
+    among them.
 
-    finish: "stop", "length" or "tool_calls" in the last one of a choice. offsets: where in the choice's text each token
-    of `logprobs` begins.
+    finish: "stop", "length" or "tool_calls" in the last one of a choice. offsets: where in the
+    choice's text each token of `logprobs` begins.
     """
 
     text: str = ""
@@ -29,13 +32,17 @@ class Delta:
     offsets: list[int] = field(default_factory=list)
 
     def __add__(self, more: Delta) -> Delta:
-        finish, parts = more.finish or self.finish, joined(self.parts + more.parts)
+        finish = more.finish or self.finish
+        parts = joined(self.parts + more.parts)
         offsets = self.offsets + more.offsets
         return Delta(self.text + more.text, self.logprobs + more.logprobs, finish, parts, offsets)
 
     def by_calls(self) -> list[Delta]:
-        """The same as several, each about one call at most: some clients read no other call in a chunk of a stream."""
-        runs, about = [list[Part]()], None
+        """The same as several, each about one call at most: some clients read no other call in a
+        chunk of a stream.
+        """
+        runs = [list[Part]()]
+        about = None
         for part in self.parts:
             if part.kind in ("call", "arguments"):
                 if about not in (None, part.index):
@@ -44,8 +51,12 @@ class Delta:
             runs[-1].append(part)
         if len(runs) == 1:
             return [self]
-        found = [Delta("".join(p.text for p in run if p.kind == "content"), parts=run) for run in runs]
-        found[0].logprobs, found[0].offsets, found[-1].finish = self.logprobs, self.offsets, self.finish
+        found = [
+            Delta("".join(p.text for p in run if p.kind == "content"), parts=run) for run in runs
+        ]
+        found[0].logprobs = self.logprobs
+        found[0].offsets = self.offsets
+        found[-1].finish = self.finish
         return found
 
     def __bool__(self) -> bool:
@@ -53,27 +64,37 @@ class Delta:
 
 
 class Reply:
-    """Its deltas together are the text before the first stop string, the same however tokens came in events.
+    """Its deltas together are the text before the first stop string, the same however tokens came
+    in events.
 
-    tokens: how many of the new tokens count: up to the one that completes a stop string, end token included. least: a
-    stop string that ends within this many tokens is text.
+    tokens: how many of the new tokens count: up to the one that completes a stop string, end token
+    included. least: a stop string that ends within this many tokens is text.
     """
 
     reasoning_tokens = 0
 
     def __init__(self, tokenizer: Any, stops: list[str], least: int = 0):
         self.text: Detokenizer | MarkedText = Detokenizer(tokenizer)
-        self.stops, self.held = stops, ""  # text that may begin a stop string
+        # text that may begin a stop string
+        self.stops = stops
+        self.held = ""
         self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
-        self.least, self.free = least, 0  # characters of the first `least` tokens, where no stop string may end
-        self.entries = deque[tuple[int, TokenLogprobs]]()  # of tokens whose text is held back, with where it begins
-        self.tokens = self.known = 0
+        # characters of the first `least` tokens, where no stop string may end
+        self.least = least
+        self.free = 0
+        self.entries = deque[
+            tuple[int, TokenLogprobs]
+        ]()  # of tokens whose text is held back, with where it begins
+        self.tokens = 0
+        self.known = 0
         self.drafts = Acceptance()
         self.finish: str | None = None
 
     def take(self, event: Event) -> Delta:
-        """What this event adds to the text. After a delta with `finish`, further events have no effect."""
+        """What this event adds to the text. After a delta with `finish`, further events have no
+        effect.
+        """
         if self.finish is not None:
             return Delta()
         self._note(event)
@@ -82,7 +103,9 @@ class Reply:
             self.tokens += 1
             settled = self.end + len(self.held)
             begin = settled + len(self.open)
-            if not (event.ended == "eos" and i == len(event.tokens) - 1):  # an end token has no text
+            if not (
+                event.ended == "eos" and i == len(event.tokens) - 1
+            ):  # an end token has no text
                 self.held += self.text.push([token])
                 begin = settled + self.text.before
             if event.logprobs is not None:
@@ -108,7 +131,8 @@ class Reply:
 
     def _stop_in(self, more: str = "") -> int | None:
         """Where in the held text, with more text after it, the first stop string begins."""
-        text, free = self.held + more, self.free - self.end
+        text = self.held + more
+        free = self.free - self.end
         found = (text.find(stop, max(free - len(stop) + 1, 0)) for stop in self.stops)
         return min((i for i in found if i >= 0), default=None)
 
@@ -128,7 +152,9 @@ class Reply:
         """Release this many characters of the held text."""
         delta = Delta(self.held[:count], [], finish)
         self.held, self.end, self.finish = self.held[count:], self.end + count, finish
-        while self.entries and (self.entries[0][0] < self.end or (not self.held and finish != "stop")):
+        while self.entries and (
+            self.entries[0][0] < self.end or (not self.held and finish != "stop")
+        ):
             begin, entry = self.entries.popleft()
             delta.offsets.append(begin)
             delta.logprobs.append(entry)
@@ -136,7 +162,9 @@ class Reply:
 
 
 class Silent(Reply):
-    """For a request for no new tokens: nothing is given out of the one that is decoded because there has to be one."""
+    """For a request for no new tokens: nothing is given out of the one that is decoded because
+    there has to be one.
+    """
 
     def take(self, event: Event) -> Delta:
         if self.finish is not None:

@@ -1,4 +1,6 @@
-"""OpenAI's Responses API, without state: a request brings the whole conversation, and nothing is stored."""
+"""OpenAI's Responses API, without state: a request brings the whole conversation, and nothing is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,18 @@ class TextFormat(Strict):
     """As `response_format` of a chat, with the schema's fields beside the type."""
 
     rules = (
-        Rule("schema_", {"type": "json_schema"}, {"schema_": Present}, "schema is missing: this type needs it"),
-        Rule("schema_", {"schema_": Present}, {"type": "json_schema"}, "schema belongs to the type 'json_schema'"),
+        Rule(
+            "schema_",
+            {"type": "json_schema"},
+            {"schema_": Present},
+            "schema is missing: this type needs it",
+        ),
+        Rule(
+            "schema_",
+            {"schema_": Present},
+            {"type": "json_schema"},
+            "schema belongs to the type 'json_schema'",
+        ),
     )
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[Text, Field(max_length=64)] | None = None
@@ -50,7 +62,9 @@ class TextOptions(Strict):
 
 
 class ResponsesRequest(Sampled):
-    """include: the reasoning is never encrypted; what clients that keep no state ask for is in its item anyway."""
+    """include: the reasoning is never encrypted; what clients that keep no state ask for is in its
+    item anyway.
+    """
 
     input: Input
     instructions: Text | None = None
@@ -60,7 +74,9 @@ class ResponsesRequest(Sampled):
     tools: FunctionTools = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
     parallel_tool_calls: bool = True
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] = Field(default_factory=list)
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] = Field(
+        default_factory=list
+    )
     truncation: Literal["disabled"] = "disabled"
     previous_response_id: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
@@ -77,11 +93,17 @@ class ResponsesRequest(Sampled):
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return None
-        return Structure("json_object") if form.schema_ is None else Structure("json", closed(form.schema_))
+        return (
+            Structure("json_object")
+            if form.schema_ is None
+            else Structure("json", closed(form.schema_))
+        )
 
     @property
     def messages(self) -> list[Message]:
-        first: list[Message] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        first: list[Message] = (
+            [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        )
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
         return first + messages_of(self.input)
@@ -102,9 +124,15 @@ class ResponseObject:
     """The response object as it stands, and its events, numbered in order."""
 
     def __init__(self, body: ResponsesRequest, work: Work, service: Service):
-        self.body, self.work, self.number = body, work, 0
+        self.body = body
+        self.work = work
+        self.number = 0
         asked = None if body.text is None else body.text.format
-        self.format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+        self.format = (
+            {"type": "text"}
+            if asked is None
+            else asked.model_dump(by_alias=True, exclude_none=True)
+        )
         self.head = {
             "id": current().identify("resp_"),
             "object": "response",
@@ -121,9 +149,12 @@ class ResponseObject:
         assert self.work.talk is not None
         return Output(emit, self.work.talk.dialect.call_id)
 
-    def response(self, status: str, items: Sequence[Json] = (), counted: Json | None = None) -> Json:
+    def response(
+        self, status: str, items: Sequence[Json] = (), counted: Json | None = None
+    ) -> Json:
         """status: in_progress, completed, or incomplete where the limit of tokens ended it."""
-        body, cut = self.body, status == "incomplete"
+        body = self.body
+        cut = status == "incomplete"
         return self.head | {
             "status": status,
             "error": None,
@@ -136,7 +167,9 @@ class ResponseObject:
             "store": False,
             "temperature": body.temperature,
             "text": {"format": self.format},
-            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tool_choice": body.tool_choice
+            if isinstance(body.tool_choice, str)
+            else body.tool_choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
             "top_p": body.top_p,
             "truncation": "disabled",
@@ -158,7 +191,8 @@ class ResponseObject:
         return "incomplete" if finish == "length" else "completed"
 
     async def whole(self, answer: Answer) -> Json:
-        output, finish = self.output(lambda kind, **fields: b""), None
+        output = self.output(lambda kind, **fields: b"")
+        finish = None
         async for _, delta in answer.parts():
             finish = delta.finish
             deque(output.take(delta.parts), 0)
@@ -167,8 +201,11 @@ class ResponseObject:
         return self.response(status, output.items, answer.usage)
 
     async def events(self, answer: Answer) -> AsyncIterator[bytes]:
-        """The answer as server-sent events. An error after the first of them is an event too, and the last."""
-        output, finish = self.output(self.event), None
+        """The answer as server-sent events. An error after the first of them is an event too, and
+        the last.
+        """
+        output = self.output(self.event)
+        finish = None
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
         try:
@@ -179,11 +216,16 @@ class ResponseObject:
         except Problem as problem:
             current().reason, error = problem.reason, problem.body["error"]
             yield self.event(
-                "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
+                "error",
+                code=error["code"] or error["type"],
+                message=error["message"],
+                param=error["param"],
             )
             return
         status = self._status(finish)
         for event in output.finish(status):
             yield event
         counted = answer.usage
-        yield self.event(f"response.{status}", response=self.response(status, output.items, counted))
+        yield self.event(
+            f"response.{status}", response=self.response(status, output.items, counted)
+        )

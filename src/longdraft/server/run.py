@@ -34,13 +34,17 @@ from longdraft.server.traces import Tracer
 from longdraft.server.work import Times
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
-FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # each connection is one; without a limit it is -1
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[
+    0
+]  # each connection is one; without a limit it is -1
 CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 
 
 @dataclass(frozen=True)
 class Served:
-    """Another model of a server: its session and tokenizer, its name in the API, and its method's."""
+    """Another model of a server: its session and tokenizer, its name in the API, and its
+    method's.
+    """
 
     session: Session
     tokenizer: Any
@@ -50,10 +54,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Settings:
-    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
+    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in
+    bytes.
 
-    page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared. client_s: how long a
-    client may take to send a request, or to read what was sent.
+    page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
+    client_s: how long a client may take to send a request, or to read what was sent.
     """
 
     model: str
@@ -80,11 +85,15 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=CONNECTIONS)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
-        raise InputError(f"cannot listen on {host}:{port} ({why}): give another --port or --host") from None
+        raise InputError(
+            f"cannot listen on {host}:{port} ({why}): give another --port or --host"
+        ) from None
 
 
 class Server(uvicorn.Server):
-    """Drains at the first SIGTERM or SIGINT (Guard), and ends when running requests have, or the grace time has."""
+    """Drains at the first SIGTERM or SIGINT (Guard), and ends when running requests have, or the
+    grace time has.
+    """
 
     def __init__(
         self,
@@ -99,7 +108,8 @@ class Server(uvicorn.Server):
         if others:
             release()  # the threads of several engines share the processors
         self.models = Models([self._service(each, not others) for each in served])
-        self.service, self.engine = self.models.first, self.models.first.engine
+        self.service = self.models.first
+        self.engine = self.models.first.engine
         for service in self.models:
             service.templates = self.service.templates  # one process renders all
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
@@ -135,7 +145,8 @@ class Server(uvicorn.Server):
         )
 
     def _service(self, served: Served, alone: bool) -> Service:
-        settings, metrics = self.settings, Metrics(served.session, served.model, served.method)
+        settings = self.settings
+        metrics = Metrics(served.session, served.model, served.method)
         times = Times(settings.queue_s, settings.request_s)
         engine = Engine(served.session, alone)
         return Service(engine, served.tokenizer, served.model, metrics, times, settings.most_new)
@@ -164,10 +175,17 @@ class Server(uvicorn.Server):
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             names = ", ".join(service.model for service in self.models)
-            say(logging.INFO, f"serving {names} at http://{host}:{port}/v1", method=self.settings.method)
+            say(
+                logging.INFO,
+                f"serving {names} at http://{host}:{port}/v1",
+                method=self.settings.method,
+            )
         for service in self.models:
             if (border := border_of(service.target)) is not None:
-                text = "without max_tokens, answers end where the text reaches the border of the model's rotations"
+                text = (
+                    "without max_tokens, answers end where the text reaches the border of the "
+                    "model's rotations"
+                )
                 say(logging.INFO, text, model=service.model, tokens=border)
 
     async def on_tick(self, counter: int) -> bool:
@@ -180,18 +198,24 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or drained or self._failed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port and all connections; answers that were decoded may be read for what is left of the grace."""
+        """Close the port and all connections; answers that were decoded may be read for what is
+        left of the grace.
+        """
         self.config.timeout_graceful_shutdown = int(max(self.until - monotonic(), 0)) + 5
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal ends the process at once. The inherited method would end it by the first one, at last."""
+        """A second signal ends the process at once. The inherited method would end it by the first
+        one, at last.
+        """
         if self.service.stopping:
             os._exit(1)
         for service in self.models:
             service.stopping = True
         self.until = monotonic() + self.settings.grace_s
-        asyncio.get_running_loop().call_soon_threadsafe(self._drain)  # nothing that takes a lock, in a signal handler
+        asyncio.get_running_loop().call_soon_threadsafe(
+            self._drain
+        )  # nothing that takes a lock, in a signal handler
 
     def _drain(self) -> None:
         say(logging.INFO, "draining", requests=self.guard.busy, grace_s=self.settings.grace_s)

@@ -1,4 +1,6 @@
-"""What requests may contain: every field is typed and bounded, and a field that is not here is refused."""
+"""What requests may contain: every field is typed and bounded, and a field that is not here is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,29 @@ from longdraft.server.structured import Structured
 from longdraft.server.talk import Offer
 from longdraft.server.tools import MOST_TOOLS, Choice, Tool, ToolCall, check_choice
 
-MOST_N, MOST_CHOICES = 8, 64  # choices of a prompt, and of a request
-MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
+# choices of a prompt, and of a request
+MOST_N = 8
+MOST_CHOICES = 64
+# stop strings, and characters of one
+MOST_STOPS = 16
+LONGEST_STOP = 256
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_MESSAGES = 1000
 MOST_TOKENS = 1 << 31
 
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # not an error for each of a million wrong ones
+TokenIds = Annotated[
+    list[TokenId], Field(fail_fast=True)
+]  # not an error for each of a million wrong ones
 Tokens = Annotated[TokenIds, Field(min_length=1)]
 BY_TEMPLATE = "add_special_tokens must be false for messages: their template writes special tokens"
-OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")  # in TokenizeRequest
+OF_CHATS = (
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)  # in TokenizeRequest
 CONTINUED = Rule(
     "add_generation_prompt",
     {"continue_final_message": True},
@@ -62,32 +75,45 @@ def few_choices(schema: dict[str, Any]) -> None:
     """Adds to a completion's JSON Schema: with n choices of each, there are fewer prompts."""
     ids = {"type": "array", "items": {"type": "integer"}}
     for n in range(2, MOST_N + 1):
-        fewer = {"anyOf": [{"type": "string"}, ids, {"type": "array", "maxItems": MOST_CHOICES // n}]}
+        fewer = {
+            "anyOf": [{"type": "string"}, ids, {"type": "array", "maxItems": MOST_CHOICES // n}]
+        }
         given = {"properties": {"n": {"const": n}}, "required": ["n"]}
-        schema.setdefault("allOf", []).append({"if": given, "then": {"properties": {"prompt": fewer}}})
+        schema.setdefault("allOf", []).append(
+            {"if": given, "then": {"properties": {"prompt": fewer}}}
+        )
 
 
 def one_effort(schema: dict[str, Any]) -> None:
     """Adds to a chat's JSON Schema: reasoning_effort is given once."""
-    variables = {"properties": {"chat_template_kwargs": {"not": {"required": ["reasoning_effort"]}}}}
-    given = {"properties": {"reasoning_effort": {"not": {"type": "null"}}}, "required": ["reasoning_effort"]}
+    variables = {
+        "properties": {"chat_template_kwargs": {"not": {"required": ["reasoning_effort"]}}}
+    }
+    given = {
+        "properties": {"reasoning_effort": {"not": {"type": "null"}}},
+        "required": ["reasoning_effort"],
+    }
     schema.setdefault("allOf", []).append({"if": given, "then": variables})
 
 
 class StreamOptions(Strict):
-    """continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load generators ask)."""
+    """continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load
+    generators ask).
+    """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Sampled(Strict):
-    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's additions to OpenAI's.
+    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's
+    additions to OpenAI's.
 
     A temperature that is not given is 1, as in OpenAI's API.
 
-    user to metadata are labels. Of store and service_tier only the values that ask for nothing are accepted.
-    min_tokens: no end token, stop token or stop string ends the answer before it has this many tokens.
+    user to metadata are labels. Of store and service_tier only the values that ask for nothing are
+    accepted. min_tokens: no end token, stop token or stop string ends the answer before it has this
+    many tokens.
     """
 
     rules = (
@@ -112,9 +138,9 @@ class Sampled(Strict):
     user: Name | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
-    metadata: Annotated[dict[Name, Annotated[Text, Field(max_length=512)]], Field(max_length=16), FEW] = Field(
-        default_factory=dict
-    )
+    metadata: Annotated[
+        dict[Name, Annotated[Text, Field(max_length=512)]], Field(max_length=16), FEW
+    ] = Field(default_factory=dict)
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
     top_k: TopK = TOP_K.default
@@ -134,13 +160,24 @@ class TextPart(Strict):
     text: Text
 
 
-SENSES = {"image": "images", "audio": "sound", "video": "video", "file": "files"}  # first words of parts' types
+SENSES = {
+    "image": "images",
+    "audio": "sound",
+    "video": "video",
+    "file": "files",
+}  # first words of parts' types
 
 
 def only_text(content: Any) -> Any:
-    """The content of a message. Raises ValueError for parts that are images, sound, video or files, by name."""
+    """The content of a message. Raises ValueError for parts that are images, sound, video or files,
+    by name.
+    """
     parts = content if isinstance(content, list) else []
-    kinds = [str(part.get("type")).removeprefix("input_").split("_")[0] for part in parts if isinstance(part, dict)]
+    kinds = [
+        str(part.get("type")).removeprefix("input_").split("_")[0]
+        for part in parts
+        if isinstance(part, dict)
+    ]
     other = next((SENSES[kind] for kind in kinds if kind in SENSES), None)
     if other:
         raise ValueError(f"this server reads no {other}: send parts of text only")
@@ -154,16 +191,32 @@ def joined(content: str | Sequence[Any]) -> str:
 
 class ChatMessage(Strict):
     rules = (
-        Rule("tool_calls", {"tool_calls": Present}, {"role": "assistant"}, "tool_calls are the assistant's"),
-        Rule("reasoning_content", {"reasoning_content": Present}, {"role": "assistant"}, "it is the assistant's"),
+        Rule(
+            "tool_calls",
+            {"tool_calls": Present},
+            {"role": "assistant"},
+            "tool_calls are the assistant's",
+        ),
+        Rule(
+            "reasoning_content",
+            {"reasoning_content": Present},
+            {"role": "assistant"},
+            "it is the assistant's",
+        ),
         Rule("reasoning", {"reasoning": Present}, {"role": "assistant"}, "it is the assistant's"),
         Rule("tool_call_id", {"role": "tool"}, {"tool_call_id": Present}, A_TOOLS),
         Rule("tool_call_id", {"tool_call_id": Present}, {"role": "tool"}, A_TOOLS),
-        Rule("content", {"content": Absent}, {"tool_calls": Present}, "content is missing: give a text"),
+        Rule(
+            "content",
+            {"content": Absent},
+            {"tool_calls": Present},
+            "content is missing: give a text",
+        ),
     )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)], BeforeValidator(only_text)
+        Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+        BeforeValidator(only_text),
     ] = ""
     name: Name | None = None
     tool_call_id: Name | None = None
@@ -183,14 +236,23 @@ class ChatMessage(Strict):
         message: dict[str, Any] = {"role": role, "content": joined(self.content)}
         message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
         message |= {} if self.thought is None else {"reasoning_content": self.thought}
-        return message | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
+        return message | (
+            {}
+            if self.tool_calls is None
+            else {"tool_calls": [call.plain for call in self.tool_calls]}
+        )
 
 
 class ChatRequest(Structured, Sampled):
     model_config = ConfigDict(json_schema_extra=one_effort)
     rules = (
         *Sampled.rules,
-        Rule("top_logprobs", {"top_logprobs": Present}, {"logprobs": True}, "top_logprobs needs logprobs=true"),
+        Rule(
+            "top_logprobs",
+            {"top_logprobs": Present},
+            {"logprobs": True},
+            "top_logprobs needs logprobs=true",
+        ),
         CONTINUED,
     )
 
@@ -210,7 +272,11 @@ class ChatRequest(Structured, Sampled):
 
     @property
     def offer(self) -> Offer:
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.function.name
+        choice = (
+            self.tool_choice
+            if isinstance(self.tool_choice, str)
+            else self.tool_choice.function.name
+        )
         return Offer([tool.function for tool in self.tools], choice, self.parallel_tool_calls)
 
     @model_validator(mode="after")
@@ -221,15 +287,29 @@ class ChatRequest(Structured, Sampled):
     @property
     def turn(self) -> Turn:
         """How the conversation ends, and what its template is told."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return turn(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs | effort)
+        effort = (
+            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        )
+        return turn(
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.chat_template_kwargs | effort,
+        )
 
     @model_validator(mode="after")
     def _once(self) -> ChatRequest:
         if self.reasoning_effort is not None and "reasoning_effort" in self.chat_template_kwargs:
-            raise wrong("reasoning_effort", "reasoning_effort is in chat_template_kwargs too: give it once")
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            why = f"it is {self.max_completion_tokens}, and max_tokens, its older name, is {self.max_tokens}: give one"
+            raise wrong(
+                "reasoning_effort", "reasoning_effort is in chat_template_kwargs too: give it once"
+            )
+        if self.max_tokens is not None and self.max_completion_tokens not in (
+            None,
+            self.max_tokens,
+        ):
+            why = (
+                f"it is {self.max_completion_tokens}, and max_tokens, its older name, is "
+                f"{self.max_tokens}: give one"
+            )
             raise wrong("max_completion_tokens", why)
         return self
 
@@ -240,9 +320,14 @@ class ChatRequest(Structured, Sampled):
 
 class CompletionRequest(Structured, Sampled):
     model_config = ConfigDict(json_schema_extra=few_choices)
-    rules = (*Sampled.rules, Rule("max_tokens", {"max_tokens": 0}, {"echo": True}, "max_tokens=0 needs echo=true"))
+    rules = (
+        *Sampled.rules,
+        Rule("max_tokens", {"max_tokens": 0}, {"echo": True}, "max_tokens=0 needs echo=true"),
+    )
 
-    prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MOST_CHOICES)]
+    prompt: (
+        Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MOST_CHOICES)]
+    )
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
@@ -257,7 +342,10 @@ class CompletionRequest(Structured, Sampled):
     @model_validator(mode="after")
     def _few_choices(self) -> CompletionRequest:
         if (count := len(self.prompts) * self.n) > MOST_CHOICES:
-            why = f"{len(self.prompts)} prompts are {count} choices with n={self.n}: at most {MOST_CHOICES}"
+            why = (
+                f"{len(self.prompts)} prompts are {count} choices with n={self.n}: at most "
+                f"{MOST_CHOICES}"
+            )
             raise wrong("prompt", why)
         return self
 
@@ -273,16 +361,29 @@ class TokenizeRequest(Strict):
             "there is neither a prompt nor messages: give one of them",
         ),
         Rule(
-            "messages", {"prompt": Present}, {"messages": Absent}, "there are a prompt and messages: give one of them"
+            "messages",
+            {"prompt": Present},
+            {"messages": Absent},
+            "there are a prompt and messages: give one of them",
         ),
-        *(Rule(name, {name: Present}, {"messages": Present}, f"{name} needs messages") for name in OF_CHATS),
-        Rule("add_special_tokens", {"messages": Present}, {"add_special_tokens": (False, None)}, BY_TEMPLATE),
+        *(
+            Rule(name, {name: Present}, {"messages": Present}, f"{name} needs messages")
+            for name in OF_CHATS
+        ),
+        Rule(
+            "add_special_tokens",
+            {"messages": Present},
+            {"add_special_tokens": (False, None)},
+            BY_TEMPLATE,
+        ),
         CONTINUED,
     )
 
     model: Name | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)] | None = (
+        None
+    )
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
@@ -292,7 +393,9 @@ class TokenizeRequest(Strict):
 
     @property
     def turn(self) -> Turn:
-        return turn(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
+        return turn(
+            self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs
+        )
 
 
 class DetokenizeRequest(Strict):

@@ -41,22 +41,42 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 
 class Service:
-    """One model and one method. Refuses a request that cannot be answered before anything is decoded for it.
+    """One model and one method. Refuses a request that cannot be answered before anything is
+    decoded for it.
 
-    most_new: how many new tokens a request has if it does not say, and at most. stopping: nothing is accepted any more.
+    most_new: how many new tokens a request has if it does not say, and at most. stopping: nothing
+    is accepted any more.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, model: str, metrics: Metrics, times: Times, most_new: int):
-        self.engine, self.tokenizer, self.model = engine, tokenizer, model
-        self.metrics, self.times, self.most_new = metrics, times, most_new
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        model: str,
+        metrics: Metrics,
+        times: Times,
+        most_new: int,
+    ):
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model = model
+        self.metrics = metrics
+        self.times = times
+        self.most_new = most_new
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
-        self.templates, self.word = Renderers(), lru_cache(1 << 17)(partial(token_bytes, tokenizer))
-        self._one_long = asyncio.Lock()  # held while a long text is read, so that short ones find a free thread
-        self._reader = ThreadPoolExecutor(1, "longdraft-long")  # of long texts: memory of one thread at most
+        self.templates = Renderers()
+        self.word = lru_cache(1 << 17)(partial(token_bytes, tokenizer))
+        self._one_long = (
+            asyncio.Lock()
+        )  # held while a long text is read, so that short ones find a free thread
+        self._reader = ThreadPoolExecutor(
+            1, "longdraft-long"
+        )  # of long texts: memory of one thread at most
         self.drafting = type(engine.session.drafter) is not Drafter
-        self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
+        self.target = engine.session.target
+        self.room = min(engine.session.slots, engine.session.total)
 
     @property
     def ready(self) -> bool:
@@ -92,8 +112,12 @@ class Service:
         tokens = work.n * (work.limit * len(work.prompts) + echoed)
         count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
         if count > MOST_LOGPROBS:
-            excess = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
-            raise Problem(400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs")
+            excess = (
+                f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
+            )
+            raise Problem(
+                400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs"
+            )
 
     async def completion(self, body: CompletionRequest) -> Work:
         prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
@@ -101,17 +125,24 @@ class Service:
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
         constraint = await self.structures.of(body)
         work = self._work(prompts, body, max(body.max_tokens, 1), body.logprobs, constraint)
-        work.prompt_logprobs, work.silent = body.echo and body.logprobs is not None, body.max_tokens == 0
+        work.prompt_logprobs = body.echo and body.logprobs is not None
+        work.silent = body.max_tokens == 0
         self._check_logprobs(work)
         return work
 
-    async def conversation(self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER) -> list[int]:
+    async def conversation(
+        self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER
+    ) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
         render = within(self.templates.render, self.tokenizer, self.room)
-        return await self.aside(size_of([messages, tools]), chat_tokens, self.tokenizer, messages, tools, render, turn)
+        return await self.aside(
+            size_of([messages, tools]), chat_tokens, self.tokenizer, messages, tools, render, turn
+        )
 
     async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
-        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`, or the room."""
+        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`,
+        or the room.
+        """
 
         def read() -> list[int]:
             check_length(self.tokenizer, text, max(most, self.room))
@@ -121,7 +152,9 @@ class Service:
 
     def text(self, tokens: list[int]) -> str:
         if any(t >= self.target.vocab for t in tokens):
-            raise Problem(400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens")
+            raise Problem(
+                400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens"
+            )
         return text_of(self.tokenizer, tokens)
 
     def echo(self, prompt: list[int], scored: bool) -> Echo:
@@ -168,19 +201,36 @@ class Service:
         return ChatReply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
-        """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves no room."""
+        """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves
+        no room.
+        """
         room = self.room - len(prompt)
         if room < 1:
             excess = (
-                f"the prompt has {len(prompt)} tokens, and this server's limit is {self.room - 1}: give a shorter one"
+                f"the prompt has {len(prompt)} tokens, and this server's limit is "
+                f"{self.room - 1}: give a shorter one"
             )
             raise Problem(400, excess, "prompt", "context_length_exceeded")
-        wanted = likely(self.target, len(prompt), min(self.most_new, room)) if limit is None else limit
+        wanted = (
+            likely(self.target, len(prompt), min(self.most_new, room)) if limit is None else limit
+        )
         if wanted > self.most_new:
-            raise Problem(400, f"{wanted} new tokens are more than the {self.most_new} allowed here", "max_tokens")
+            raise Problem(
+                400,
+                f"{wanted} new tokens are more than the {self.most_new} allowed here",
+                "max_tokens",
+            )
         if wanted > room:
-            excess = f"{len(prompt)} prompt tokens and {wanted} new ones exceed this server's limit of {self.room}"
-            raise Problem(400, f"{excess}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
+            excess = (
+                f"{len(prompt)} prompt tokens and {wanted} new ones exceed this server's limit "
+                f"of {self.room}"
+            )
+            raise Problem(
+                400,
+                f"{excess}: give at most {room} new tokens",
+                "max_tokens",
+                "context_length_exceeded",
+            )
         return wanted
 
     def _work(
@@ -193,7 +243,9 @@ class Service:
     ) -> Work:
         wanted = min(self.fitting(prompt, limit) for prompt in prompts)
         check_numbers(body, wanted, self.target.vocab)
-        bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
+        bias = tuple(
+            sorted((int(token), float(number)) for token, number in body.logit_bias.items())
+        )
         eos = (*(() if body.ignore_eos else self.target.end_tokens), *body.stop_token_ids)
         rules = self.target.rules()
         sampler = Sampler(
@@ -210,17 +262,27 @@ class Service:
             constraint=constraint,
         )
         seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
-        return Work(prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens)
+        return Work(
+            prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
+        )
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
-        """What a call makes with a writer of JSON; of many log-probabilities outside the event loop's thread."""
+        """What a call makes with a writer of JSON; of many log-probabilities outside the event
+        loop's thread.
+        """
         return call(at_once) if count <= FEW_LOGPROBS else await self.aside(count, call, in_pieces)
 
     async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
-        """The result of a call on so much (see LONG), outside the event loop's thread. InputError becomes a Problem."""
+        """The result of a call on so much (see LONG), outside the event loop's thread. InputError
+        becomes a Problem.
+        """
         try:
             async with self._one_long if size > LONG else nullcontext():
                 reader = self._reader if size > LONG else None
-                return await asyncio.get_running_loop().run_in_executor(reader, partial(call, *arguments))
+                return await asyncio.get_running_loop().run_in_executor(
+                    reader, partial(call, *arguments)
+                )
         except InputError as error:
-            raise Problem(400, str(error), error.field if isinstance(error, FieldError) else None) from None
+            raise Problem(
+                400, str(error), error.field if isinstance(error, FieldError) else None
+            ) from None

@@ -1,4 +1,6 @@
-"""Structured output as requests ask for it: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured output as requests ask for it: OpenAI's `response_format` and vLLM's
+`structured_outputs`.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,27 @@ from longdraft.server.conditions import Present, Rule, wrong
 from longdraft.server.fields import Strict, Text
 from longdraft.server.tools import is_shallow
 
-MOST_CHOICES, LONGEST_CHOICE, LONGEST_REGEX, LONGEST_GRAMMAR = 1000, 10_000, 10_000, 1 << 16
+MOST_CHOICES = 1000
+LONGEST_CHOICE = 10_000
+LONGEST_REGEX = 10_000
+LONGEST_GRAMMAR = 1 << 16
 
 Schema = Annotated[dict[str, Any], AfterValidator(is_shallow)]
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a text must be. kind: what `value` is; "json" is a schema. compact: JSON without spaces."""
+    """What a text must be. kind: what `value` is; "json" is a schema. compact: JSON without
+    spaces.
+    """
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar"]
     value: Any = None
     compact: bool = False
 
     def relaxed(self) -> tuple[Structure, list[str]]:
-        """Without what cannot be enforced of a schema and leaves JSON of its shape, and the names of these keywords.
+        """Without what cannot be enforced of a schema and leaves JSON of its shape, and the names
+        of these keywords.
 
         Raises InputError.
         """
@@ -53,7 +61,9 @@ class Structure:
         return getattr(constraints, self.kind)(self.value)
 
     def rule(self) -> str | None:
-        """As part of a grammar in Lark's notation; None where it cannot be one. Raises InputError."""
+        """As part of a grammar in Lark's notation; None where it cannot be one. Raises
+        InputError.
+        """
         if self.kind == "json":
             return json_rule(read_schema(self.value), self.compact)
         if self.kind == "json_object":
@@ -64,7 +74,9 @@ class Structure:
 
 
 class JsonSchema(Strict):
-    """name, description and strict change nothing: all of a schema is always enforced, and its objects are closed."""
+    """name, description and strict change nothing: all of a schema is always enforced, and its
+    objects are closed.
+    """
 
     name: Annotated[Text, Field(max_length=64)]
     description: Text = ""
@@ -74,8 +86,18 @@ class JsonSchema(Strict):
 
 class ResponseFormat(Strict):
     rules = (
-        Rule("json_schema", {"type": "json_schema"}, {"json_schema": Present}, "is missing: this type needs it"),
-        Rule("json_schema", {"json_schema": Present}, {"type": "json_schema"}, "belongs to the type 'json_schema'"),
+        Rule(
+            "json_schema",
+            {"type": "json_schema"},
+            {"json_schema": Present},
+            "is missing: this type needs it",
+        ),
+        Rule(
+            "json_schema",
+            {"json_schema": Present},
+            {"type": "json_schema"},
+            "belongs to the type 'json_schema'",
+        ),
     )
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -140,7 +162,9 @@ class Structured(Strict):
     def _asks_once(self) -> Structured:
         made = None if self.response_format is None else self.response_format.structure
         if made is not None and self.structured_outputs is not None:
-            raise wrong("structured_outputs", "response_format asks for a structure too: give one of them")
+            raise wrong(
+                "structured_outputs", "response_format asks for a structure too: give one of them"
+            )
         return self
 
     @property

@@ -15,16 +15,21 @@ from longdraft.server.problems import Problem
 from longdraft.server.structured import Structure
 from longdraft.server.talk import Talk
 
-# Fields that would let an answer end before it is complete, or go on after it, with what they would do.
+# Fields that would let an answer end before it is complete, or go on after it, with what they would
+# do.
 CONTRARY = {"ignore_eos": "lets it go on", "min_tokens": "could forbid its end"}
 CUTTING = "could end it earlier"
 
 
 class Structures:
-    """Makes one constraint at a time, outside the event loop's thread, so that the others find a free one."""
+    """Makes one constraint at a time, outside the event loop's thread, so that the others find a
+    free one.
+    """
 
     def __init__(self, target: Any, tokenizer: Any):
-        self._target, self._tokenizer, self._one = target, tokenizer, asyncio.Lock()
+        self._target = target
+        self._tokenizer = tokenizer
+        self._one = asyncio.Lock()
 
     @cached_property
     def made(self) -> Constraints:
@@ -32,21 +37,29 @@ class Structures:
         return Constraints.of(self._target, self._tokenizer)
 
     async def of(self, body: Any, talk: Talk | None = None) -> Constraint | None:
-        """What a request's answer must be, a chat's calls and reasoning included; None: any text. Raises Problem."""
+        """What a request's answer must be, a chat's calls and reasoning included; None: any text.
+        Raises Problem.
+        """
         structure: Structure | None = getattr(body, "structure", None)
         field = "tools" if structure is None else body.structure_field
         if structure is None and (talk is None or not talk.offer.needs_grammar):
             return None
         for name, why in self._contrary(body, talk, structure):
-            raise Problem(400, f"{name}: a structured answer ends where it is complete, and this {why}", name)
+            raise Problem(
+                400, f"{name}: a structured answer ends where it is complete, and this {why}", name
+            )
         try:
             async with self._one:
                 return await asyncio.to_thread(self._make, talk, structure)
         except InputError as error:
             raise Problem(400, str(error), field) from None
 
-    def _contrary(self, body: Any, talk: Talk | None, structure: Structure | None) -> Iterator[tuple[str, str]]:
-        """The fields that contradict a structure. Stop strings apply to content, so they leave calls whole."""
+    def _contrary(
+        self, body: Any, talk: Talk | None, structure: Structure | None
+    ) -> Iterator[tuple[str, str]]:
+        """The fields that contradict a structure. Stop strings apply to content, so they leave
+        calls whole.
+        """
         for name, why in CONTRARY.items():
             if getattr(body, name, None):
                 yield name, why

@@ -16,14 +16,19 @@ from longdraft.server.structured import Structure
 from longdraft.server.tools import Function
 
 UNKNOWN = (
-    "how this model's chat template writes calls is not known here: it must be auto or none, and no function strict"
+    "how this model's chat template writes calls is not known here: it must be auto or none, "
+    "and no function strict"
 )
-ALONE = "beside tools or a model's reasoning, only JSON and choices can be enforced: leave the others out"
+ALONE = (
+    "beside tools or a model's reasoning, only JSON and choices can be enforced: leave the "
+    "others out"
+)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The functions that an answer may call. choice: auto, none, required, or the name of the one it must call.
+    """The functions that an answer may call. choice: auto, none, required, or the name of the one
+    it must call.
 
     parallel: whether it may have more than one call, where no function is named.
     """
@@ -50,7 +55,9 @@ class Offer:
 
     @property
     def many(self) -> bool:
-        """Whether an answer may have several calls. A function that is named by `choice` is called exactly once."""
+        """Whether an answer may have several calls. A function that is named by `choice` is called
+        exactly once.
+        """
         return self.parallel and self.choice in ("auto", "none", "required")
 
     @property
@@ -63,7 +70,9 @@ NO_TOOLS = Offer()
 
 @dataclass(frozen=True)
 class Talk:
-    """How the answers to a conversation are read. opened: the prompt has the beginning of the model's reasoning."""
+    """How the answers to a conversation are read. opened: the prompt has the beginning of the
+    model's reasoning.
+    """
 
     dialect: Dialect
     offer: Offer
@@ -76,12 +85,14 @@ class Talk:
         return self.dialect.reader(schemas, self.opened, most, bound=self.offer.needs_grammar)
 
     def grammar(self, structure: Structure | None = None) -> str | None:
-        """Lark (llguidance's) for the whole answer, or None if nothing but `structure` binds it, or nothing at all.
+        """Lark (llguidance's) for the whole answer, or None if nothing but `structure` binds it, or
+        nothing at all.
 
-        structure: what an answer without calls must be. Raises Problem for an unknown format of calls, and where a
-        structure cannot be a part of a grammar. Raises InputError.
+        structure: what an answer without calls must be. Raises Problem for an unknown format of
+        calls, and where a structure cannot be a part of a grammar. Raises InputError.
         """
-        offer, dialect = self.offer, self.dialect
+        offer = self.offer
+        dialect = self.dialect
         if offer.needs_grammar and dialect.format is None:
             raise Problem(400, f"tool_choice: {UNKNOWN}", "tool_choice")
         content = None
@@ -92,10 +103,14 @@ class Talk:
                 raise Problem(400, f"structured_outputs: {ALONE}", "structured_outputs")
         elif not offer.needs_grammar:
             return None
-        return dialect.grammar(offer.asked, int(offer.choice not in ("auto", "none")), offer.many, self.opened, content)
+        return dialect.grammar(
+            offer.asked, int(offer.choice not in ("auto", "none")), offer.many, self.opened, content
+        )
 
 
-DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = WeakKeyDictionary()  # by template; a model has one or two
+DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = (
+    WeakKeyDictionary()
+)  # by template; a model has one or two
 
 
 def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialect:
@@ -112,7 +127,9 @@ def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialec
 
 
 def with_reasoning(messages: list[Message], field: str | None) -> list[Message]:
-    """Messages with earlier reasoning under the name that the template reads; without it if the template reads none."""
+    """Messages with earlier reasoning under the name that the template reads; without it if the
+    template reads none.
+    """
 
     def renamed(message: Message) -> Message:
         others = {key: value for key, value in message.items() if key != "reasoning_content"}

@@ -16,12 +16,18 @@ async def tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         tools = [tool.model_dump(exclude={"function": {"strict"}}) for tool in body.tools] or None
         messages = [message.plain for message in body.messages]
         dialect = dialect_for(service.tokenizer, messages, tools)
-        tokens = await service.conversation(with_reasoning(messages, dialect.field), tools, body.turn)
+        tokens = await service.conversation(
+            with_reasoning(messages, dialect.field), tools, body.turn
+        )
     else:
-        tokens = await service.tokens(body.prompt or "", body.add_special_tokens is not False, MOST_TOKENIZED)
+        tokens = await service.tokens(
+            body.prompt or "", body.add_special_tokens is not False, MOST_TOKENIZED
+        )
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
     if body.return_token_strs:
-        found["token_strs"] = await service.aside(len(tokens), service.tokenizer.convert_ids_to_tokens, tokens)
+        found["token_strs"] = await service.aside(
+            len(tokens), service.tokenizer.convert_ids_to_tokens, tokens
+        )
     return found
 
 

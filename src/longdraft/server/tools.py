@@ -1,4 +1,6 @@
-"""Tools that a model may call, as a chat request defines them, and earlier calls in its messages."""
+"""Tools that a model may call, as a chat request defines them, and earlier calls in its
+messages.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ def _is_object(text: str) -> str:
 
 
 def is_shallow(value: Any) -> Any:
-    """The value. Raises ValueError for more levels than DEEPEST, and for text that cannot be encoded."""
+    """The value. Raises ValueError for more levels than DEEPEST, and for text that cannot be
+    encoded.
+    """
     level = [value]
     for _ in range(DEEPEST):
-        lists = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        lists = (
+            x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)
+        )
         level = [inner for values in lists for inner in values]
     if level:
         raise ValueError(f"a schema or a call may have {DEEPEST} levels at most")
@@ -63,7 +69,9 @@ class ToolCall(Strict):
 
 
 class Function(Strict):
-    """parameters: a JSON schema, for the model to read. strict: a call's arguments must follow it."""
+    """parameters: a JSON schema, for the model to read. strict: a call's arguments must follow
+    it.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text = ""

@@ -23,7 +23,17 @@ from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.chat import has_template
 from longdraft.sampling_parameters import TEMPERATURE, TOP_K, TOP_P, TRACE
-from longdraft.server.fields import FEW, MaxTokens, Name, Seed, Strict, Temperature, Text, TopK, TopP
+from longdraft.server.fields import (
+    FEW,
+    MaxTokens,
+    Name,
+    Seed,
+    Strict,
+    Temperature,
+    Text,
+    TopK,
+    TopP,
+)
 from longdraft.server.problems import Problem
 from longdraft.server.service import Service
 
@@ -45,11 +55,16 @@ class TraceRequest(Strict):
 
 
 class Recording:
-    """One race, for one reader. The decoding thread steps it; its events are read in the event loop."""
+    """One race, for one reader. The decoding thread steps it; its events are read in the event
+    loop.
+    """
 
     def __init__(self, race: Race, limit_s: float):
-        self.race, self.limit_s, self.closed = race, limit_s, False
-        self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Json | None]()
+        self.race = race
+        self.limit_s = limit_s
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._events = asyncio.Queue[Json | None]()
 
     def step(self) -> bool:
         if self.closed:
@@ -72,7 +87,9 @@ class Recording:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._events.put_nowait(Problem(503, "the trace was ended by the server: try again later").body)
+            self._events.put_nowait(
+                Problem(503, "the trace was ended by the server: try again later").body
+            )
             self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Json]:
@@ -81,17 +98,26 @@ class Recording:
         header = self.race.trace.model_dump(mode="json", exclude={"lanes": {"__all__": {"rounds"}}})
         yield {"event": "begin", "trace": header}
         try:
-            while (event := await asyncio.wait_for(self._events.get(), max(end - monotonic(), 0))) is not None:
+            while (
+                event := await asyncio.wait_for(self._events.get(), max(end - monotonic(), 0))
+            ) is not None:
                 yield event
         except TimeoutError:
-            yield Problem(503, f"this trace did not end within {self.limit_s:g} s: ask for less").body
+            yield Problem(
+                503, f"this trace did not end within {self.limit_s:g} s: ask for less"
+            ).body
         finally:
             self.closed = True
 
     def _event(self, lane: int, done: int | Round) -> Json:
         if isinstance(done, Round):
             return {"event": "round", "lane": lane, "round": done.model_dump(mode="json")}
-        return {"event": "reading", "lane": lane, "done": done, "total": self.race.trace.prompt_tokens}
+        return {
+            "event": "reading",
+            "lane": lane,
+            "done": done,
+            "total": self.race.trace.prompt_tokens,
+        }
 
     def _end(self, last: Json) -> None:
         self.closed = True
@@ -103,17 +129,25 @@ class Recording:
 
 
 class Tracer:
-    """Records traces, one at a time, beside the requests that a service answers. method: that of the service."""
+    """Records traces, one at a time, beside the requests that a service answers. method: that of
+    the service.
+    """
 
     def __init__(self, service: Service, weights: DrafterWeights, method: str):
-        self.service, self.weights, self.method = service, weights, method
+        self.service = service
+        self.weights = weights
+        self.method = method
 
     @property
     def methods(self) -> Json:
-        """The methods that can be watched, with their options, and the ranges of a request's numbers."""
+        """The methods that can be watched, with their options, and the ranges of a request's
+        numbers.
+        """
         known = METHODS | {name: added.method for name, added in elsewhere.listed()[0].items()}
         specs = [MethodSpec(name, name, {}, self.weights) for name in known if name != "plain"]
-        listed = [describe(s.name, known[s.name], self.weights) for s in specs if not self._missing(s)]
+        listed = [
+            describe(s.name, known[s.name], self.weights) for s in specs if not self._missing(s)
+        ]
         shown = [
             {
                 "name": entry["name"],
@@ -145,18 +179,24 @@ class Tracer:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
         prompt = await self._prompt(body)
         limit = service.fitting(prompt, body.max_tokens)
-        seed = secrets.randbits(53) if body.seed is None else body.seed  # a page's numbers have 53 bits
+        seed = (
+            secrets.randbits(53) if body.seed is None else body.seed
+        )  # a page's numbers have 53 bits
         sampler = Sampler(body.temperature, top_k=body.top_k, top_p=body.top_p)
         try:
             spec = MethodSpec(body.method, body.method, dict(body.options), self.weights)
             if missing := self._missing(spec):
                 raise InputError(
-                    f"{spec.name} with these options drafts by a copy of the model in {' and '.join(sorted(missing))},"
-                    " which this server does not have: give draft_weights=same, choose another method, or start the"
+                    f"{spec.name} with these options drafts by a copy of the model in "
+                    f"{' and '.join(sorted(missing))},"
+                    " which this server does not have: give draft_weights=same, choose "
+                    "another method, or start the"
                     " server with this one"
                 )
             ends = service.target.end_tokens
-            request = make_request(service.target, service.room, prompt, limit, seed, ends, sampler, None, False)
+            request = make_request(
+                service.target, service.room, prompt, limit, seed, ends, sampler, None, False
+            )
             race = await service.aside(0, self._race, spec, replace(request, owner=owner))
             recording = Recording(race, service.times.request_s)
             service.engine.alternate(recording)
@@ -167,7 +207,9 @@ class Tracer:
         return recording
 
     def _missing(self, spec: MethodSpec) -> set[str]:
-        """The copies of the model that a method would make: for a trace none is made, since it would stay."""
+        """The copies of the model that a method would make: for a trace none is made, since it
+        would stay.
+        """
         target = self.service.target
         return spec.copies(target) - target.copies.keys()
 
@@ -183,7 +225,8 @@ class Tracer:
         return tokens
 
     def _race(self, spec: MethodSpec, request: Request) -> Race:
-        service, target = self.service, self.service.target
+        service = self.service
+        target = self.service.target
         lanes = [Lane(method="plain", options={})]
         drafters = [Drafter()]
         if spec.name != "plain":
@@ -199,4 +242,6 @@ class Tracer:
             lanes=lanes,
         )
         session = service.engine.session
-        return Race(target, service.tokenizer, request, drafters, trace, session.prefixes, session.chunk)
+        return Race(
+            target, service.tokenizer, request, drafters, trace, session.prefixes, session.chunk
+        )

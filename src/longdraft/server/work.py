@@ -18,10 +18,11 @@ class Times:
 
 @dataclass
 class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent: no new tokens.
+    """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent:
+    no new tokens.
 
-    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see Reply. owner: see
-    Session.submit. talk: how a chat's answers are read.
+    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see
+    Reply. owner: see Session.submit. talk: how a chat's answers are read.
     """
 
     prompts: list[list[int]]

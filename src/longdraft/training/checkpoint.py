@@ -1,4 +1,6 @@
-"""Checkpoints: one folder per step, written under another name and then renamed. Reading runs no pickled code."""
+"""Checkpoints: one folder per step, written under another name and then renamed. Reading runs no
+pickled code.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from longdraft.errors import InputError
 
 def save(folder: Path, step: int, model, optimizers: list, state: dict, keep: int = 2) -> Path:
     """Write folder/step-NNNNNNNN and remove all but the newest `keep`. Raises InputError."""
-    final, draft = folder / f"step-{step:08d}", folder / "writing"
+    final = folder / f"step-{step:08d}"
+    draft = folder / "writing"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
@@ -28,7 +31,9 @@ def save(folder: Path, step: int, model, optimizers: list, state: dict, keep: in
         draft.rename(final)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise InputError(f"could not write {final}: {error}; make room (or repair the folder), then --resume") from None
+        raise InputError(
+            f"could not write {final}: {error}; make room (or repair the folder), then --resume"
+        ) from None
     for old in listed(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -68,8 +73,14 @@ def _check(state: Any) -> None:
         raise ValueError("state.json is not a JSON object")
     odd = next((k for k, kind in FIELDS.items() if not isinstance(state.get(k), kind)), None)
     if odd is not None:
-        raise ValueError(f"state.json has no {odd}" if odd not in state else f"{odd} in state.json is of another type")
-    if any(isinstance(state[k], bool) or not 0 <= state[k] < float("inf") for k in ("step", "seconds")):
+        raise ValueError(
+            f"state.json has no {odd}"
+            if odd not in state
+            else f"{odd} in state.json is of another type"
+        )
+    if any(
+        isinstance(state[k], bool) or not 0 <= state[k] < float("inf") for k in ("step", "seconds")
+    ):
         raise ValueError("step or seconds in state.json is out of range")
     if not all(isinstance(entry, dict) for entry in state["runs"] + state["probes"]):
         raise ValueError("runs or probes in state.json is not a list of JSON objects")

@@ -1,6 +1,7 @@
 """Text on this machine -> one array of tokens with the boundaries of documents and groups.
 
-A group is a book, or the files of one package in path order. A training row is consecutive tokens of one group.
+A group is a book, or the files of one package in path order. A training row is consecutive tokens
+of one group.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from longdraft.training import hub
 TEXT_KINDS = ("code", "book")
 HOLDOUT = "holdout.json"  # in a model's folder: patterns of the files that it was not trained on
 # Vendored packages are near-copies of held-out or installed files.
-SKIP_PARTS = {"_vendor", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__", "site-packages"}
+SKIP_PARTS = {
+    "_vendor",
+    "test",
+    "tests",
+    "testing",
+    "idle_test",
+    "lib2to3",
+    "__pycache__",
+    "site-packages",
+}
 SKIP_PARTS |= {"ensurepip", "msilib", "_click"}
 LEAST_TOKENS = 2000
 LONGEST_LINE = 600  # files with longer lines are data or generated code
@@ -39,7 +49,9 @@ class Document:
 
 @dataclass
 class Corpus:
-    """Tokens of all documents; groups are contiguous, each document ends with eos, offsets ascend to len(tokens)."""
+    """Tokens of all documents; groups are contiguous, each document ends with eos, offsets ascend
+    to len(tokens).
+    """
 
     tokens: np.ndarray  # [N] uint16, or uint32 for a large vocabulary
     starts: np.ndarray  # int64 [documents + 1]
@@ -58,7 +70,10 @@ class Corpus:
     @classmethod
     def load(cls, folder: Path) -> Corpus:
         try:
-            arrays = {f: np.load(folder / f"{f}.npy", mmap_mode="r") for f in ("tokens", "starts", "groups")}
+            arrays = {
+                f: np.load(folder / f"{f}.npy", mmap_mode="r")
+                for f in ("tokens", "starts", "groups")
+            }
             return cls(**arrays, **parse((folder / "corpus.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
             fault = f"{folder}: no readable tokenized data ({error})"
@@ -76,7 +91,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where text comes from: names (folders, globs, hf: datasets), this Python's library and packages, or both."""
+    """Where text comes from: names (folders, globs, hf: datasets), this Python's library and
+    packages, or both.
+    """
 
     names: list[str]
     environment: bool = True
@@ -85,15 +102,22 @@ class Sources:
 
 
 def load(home: Path) -> tuple[Corpus, Corpus]:
-    """The corpora in home/train and home/heldout. Raises InputError if there is too little text to train on."""
+    """The corpora in home/train and home/heldout. Raises InputError if there is too little text to
+    train on.
+    """
     corpus, heldout = (Corpus.load(home / name) for name in ("train", "heldout"))
     if len(corpus.tokens) < LEAST_TOKENS:
-        raise InputError(f"only {len(corpus.tokens)} tokens to train on: give at least {LEAST_TOKENS}, better millions")
+        raise InputError(
+            f"only {len(corpus.tokens)} tokens to train on: give at least {LEAST_TOKENS}, "
+            "better millions"
+        )
     return corpus, heldout
 
 
 def held_out(name: str, patterns: list[str]) -> bool:
-    """Whether a name like `stdlib/argparse.py`, `typer/main.py` or `books/dracula.txt` matches; patterns may use *."""
+    """Whether a name like `stdlib/argparse.py`, `typer/main.py` or `books/dracula.txt` matches;
+    patterns may use *.
+    """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -108,17 +132,24 @@ def read(path: Path) -> str | None:
 
 
 def environment_code(cap: int) -> list[Document]:
-    """The standard library, and at most `cap` characters of each installed package, spread evenly over its files."""
-    stdlib, site = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    """The standard library, and at most `cap` characters of each installed package, spread evenly
+    over its files.
+    """
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    site = Path(sysconfig.get_path("purelib"))
     documents = package("stdlib", stdlib, cap=10**9)
     skipped = ("longdraft", "_distutils_hack", "__pycache__")
-    for folder in sorted(p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in skipped):
+    for folder in sorted(
+        p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in skipped
+    ):
         documents += package(folder.name, folder, cap)
     return documents
 
 
 def package(name: str, root: Path, cap: int) -> list[Document]:
-    """Python files under root in path order; each first-level folder is a group, and so are the files beside them."""
+    """Python files under root in path order; each first-level folder is a group, and so are the
+    files beside them.
+    """
     documents = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -131,20 +162,30 @@ def package(name: str, root: Path, cap: int) -> list[Document]:
 
 
 def text_of(source: str, cap: int) -> list[Document]:
-    """A Hub dataset (hf:..., at most `cap` characters), or the files of a folder or a glob. Raises InputError."""
+    """A Hub dataset (hf:..., at most `cap` characters), or the files of a folder or a glob. Raises
+    InputError.
+    """
     if source.startswith(hub.PREFIX):
         numbered = enumerate(hub.documents(source, cap))
-        return [Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered]
+        return [
+            Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered
+        ]
     documents = text_files(source)
     if not documents:
-        raise InputError(f"no readable text matches {source!r}; give a glob of UTF-8 files such as 'books/*.txt'")
+        raise InputError(
+            f"no readable text matches {source!r}; give a glob of UTF-8 files such as 'books/*.txt'"
+        )
     return documents
 
 
 def text_files(pattern: str) -> list[Document]:
-    """Every file of a folder or of a glob such as `books/*.txt`, and every line of a .jsonl file, is a group."""
+    """Every file of a folder or of a glob such as `books/*.txt`, and every line of a .jsonl file,
+    is a group.
+    """
     if not pattern.strip("/"):  # every file of this machine
-        raise InputError(f"--text is {pattern!r}: give a folder or a glob of UTF-8 files, such as 'books/*.txt'")
+        raise InputError(
+            f"--text is {pattern!r}: give a folder or a glob of UTF-8 files, such as 'books/*.txt'"
+        )
     if Path(pattern).is_dir():
         pattern = f"{pattern.rstrip('/')}/**/*"
     root = Path("/") if pattern.startswith("/") else Path()
@@ -153,7 +194,8 @@ def text_files(pattern: str) -> list[Document]:
         paths = sorted(root.glob(pattern.lstrip("/")))
     except (ValueError, NotImplementedError) as error:  # "a**b", for example
         raise InputError(
-            f"--text {pattern[:80]!r} is no folder or glob ({error}): give one, such as 'books/*.txt'"
+            f"--text {pattern[:80]!r} is no folder or glob ({error}): give one, such as "
+            "'books/*.txt'"
         ) from None
     for path in paths:
         name = f"{path.parent.name}/{path.name}"
@@ -170,9 +212,13 @@ def json_lines(path: Path, name: str) -> list[Document]:
     try:
         for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
             if line.strip():
-                documents.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"])))
+                documents.append(
+                    Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"]))
+                )
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f'{path}, line {len(documents) + 1}: give JSON lines like {{"text": "..."}}') from None
+        raise InputError(
+            f'{path}, line {len(documents) + 1}: give JSON lines like {{"text": "..."}}'
+        ) from None
     return documents
 
 
@@ -195,7 +241,9 @@ def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document
 
 def tokenize(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
     """Encode documents; `tokenizer` is a tokenizers.Tokenizer with at most `vocab` entries."""
-    pieces, lengths, kind = [], [], np.uint16 if vocab <= 1 << 16 else np.uint32
+    pieces = []
+    lengths = []
+    kind = np.uint16 if vocab <= 1 << 16 else np.uint32
     for begin in range(0, len(documents), 64):
         for encoded in tokenizer.encode_batch([d.text for d in documents[begin : begin + 64]]):
             pieces.append(np.asarray([*encoded.ids, eos], kind))

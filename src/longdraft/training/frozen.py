@@ -19,12 +19,15 @@ from longdraft.training import losses
 from longdraft.training.rows import IGNORE
 from longdraft.training.turns import Turns
 
-Labels = Literal["target", "text"]  # what a drafter is trained to predict: the target's predictions, or the text
+Labels = Literal[
+    "target", "text"
+]  # what a drafter is trained to predict: the target's predictions, or the text
 
 
 @dataclass
 class TargetStates:
-    """The target's states of rows [B,S]: {after n layers: [B,S,d]}, and keys and values [B,K,S,D] of one layer.
+    """The target's states of rows [B,S]: {after n layers: [B,S,d]}, and keys and values [B,K,S,D]
+    of one layer.
 
     predicted: its most likely next tokens [B,S].
     """
@@ -38,7 +41,9 @@ class TargetStates:
 @contextmanager
 def whole_rows(lm: LM) -> Iterator[None]:
     """Use Transformers' own attention, which needs no cache of longdraft and supports gradients."""
-    capped = getattr(lm.config, "attn_logit_softcapping", None)  # sdpa has none, whatever a class of Transformers says
+    capped = getattr(
+        lm.config, "attn_logit_softcapping", None
+    )  # sdpa has none, whatever a class of Transformers says
     lm.architecture.use("sdpa" if lm.hf._supports_sdpa and not capped else "eager")
     try:
         yield
@@ -53,17 +58,26 @@ class Frozen:
     """
 
     def __init__(self, lm: LM, turns: Turns | None = None):
-        self.lm, self.last, self.turns = lm, lm.depth, turns
+        self.lm = lm
+        self.last = lm.depth
+        self.turns = turns
         lm.hf.requires_grad_(False)
         self.matrix = self._plain_head()
 
     @torch.no_grad()
     def _plain_head(self) -> Tensor | None:
         """The head [V,d] if it is one matrix without scaling or soft cap, else None."""
-        head, d = self.lm.hf.get_output_embeddings().weight, self.lm.config.hidden_size
-        some = torch.randn(4, d, generator=torch.Generator().manual_seed(0)).to(head.device, head.dtype)
+        head = self.lm.hf.get_output_embeddings().weight
+        d = self.lm.config.hidden_size
+        some = torch.randn(4, d, generator=torch.Generator().manual_seed(0)).to(
+            head.device, head.dtype
+        )
         plain = F.linear(some, head).float()
-        return head if torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4) else None
+        return (
+            head
+            if torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4)
+            else None
+        )
 
     def read(
         self,
@@ -73,7 +87,8 @@ class Frozen:
         layer: int | None = None,
         predict: bool = False,
     ) -> TargetStates:
-        """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden), keys of `layer`.
+        """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden),
+        keys of `layer`.
 
         predict: its predictions too.
         """
@@ -84,16 +99,24 @@ class Frozen:
 
     @torch.no_grad()
     def compute(
-        self, tokens: Tensor, position: Tensor | None, states: Sequence[int], layer: int | None, predict: bool
+        self,
+        tokens: Tensor,
+        position: Tensor | None,
+        states: Sequence[int],
+        layer: int | None,
+        predict: bool,
     ) -> TargetStates:
         """As `read`, with all predictions."""
         wanted = sorted({*states, self.last} if predict else states)
-        captured, cache = Captures(CaptureSpec(hidden=tuple(wanted))), DynamicCache()
+        captured = Captures(CaptureSpec(hidden=tuple(wanted)))
+        cache = DynamicCache()
         with whole_rows(self.lm), self.lm.architecture.capturing(captured):
             self.lm.architecture.layout.body(
                 input_ids=tokens,
                 position_ids=position,
-                attention_mask=torch.ones_like(tokens),  # else a jump in positions is taken for another sequence
+                attention_mask=torch.ones_like(
+                    tokens
+                ),  # else a jump in positions is taken for another sequence
                 past_key_values=cache if layer is not None else None,
                 use_cache=layer is not None,
             )
@@ -102,31 +125,41 @@ class Frozen:
             seen.predicted = self.predictions(captured.states[self.last])
         if layer is not None:
             held: Any = cache.layers[layer]
-            seen.keys, seen.values = held.keys, held.values
+            seen.keys = held.keys
+            seen.values = held.values
         return seen
 
     @torch.no_grad()
     def predictions(self, state: Tensor) -> Tensor:
-        """The target's most likely next token [B,S], given its last states [B,S,d] before the final norm."""
+        """The target's most likely next token [B,S], given its last states [B,S,d] before the final
+        norm.
+        """
         flat = state.reshape(-1, state.shape[-1])  # max is several times faster than argmax
         size = losses.chunk_rows(self.lm.vocab, flat.device)
         tokens = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(size)]
         return torch.cat(tokens).view(state.shape[:-1])
 
     def head_loss(self, normed: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE.
+        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where
+        they are IGNORE.
 
         tokens: those that the drafter can draft; other labels are ignored too.
         """
-        normed, labels = normed[labels != IGNORE], labels[labels != IGNORE]
+        normed = normed[labels != IGNORE]
+        labels = labels[labels != IGNORE]
         if tokens is not None:
-            return losses.by_matrix(normed, self._rows(tokens), losses.draft_ids(labels, tokens, self.lm.vocab))
+            return losses.by_matrix(
+                normed, self._rows(tokens), losses.draft_ids(labels, tokens, self.lm.vocab)
+            )
         if self.matrix is not None:
             return losses.by_matrix(normed, self.matrix, labels)
         return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
 
-    def distribution_loss(self, normed: Tensor, targets: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's normed states [N,d].
+    def distribution_loss(
+        self, normed: Tensor, targets: Tensor, tokens: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's
+        normed states [N,d].
 
         tokens: those that the drafter can draft; both distributions are over these.
         """
@@ -137,9 +170,14 @@ class Frozen:
         return losses.distribution_by_function(normed, self.lm.project, targets, self.lm.vocab)
 
     def _rows(self, tokens: Tensor) -> Tensor:
-        """The head's rows [count,d] for these tokens. Raises InputError if the head is not one matrix."""
+        """The head's rows [count,d] for these tokens. Raises InputError if the head is not one
+        matrix.
+        """
         if self.matrix is None:
-            raise InputError("this model scales or caps its output, so a drafter needs all its tokens: leave out vocab")
+            raise InputError(
+                "this model scales or caps its output, so a drafter needs all its tokens: "
+                "leave out vocab"
+            )
         return self.matrix[tokens]
 
 
@@ -149,8 +187,11 @@ def matches(predicted: Tensor, wanted: Tensor) -> float:
 
 
 def implied_length(shares: Sequence[float]) -> float:
-    """Mean acceptance length, bonus token included, of chains whose drafts are accepted with these shares by depth."""
-    length, alive = 1.0, 1.0
+    """Mean acceptance length, bonus token included, of chains whose drafts are accepted with these
+    shares by depth.
+    """
+    length = 1.0
+    alive = 1.0
     for share in shares:
         alive *= share
         length += alive

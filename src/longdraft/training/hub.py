@@ -8,17 +8,26 @@ from typing import Any
 from longdraft.errors import InputError
 
 PREFIX = "hf:"
-COLUMNS = {"text": "book", "content": "code", "code": "code"}  # column with the text -> kind of text
+COLUMNS = {
+    "text": "book",
+    "content": "code",
+    "code": "code",
+}  # column with the text -> kind of text
 HOW = "give hf:ORG/NAME, hf:ORG/NAME:CONFIG or hf:ORG/NAME:CONFIG:SPLIT"
 
 
 def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
-    """hf:ID[:CONFIG[:SPLIT]] -> (kind, text) of its first rows, up to `most` characters in all. Raises InputError."""
+    """hf:ID[:CONFIG[:SPLIT]] -> (kind, text) of its first rows, up to `most` characters in all.
+    Raises InputError.
+    """
     taken = 0
     for row in _rows(name):
         column = next((c for c in COLUMNS if isinstance(row.get(c), str)), None)
         if column is None:
-            raise InputError(f"{name} has the columns {', '.join(row)}; one of {', '.join(COLUMNS)} must hold text")
+            raise InputError(
+                f"{name} has the columns {', '.join(row)}; one of {', '.join(COLUMNS)} "
+                "must hold text"
+            )
         taken += len(row[column])
         yield COLUMNS[column], row[column]
         if taken >= most:
@@ -30,10 +39,14 @@ def _rows(name: str) -> Iterator[dict[str, Any]]:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError(f"{name}: datasets of the Hub need an extra: pip install 'longdraft[datasets]'") from None
+        raise InputError(
+            f"{name}: datasets of the Hub need an extra: pip install 'longdraft[datasets]'"
+        ) from None
     datasets.disable_progress_bars()
     try:
-        yield from datasets.load_dataset(where, config or None, split=split or "train", streaming=True)
+        yield from datasets.load_dataset(
+            where, config or None, split=split or "train", streaming=True
+        )
     except Exception as error:  # the library and its transports raise many types
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"cannot read {name}: {reason[:300].rstrip('.')}; {HOW}") from None

@@ -1,4 +1,6 @@
-"""A small hybrid target in the shape of Qwen 3.5: of four layers, three are gated delta nets and one attends."""
+"""A small hybrid target in the shape of Qwen 3.5: of four layers, three are gated delta nets and
+one attends.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,28 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from longdraft.errors import InputError
 from longdraft.training import tokenizer
 
-SCAN = "torch_chunk_gated_delta_rule"  # the function of modeling_qwen3_5 that runs a recurrence over a row
+# the function of modeling_qwen3_5 that runs a recurrence over a row
+SCAN = "torch_chunk_gated_delta_rule"
 SEGMENT = 512  # tokens, a multiple of the scan's chunks of 64
-SHORTEST, LONGEST = 0.001, 0.1  # first step sizes of the recurrences: they remember from one to thousands of tokens
+# first step sizes of the recurrences: they remember from one to thousands of tokens
+SHORTEST = 0.001
+LONGEST = 0.1
 
 
-def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int) -> Qwen3_5ForCausalLM:
-    """A new Qwen 3.5 text model with tied embeddings; recurrent keys are half as wide as values. Raises InputError."""
+def build(
+    vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int
+) -> Qwen3_5ForCausalLM:
+    """A new Qwen 3.5 text model with tied embeddings; recurrent keys are half as wide as values.
+    Raises InputError.
+    """
     if hidden % heads or (hidden // heads) % 8:
-        raise InputError(f"--hidden is {hidden}: a hybrid needs a multiple of 8 * --heads, which is {8 * heads}")
+        raise InputError(
+            f"--hidden is {hidden}: a hybrid needs a multiple of 8 * --heads, which is {8 * heads}"
+        )
     if layers < 4:
-        raise InputError(f"--layers is {layers}: give 4 or more, every fourth layer of a hybrid attends")
+        raise InputError(
+            f"--layers is {layers}: give 4 or more, every fourth layer of a hybrid attends"
+        )
     width = hidden // heads
     config = Qwen3_5TextConfig(
         vocab_size=vocab,
@@ -55,16 +68,20 @@ def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions:
 
 
 def _step_bias(heads: int) -> Tensor:
-    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST; Transformers' ones would forget at once."""
+    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST; Transformers' ones would
+    forget at once.
+    """
     steps = torch.empty(heads).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
     return steps + (-torch.expm1(-steps)).log()
 
 
 @contextmanager
 def in_segments() -> Iterator[None]:
-    """Run the recurrences of Qwen 3.5 segment by segment and in float32; other models are not affected.
+    """Run the recurrences of Qwen 3.5 segment by segment and in float32; other models are not
+    affected.
 
-    Autograd's cost of Transformers' loop over chunks grows with the square of what one call is given.
+    Autograd's cost of Transformers' loop over chunks grows with the square of what one call is
+    given.
     """
     scan = getattr(modeling_qwen3_5, SCAN)
 
@@ -78,9 +95,12 @@ def in_segments() -> Iterator[None]:
         output_final_state: bool = False,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        outputs, state = [], initial_state
+        outputs = []
+        state = initial_state
         with torch.autocast(query.device.type, enabled=False):
-            for part in zip(*(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True):
+            for part in zip(
+                *(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True
+            ):
                 output, state = scan(*part, initial_state=state, output_final_state=True, **options)
                 outputs.append(output)
         return torch.cat(outputs, 1), state if output_final_state else None

@@ -1,4 +1,6 @@
-"""Questions about pieces of text, for conversations in which a target writes what its drafters are trained on."""
+"""Questions about pieces of text, for conversations in which a target writes what its drafters are
+trained on.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from longdraft.training.turns import Turns
 
 
 class KeptStates(Frozen):
-    """`compute` returns what Frozen's returns; each row's states are in a file named after all that they depend on.
+    """`compute` returns what Frozen's returns; each row's states are in a file named after all that
+    they depend on.
 
     A row that is not there yet, or whose file is damaged, is computed and written.
     """
@@ -28,23 +29,40 @@ class KeptStates(Frozen):
     def __init__(self, lm: LM, folder: Path, turns: Turns | None = None):
         super().__init__(lm, turns)
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._target = folder, repr(sorted(fingerprint(lm).items())) + str(lm.dtype)
+        self.folder = folder
+        self._target = repr(sorted(fingerprint(lm).items())) + str(lm.dtype)
 
     @torch.no_grad()
     def compute(
-        self, tokens: Tensor, position: Tensor | None, states: Sequence[int], layer: int | None, predict: bool
+        self,
+        tokens: Tensor,
+        position: Tensor | None,
+        states: Sequence[int],
+        layer: int | None,
+        predict: bool,
     ) -> TargetStates:
         parts = []
         for b, row in enumerate(tokens):
             where = None if position is None else position[b : b + 1]
-            given = (row.tolist(), None if where is None else where.tolist(), sorted(states), layer, predict)
-            file = self.folder / f"{hashlib.sha256((self._target + repr(given)).encode()).hexdigest()}.safetensors"
+            given = (
+                row.tolist(),
+                None if where is None else where.tolist(),
+                sorted(states),
+                layer,
+                predict,
+            )
+            file = (
+                self.folder
+                / f"{hashlib.sha256((self._target + repr(given)).encode()).hexdigest()}.safetensors"
+            )
             kept = _load(file)
             if kept is None:
                 kept = _packed(super().compute(row[None], where, states, layer, predict))
                 _save(kept, file)
             parts.append(kept)
-        rows = {name: torch.cat([kept[name] for kept in parts]).to(tokens.device) for name in parts[0]}
+        rows = {
+            name: torch.cat([kept[name] for kept in parts]).to(tokens.device) for name in parts[0]
+        }
         return TargetStates(
             {int(name): x for name, x in rows.items() if name.isdecimal()},
             **{f.name: rows.get(f.name) for f in fields(TargetStates)[1:]},  # type: ignore[arg-type]
@@ -54,7 +72,9 @@ class KeptStates(Frozen):
 def _packed(seen: TargetStates) -> dict[str, Tensor]:
     """Everything there is, by name; a state by its number of layers."""
     rest = {f.name: getattr(seen, f.name) for f in fields(TargetStates)[1:]}
-    return {str(n): x for n, x in seen.states.items()} | {n: x for n, x in rest.items() if x is not None}
+    return {str(n): x for n, x in seen.states.items()} | {
+        n: x for n, x in rest.items() if x is not None
+    }
 
 
 def _load(file: Path) -> dict[str, Tensor] | None:

@@ -1,4 +1,6 @@
-"""Cross-entropy under a frozen head, computed chunk by chunk so that all logits are never stored at once."""
+"""Cross-entropy under a frozen head, computed chunk by chunk so that all logits are never stored at
+once.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,21 @@ def chunk_rows(vocab: int, device: torch.device) -> int:
     return max(16, (LOGITS if device.type == "cpu" else ON_GPU) // vocab)
 
 
-# (rows of the chunk, their logits, which may be overwritten) -> (summed loss, its gradient by the logits)
+# (rows of the chunk, their logits, which may be overwritten) -> (summed loss, its gradient by the
+# logits)
 Score = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 class _Head(torch.autograd.Function):
-    """Loss and gradient are computed together, because both need the probabilities; the head gets no gradient."""
+    """Loss and gradient are computed together, because both need the probabilities; the head gets
+    no gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, normed: Tensor, matrix: Tensor, score: Score, counted: Tensor) -> Tensor:
-        x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), chunk_rows(len(matrix), normed.device)
+        x = normed.to(matrix.dtype)
+        gradient = torch.empty_like(normed)
+        size = chunk_rows(len(matrix), normed.device)
         total = torch.zeros((), device=normed.device)
         for begin in range(0, len(x), size):
             chunk = slice(begin, begin + size)
@@ -46,11 +53,15 @@ class _Head(torch.autograd.Function):
 
 
 def by_matrix(normed: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T with labels [N], except IGNORE; normed [N,d], matrix [V,d]."""
+    """Mean cross-entropy of normed @ matrix.T with labels [N], except IGNORE; normed [N,d], matrix
+    [V,d].
+    """
 
     def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        p, right = logits.softmax(-1), labels[chunk, None]
-        scored, right = right != IGNORE, right.clamp(min=0)
+        p = logits.softmax(-1)
+        right = labels[chunk, None]
+        scored = right != IGNORE
+        right = right.clamp(min=0)
         chance = p.gather(1, right)
         loss = -(chance.float().clamp(min=1e-30).log() * scored).sum()
         return loss, p.scatter_(1, right, chance - 1) * scored
@@ -60,18 +71,25 @@ def by_matrix(normed: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
 
 
 def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T with the distribution of targets @ matrix.T; both [N,d]."""
+    """Mean cross-entropy of normed @ matrix.T with the distribution of targets @ matrix.T; both
+    [N,d].
+    """
 
     def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        q, logp = (targets[chunk].to(matrix.dtype) @ matrix.T).softmax(-1), logits.log_softmax(-1)
+        q = (targets[chunk].to(matrix.dtype) @ matrix.T).softmax(-1)
+        logp = logits.log_softmax(-1)
         return -(q * logp).float().sum(), logp.exp_() - q
 
     with torch.autocast(normed.device.type, enabled=False):
         return _Head.apply(normed, matrix, score, torch.tensor(len(normed)))  # type: ignore[return-value]
 
 
-def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, vocab: int) -> Tensor:
-    """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which are computed again for the gradient."""
+def by_function(
+    normed: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, vocab: int
+) -> Tensor:
+    """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which are computed again for the
+    gradient.
+    """
 
     def chunk_loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), y, ignore_index=IGNORE, reduction="sum")
@@ -79,7 +97,9 @@ def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor
     return _in_chunks(chunk_loss, normed, labels, vocab) / _counted(labels)
 
 
-def distribution_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocab: int) -> Tensor:
+def distribution_by_function(
+    normed: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocab: int
+) -> Tensor:
     """As distribution_by_matrix for any head."""
 
     def chunk_loss(x: Tensor, y: Tensor) -> Tensor:
@@ -88,15 +108,21 @@ def distribution_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], t
     return _in_chunks(chunk_loss, normed, targets, vocab) / len(normed)
 
 
-def _in_chunks(chunk_loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
-    """Sum of `chunk_loss` over chunks of x and y; the logits are computed again in the backward pass."""
+def _in_chunks(
+    chunk_loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int
+) -> Tensor:
+    """Sum of `chunk_loss` over chunks of x and y; the logits are computed again in the backward
+    pass.
+    """
     size = chunk_rows(vocab, x.device)
     pairs = zip(x.split(size), y.split(size), strict=True)
     return torch.stack([checkpoint(chunk_loss, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
 
 
 def draft_ids(wanted: Tensor, tokens: Tensor, vocab: int) -> Tensor:
-    """The target's tokens as indices of a draft vocabulary, tokens [count]; IGNORE for tokens that are not in it."""
+    """The target's tokens as indices of a draft vocabulary, tokens [count]; IGNORE for tokens that
+    are not in it.
+    """
     index = torch.full((vocab,), IGNORE, device=wanted.device)
     index[tokens] = torch.arange(len(tokens), device=wanted.device)
     return torch.where(wanted >= 0, index[wanted.clamp(min=0)], wanted)

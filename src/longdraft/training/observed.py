@@ -11,7 +11,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "longdraft_observed"
-Observer = Callable[[nn.Module, Tensor, Tensor, float], None]  # the layer, queries and keys [B,H,T,D], their scale
+Observer = Callable[
+    [nn.Module, Tensor, Tensor, float], None
+]  # the layer, queries and keys [B,H,T,D], their scale
 _observers: list[Observer] = []
 
 
@@ -28,7 +30,8 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 @contextmanager
 def observed(model, observer: Observer) -> Iterator[None]:
     """Call `observer` in every attention layer; the attention is SDPA."""
-    before, model.config._attn_implementation = model.config._attn_implementation, NAME
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
     _observers.append(observer)
     try:
         yield

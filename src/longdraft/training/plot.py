@@ -9,7 +9,9 @@ from longdraft.errors import InputError
 
 
 def draw(run: Path) -> Path:
-    """run/log.jsonl -> run/loss.png: loss over tokens and, for a drafter, held-out acceptance. Raises InputError."""
+    """run/log.jsonl -> run/loss.png: loss over tokens and, for a drafter, held-out acceptance.
+    Raises InputError.
+    """
     try:
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -17,12 +19,19 @@ def draw(run: Path) -> Path:
     steps, probes = read(run)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot([s["tokens"] / 1e6 for s in steps], [s["loss"] for s in steps], lw=1, label="training loss")
+    axes.plot(
+        [s["tokens"] / 1e6 for s in steps], [s["loss"] for s in steps], lw=1, label="training loss"
+    )
     axes.set(xlabel="million tokens", ylabel="nats per token", title=run.name)
     points = [(p["tokens"] / 1e6, p["acceptance"]) for p in probes if "acceptance" in p]
     if points:
         other = axes.twinx()
-        other.plot(*zip(*points, strict=True), "o-", color="tab:green", label="implied acceptance length, held-out")
+        other.plot(
+            *zip(*points, strict=True),
+            "o-",
+            color="tab:green",
+            label="implied acceptance length, held-out",
+        )
         other.set_ylabel("tokens per verification")
         other.legend(loc="lower right")
     axes.legend(loc="upper right")
@@ -31,13 +40,21 @@ def draw(run: Path) -> Path:
 
 
 def read(run: Path) -> tuple[list[dict], list[dict]]:
-    """-> (step events, probe events) of a run, the later one where a step was repeated. Raises InputError."""
+    """-> (step events, probe events) of a run, the later one where a step was repeated. Raises
+    InputError.
+    """
     try:
-        events = [parse(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        events = [
+            parse(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     except (OSError, ValueError) as error:
-        raise InputError(f"{run} holds no run ({error}): give the --work folder of `longdraft train`") from None
+        raise InputError(
+            f"{run} holds no run ({error}): give the --work folder of `longdraft train`"
+        ) from None
     if any(not isinstance(e, dict) or "event" not in e for e in events):
-        raise InputError(f"{run}/log.jsonl is not the log of `longdraft train`: give its --work folder")
+        raise InputError(
+            f"{run}/log.jsonl is not the log of `longdraft train`: give its --work folder"
+        )
     kinds = ({e["step"]: e for e in events if e["event"] == kind} for kind in ("step", "probe"))
     steps, probes = ([by_step[k] for k in sorted(by_step)] for by_step in kinds)
     if not steps:

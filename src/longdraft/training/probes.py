@@ -15,24 +15,34 @@ from longdraft.training.observed import observed
 
 @torch.no_grad()
 def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
-    """tokens [B,S] -> loss in nats [B, last] of each row's last tokens (by default all but the first)."""
+    """tokens [B,S] -> loss in nats [B, last] of each row's last tokens (by default all but the
+    first).
+    """
     last = last or tokens.shape[1] - 1
     with torch.autocast("cpu", torch.bfloat16), in_segments():
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, -last:])
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, -last:].flatten(), reduction="none").view(-1, last)
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), tokens[:, -last:].flatten(), reduction="none"
+    ).view(-1, last)
 
 
 def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
-    """[count, size]: evenly spaced pieces of the groups of that kind; no rows if no group is long enough."""
+    """[count, size]: evenly spaced pieces of the groups of that kind; no rows if no group is long
+    enough.
+    """
     pieces = []
     for begin, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
         if each == kind and end - begin >= size:
             pieces += [int(p) for p in np.arange(begin, end - size + 1, max(1, size // 2))]
     if not pieces:
         return torch.zeros(0, size, dtype=torch.long)
-    chosen = [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)]
-    return torch.from_numpy(np.stack([np.asarray(corpus.tokens[p : p + size], np.int64) for p in chosen]))
+    chosen = [
+        pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)
+    ]
+    return torch.from_numpy(
+        np.stack([np.asarray(corpus.tokens[p : p + size], np.int64) for p in chosen])
+    )
 
 
 def mean(values: torch.Tensor) -> float | None:
@@ -47,25 +57,34 @@ def each_row(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tens
 
 def held_out(model, corpus: Corpus, count: int = 16, size: int = 512) -> dict:
     """Mean loss of held-out rows."""
-    return {f"heldout_{kind}": mean(each_row(model, rows(corpus, kind, count, size + 1))) for kind in ("code", "book")}
+    return {
+        f"heldout_{kind}": mean(each_row(model, rows(corpus, kind, count, size + 1)))
+        for kind in ("code", "book")
+    }
 
 
 def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4096) -> dict:
     """Mean loss between positions 0, 64, 128, 256, ... of held-out rows."""
     per_row = each_row(model, rows(corpus, kind, count, size + 1))
     edges = [0, *(2**i for i in range(6, 20) if 2**i <= size)]
-    return {f"{a}-{b}": mean(per_row[:, a:b]) for a, b in pairwise(edges)} if per_row.numel() else {}
+    return (
+        {f"{a}-{b}": mean(per_row[:, a:b]) for a, b in pairwise(edges)} if per_row.numel() else {}
+    )
 
 
-def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512) -> dict:
+def by_context(
+    model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512
+) -> dict:
     """Mean loss of the same `last` tokens of each row after contexts of increasing length.
 
-    change: the mean difference to the next shorter context, with its standard error; below 0: context helps.
+    change: the mean difference to the next shorter context, with its standard error; below 0:
+    context helps.
     """
     tokens = rows(corpus, kind, count, max(contexts) + 1)
     if not len(tokens):
         return {}
-    records, before = {}, None
+    records = {}
+    before = None
     for context in sorted(contexts):
         per_row = each_row(model, tokens[:, -(context + 1) :], min(last, context)).mean(1)
         records[str(context)] = {"loss": mean(per_row)}
@@ -78,7 +97,9 @@ def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int
 
 
 def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | None:
-    """Loss on the second occurrence of `span` random tokens: ln(vocab) means no copying, 0 perfect copying."""
+    """Loss on the second occurrence of `span` random tokens: ln(vocab) means no copying, 0 perfect
+    copying.
+    """
     generator = torch.Generator().manual_seed(0)
     once = torch.randint(1, vocab, (count, span), generator=generator)
     return mean(each_row(model, torch.cat([once, once], 1), span - 1))
@@ -100,13 +121,19 @@ def cheap(model, corpus: Corpus, vocab: int) -> dict:
     """Probes that take a few seconds, for the log."""
     figures = held_out(model, corpus)
     some = torch.cat([rows(corpus, kind, 1, 513) for kind in ("code", "book")])
-    return {**figures, "induction": induction(model, vocab), "largest_logit": largest_logit(model, some)}
+    return {
+        **figures,
+        "induction": induction(model, vocab),
+        "largest_logit": largest_logit(model, some),
+    }
 
 
 def full(model, corpus: Corpus, vocab: int, contexts: list[int], count: int = 8) -> dict:
     """All probes; these take minutes at contexts of 32K."""
     figures = {**cheap(model, corpus, vocab), **held_out(model, corpus, count=64, size=1024)}
-    figures["induction_by_span"] = {str(s): induction(model, vocab, s, 8) for s in (64, 256, 512, 1024, 2048)}
+    figures["induction_by_span"] = {
+        str(s): induction(model, vocab, s, 8) for s in (64, 256, 512, 1024, 2048)
+    }
     for kind in ("code", "book"):
         logit = {"largest_logit": largest_logit(model, rows(corpus, kind, 1, 4097))}
         figures[kind] = {"by_position": by_position(model, corpus, kind), **logit}

@@ -16,13 +16,17 @@ from longdraft.models.lm import LM
 
 
 def spread(lm: LM, team: Team) -> LM:
-    """The target, loaded on the CPU, with its layers divided among the team's devices; embeddings, norm and head stay
-    whole. It replaces `lm`, whose weights it takes.
+    """The target, loaded on the CPU, with its layers divided among the team's devices; embeddings,
+    norm and head stay whole. It replaces `lm`, whose weights it takes.
 
-    All processes must run it equally often and in the same order. Raises InputError for one process.
+    All processes must run it equally often and in the same order. Raises InputError for one
+    process.
     """
     if team.size == 1:
-        raise InputError("--spread divides the target among processes, but there is one: start several with torchrun")
+        raise InputError(
+            "--spread divides the target among processes, but there is one: start several "
+            "with torchrun"
+        )
     divided = LM(
         lm.hf,
         lm.name,
@@ -45,7 +49,14 @@ def spread(lm: LM, team: Team) -> LM:
     for layer in layout.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(body, mesh=mesh, ignored_params=outer)
-    rotations = [m for m in body.children() if not list(m.parameters())]  # their buffers are needed with the states
-    for module in (lm.hf.get_input_embeddings(), *layout.tail, lm.hf.get_output_embeddings(), *rotations):
+    rotations = [
+        m for m in body.children() if not list(m.parameters())
+    ]  # their buffers are needed with the states
+    for module in (
+        lm.hf.get_input_embeddings(),
+        *layout.tail,
+        lm.hf.get_output_embeddings(),
+        *rotations,
+    ):
         module.to(device)
     return divided

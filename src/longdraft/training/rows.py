@@ -25,13 +25,15 @@ def batch(
 ):
     """-> tokens, labels, sources, each [rows, length + 1] int64.
 
-    A label is the token itself, or IGNORE where it is not scored. A source is the earlier position that a token
-    repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has repeated spans. grid: see `cut`.
+    A label is the token itself, or IGNORE where it is not scored. A source is the earlier position
+    that a token repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has
+    repeated spans. grid: see `cut`.
     """
     rng = generator(seed, step)
     selected = [cut(corpus, length + 1, rng, code, grid) for _ in range(rows)]
     tokens = np.stack(selected).astype(np.int64)
-    labels, sources = tokens.copy(), np.full_like(tokens, IGNORE)
+    labels = tokens.copy()
+    sources = np.full_like(tokens, IGNORE)
     for row, label, source in zip(tokens, labels, sources, strict=True):
         if rng.random() < copies:
             repeat_spans(row, label, source, rng, vocab)
@@ -39,12 +41,17 @@ def batch(
 
 
 def generator(seed: int, *more: int) -> np.random.Generator:
-    """The random numbers of these numbers. A seed is taken modulo 2^64, since numpy takes no negative ones."""
+    """The random numbers of these numbers. A seed is taken modulo 2^64, since numpy takes no
+    negative ones.
+    """
     return np.random.default_rng([seed % (1 << 64), *more])
 
 
-def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: bool = False) -> np.ndarray:
-    """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text. Raises InputError.
+def cut(
+    corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: bool = False
+) -> np.ndarray:
+    """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text.
+    Raises InputError.
 
     grid: they begin at a multiple of size - 1 in their group, so that cached states are reused.
     """
@@ -54,7 +61,9 @@ def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: 
     of_kind = np.where(np.asarray(corpus.kinds) == wanted, room, 0)
     places = np.cumsum(of_kind if of_kind.sum() else room)
     if not len(places) or not places[-1]:
-        raise InputError(f"no document group has {size} tokens: give longer text or a shorter --stage")
+        raise InputError(
+            f"no document group has {size} tokens: give longer text or a shorter --stage"
+        )
     place = int(rng.integers(places[-1]))
     group = int(np.searchsorted(places, place, side="right"))
     offset = place - (int(places[group - 1]) if group else 0)
@@ -62,18 +71,24 @@ def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: 
     return corpus.tokens[begin : begin + size]
 
 
-def repeat_spans(row: np.ndarray, label: np.ndarray, source: np.ndarray, rng: np.random.Generator, vocab: int) -> None:
-    """Overwrite later spans of the row with earlier ones, in place; distances are log-uniform up to the row's length.
+def repeat_spans(
+    row: np.ndarray, label: np.ndarray, source: np.ndarray, rng: np.random.Generator, vocab: int
+) -> None:
+    """Overwrite later spans of the row with earlier ones, in place; distances are log-uniform up to
+    the row's length.
 
-    Half of the spans are the row's text and half are random tokens. The first occurrence of random tokens is not
-    scored, nor are the tokens at the ends of a copy, which cannot be predicted. No position is written twice.
+    Half of the spans are the row's text and half are random tokens. The first occurrence of random
+    tokens is not scored, nor are the tokens at the ends of a copy, which cannot be predicted. No
+    position is written twice.
     """
-    size, taken = len(row), np.zeros(len(row), bool)
+    size = len(row)
+    taken = np.zeros(len(row), bool)
     for _ in range(max(1, size // 256)):
         span = min(int(rng.integers(32, 257)), size // 2 - 2)
         distance = span + int(np.exp(rng.uniform(0, np.log(size - 2 * span))))
         start = int(rng.integers(1, size - distance - span + 1))
-        old, new = slice(start, start + span), slice(start + distance, start + distance + span)
+        old = slice(start, start + span)
+        new = slice(start + distance, start + distance + span)
         made_up = rng.random() < 0.5
         if taken[old].any() or taken[new].any():
             continue

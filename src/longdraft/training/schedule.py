@@ -1,4 +1,6 @@
-"""Sequence length, rows and learning-rate factor of each step; all are pure functions of the step."""
+"""Sequence length, rows and learning-rate factor of each step; all are pure functions of the
+step.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from longdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Plan:
-    """Consecutive stages; the learning rate warms up, stays constant, and falls to 0 over the plan's last tokens."""
+    """Consecutive stages; the learning rate warms up, stays constant, and falls to 0 over the
+    plan's last tokens.
+    """
 
     stages: tuple[tuple[int, int], ...]  # (sequence length, steps)
     step_tokens: int  # a step has as many rows as fit, at least one
@@ -49,7 +53,10 @@ def parse_stages(texts: list[str], positions: int) -> tuple[tuple[int, int], ...
     for text in texts:
         length, _, steps = text.partition(":")
         if not (length.isdecimal() and steps.isdecimal() and int(length) >= 8 and int(steps) >= 1):
-            raise InputError(f"--stage {text!r}: give LENGTH:STEPS, both whole numbers, such as 512:7000 (length >= 8)")
+            raise InputError(
+                f"--stage {text!r}: give LENGTH:STEPS, both whole numbers, such as "
+                "512:7000 (length >= 8)"
+            )
         if int(length) > positions:
             raise InputError(f"--stage {text}: longer than the model's {positions} positions")
         stages.append((int(length), int(steps)))

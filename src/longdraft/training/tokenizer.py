@@ -12,13 +12,21 @@ from longdraft.errors import InputError
 
 EOS = "<|endoftext|>"  # ends a document and pads; there is no bos
 EOS_ID = 0  # special tokens come first
-SPECIAL = {"bos_token_id": None, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID}  # in a model's config
+SPECIAL = {
+    "bos_token_id": None,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": EOS_ID,
+}  # in a model's config
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Every byte is an entry, so any text can be encoded; ids 0..vocab-1, eos = 0. Raises InputError."""
+    """Every byte is an entry, so any text can be encoded; ids 0..vocab-1, eos = 0. Raises
+    InputError.
+    """
     if not 257 < vocab <= 65536:
-        raise InputError(f"--vocab is {vocab}: give 258 to 65536 (all bytes, an end token, and some merges)")
+        raise InputError(
+            f"--vocab is {vocab}: give 258 to 65536 (all bytes, an end token, and some merges)"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -26,21 +26,31 @@ from longdraft.training.schedule import Plan
 
 
 def optimizers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms, with their full learning rates."""
-    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "head" not in n]
+    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms, with their
+    full learning rates.
+    """
+    inner = [
+        p
+        for n, p in model.named_parameters()
+        if p.ndim == 2 and "embed" not in n and "head" not in n
+    ]
     ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in ids]
     made: list[torch.optim.Optimizer] = []
     if inner:
         made.append(torch.optim.Muon(inner, lr=matrix_rate, weight_decay=0.01))
     if rest:
-        made.append(torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
+        made.append(
+            torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        )
     set_rates(made, (matrix_rate, other_rate))
     return made
 
 
 def set_rates(made: list, rates: tuple[float, float]) -> None:
-    """Set the learning rates at factor 1; they replace those of a checkpoint, so a resumed run can use others."""
+    """Set the learning rates at factor 1; they replace those of a checkpoint, so a resumed run can
+    use others.
+    """
     for each in made:
         for group in each.param_groups:
             group["full_rate"] = rates[0] if isinstance(each, torch.optim.Muon) else rates[1]
@@ -57,7 +67,9 @@ class EventLog:
         try:
             self.file.write(json.dumps({"event": event, **fields}) + "\n")
         except OSError as error:
-            raise InputError(f"could not write {self.file.name}: {error}; make room, then --resume") from None
+            raise InputError(
+                f"could not write {self.file.name}: {error}; make room, then --resume"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -89,35 +101,48 @@ def train(
     probe: Callable[[], dict] | None = None,
     facts: dict | None = None,
 ) -> dict:
-    """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
+    """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds,
+    runs, probes.
 
-    `loss_of(step)` must be a pure function of the weights and the step, so that a run that is killed and resumed gives
-    the same result. With several parts, a step's loss is the mean of loss_of(step * parts + 0, 1, ...), divided among
-    the team. With patience, weights are also saved in work/best when probe()["acceptance"] improves, and the run ends
-    after that many evaluations without improvement. facts: recorded with the run. Raises InputError.
+    `loss_of(step)` must be a pure function of the weights and the step, so that a run that is
+    killed and resumed gives the same result. With several parts, a step's loss is the mean of
+    loss_of(step * parts + 0, 1, ...), divided among the team. With patience, weights are also saved
+    in work/best when probe()["acceptance"] improves, and the run ends after that many evaluations
+    without improvement. facts: recorded with the run. Raises InputError.
     """
     s = settings
     plan = settings.plan
     parts = settings.parts
     team = settings.team
     team.share(parts)  # raises before any work is done
-    made, records = optimizers(model, *s.rates), s.work / "checkpoints"
+    made = optimizers(model, *s.rates)
+    records = s.work / "checkpoints"
     log = EventLog(s.work / "log.jsonl", silent=not team.first)
     state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
     if s.resume:
         state = checkpoint.load(checkpoint.latest(records), model, made)
         set_rates(made, s.rates)
     elif checkpoint.listed(records):
-        raise InputError(f"{records} holds a run: give --resume to continue it, or another --work to keep it")
-    first, last = state["step"], min(plan.steps, s.stop_at or plan.steps)
+        raise InputError(
+            f"{records} holds a run: give --resume to continue it, or another --work to keep it"
+        )
+    first = state["step"]
+    last = min(plan.steps, s.stop_at or plan.steps)
     if first > plan.steps:
-        raise InputError(f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps")
+        raise InputError(
+            f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps"
+        )
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
     if (device := next(model.parameters()).device).type == "cuda":
         machine = torch.cuda.get_device_name(device)
     head = {"command": s.command, "time": provenance.now(), "versions": provenance.versions()}
     head |= {**provenance.checkout(), "machine": machine, "from_step": first}
-    head |= {"stages": list(plan.stages), "decay": plan.decay, "step_tokens": plan.step_tokens, "rates": list(s.rates)}
+    head |= {
+        "stages": list(plan.stages),
+        "decay": plan.decay,
+        "step_tokens": plan.step_tokens,
+        "rates": list(s.rates),
+    }
     head |= {"code": s.code, "seed": s.seed, "bf16": s.bf16, "parts": parts, **(facts or {})}
     state["runs"] = [*state["runs"], head]
     log.write("start", **head)
@@ -126,17 +151,24 @@ def train(
     meter = Meter(log)
 
     def keep(step: int, where: Path = records, newest: int = 2) -> None:
-        state.update(step=step, tokens=parts * plan.tokens(step), seconds=time.monotonic() - started)
+        state.update(
+            step=step, tokens=parts * plan.tokens(step), seconds=time.monotonic() - started
+        )
         if team.first:
             checkpoint.save(where, step, model, made, state, newest)
 
-    step, over = first, False
+    step = first
+    over = False
     with bar(shown=team.first) as shown, asked_to_stop() as asked:
         task = shown.add_task("train", total=plan.steps, completed=first, loss=math.nan, speed=0.0)
         while step < last and not team.any(bool(asked) or over):
             rows, length = plan.shape(step)
             loss = mean_gradient(model, loss_of, step, parts, team)
-            meter.add(parts * rows * length, loss, update(model, made, loss, step, plan.rate(step), records))
+            meter.add(
+                parts * rows * length,
+                loss,
+                update(model, made, loss, step, plan.rate(step), records),
+            )
             step += 1
             tokens = parts * plan.tokens(step)
             if step % s.log_every == 0 or step == last:
@@ -144,7 +176,10 @@ def train(
                 shown.update(task, completed=step, **meter.report(step=step, **fields))
             if probe and (step % s.probe_every == 0 or step == last):
                 with meter.paused():  # in all processes, because they may share the target
-                    state["probes"] = [*state["probes"], {"step": step, "tokens": tokens, **probe()}]
+                    state["probes"] = [
+                        *state["probes"],
+                        {"step": step, "tokens": tokens, **probe()},
+                    ]
                     log.write("probe", **state["probes"][-1])
                     if s.patience and not stale(state["probes"], 1):
                         keep(step, s.work / "best", 1)
@@ -160,9 +195,13 @@ def train(
 
 
 def stale(probes: list[dict], patience: int) -> bool:
-    """Whether the last `patience` evaluations did not improve on the best acceptance before them (0: never)."""
+    """Whether the last `patience` evaluations did not improve on the best acceptance before them
+    (0: never).
+    """
     rates = [p.get("acceptance", 0.0) for p in probes]
-    return patience > 0 and len(rates) > patience and max(rates[:-patience]) >= max(rates[-patience:])
+    return (
+        patience > 0 and len(rates) > patience and max(rates[:-patience]) >= max(rates[-patience:])
+    )
 
 
 class Meter:
@@ -176,15 +215,19 @@ class Meter:
         self.window_start = time.monotonic()
 
     def add(self, tokens: int, loss: float, norm: float) -> None:
-        self.tokens, self.norm = self.tokens + tokens, norm
+        self.tokens = self.tokens + tokens
+        self.norm = norm
         self.losses.append(loss)
 
     def report(self, **fields) -> dict:
         """Log the mean loss and the speed, and start again; -> both."""
-        loss, speed = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.window_start)
+        loss = sum(self.losses) / len(self.losses)
+        speed = self.tokens / (time.monotonic() - self.window_start)
         more = {"last_loss": self.losses[-1], "norm": self.norm, "tokens_per_s": round(speed)}
         self.log.write("step", loss=loss, **more, **fields)
-        self.losses, self.tokens, self.window_start = [], 0, time.monotonic()
+        self.losses = []
+        self.tokens = 0
+        self.window_start = time.monotonic()
         return {"loss": loss, "speed": speed}
 
     @contextmanager
@@ -194,8 +237,12 @@ class Meter:
         self.window_start += time.monotonic() - before
 
 
-def mean_gradient(model, loss_of: Callable[[int], torch.Tensor], step: int, parts: int, team: Team) -> float:
-    """Compute a step's gradient, the mean over its parts, which are divided among the team; -> the mean loss."""
+def mean_gradient(
+    model, loss_of: Callable[[int], torch.Tensor], step: int, parts: int, team: Team
+) -> float:
+    """Compute a step's gradient, the mean over its parts, which are divided among the team; -> the
+    mean loss.
+    """
     total = torch.zeros(())
     for part in team.share(parts):
         loss = loss_of(step * parts + part) / parts
@@ -206,7 +253,9 @@ def mean_gradient(model, loss_of: Callable[[int], torch.Tensor], step: int, part
 
 
 def update(model, made: list, loss: float, step: int, factor: float, records: Path) -> float:
-    """One optimizer step; -> the gradient's norm. If it or the loss is not finite: InputError, and no change."""
+    """One optimizer step; -> the gradient's norm. If it or the loss is not finite: InputError, and
+    no change.
+    """
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)
@@ -223,12 +272,19 @@ def update(model, made: list, loss: float, step: int, factor: float, records: Pa
 
 @contextmanager
 def asked_to_stop() -> Iterator[list]:
-    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and saved."""
+    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and
+    saved.
+    """
     asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # handlers can only be set in the main thread
         yield asked
         return
-    kept = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    kept = {
+        s: signal.signal(s, lambda number, _: asked.append(number))
+        for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield asked
     finally:
@@ -238,7 +294,11 @@ def asked_to_stop() -> Iterator[list]:
 
 def bar(*columns: str, shown: bool = True) -> Progress:
     """A progress bar on standard error; by default it shows a step's loss and speed."""
-    step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
+    step = (
+        "{task.completed}/{task.total}",
+        "loss {task.fields[loss]:.3f}",
+        "{task.fields[speed]:.0f} tokens/s",
+    )
     texts = [TextColumn(c) for c in columns or step]
     shape = (TextColumn("{task.description}"), BarColumn(), *texts, TimeRemainingColumn())
     return Progress(*shape, console=Console(stderr=True), disable=not shown)

@@ -1,4 +1,6 @@
-"""What files of measured costs say of the machine that they were measured on; no model is needed to read it."""
+"""What files of measured costs say of the machine that they were measured on; no model is needed to
+read it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ def folder() -> Path:
 def machine_name() -> str:
     """The model of the processor, and how many logical processors this process may use."""
     fields = processor.fields()
-    told = dict.fromkeys(value for field, values in fields.items() if field.startswith("model") for value in values)
+    told = dict.fromkeys(
+        value for field, values in fields.items() if field.startswith("model") for value in values
+    )
     allowed = processor.allowed()
-    return f"{' '.join(told) or processor.name()}, {os.cpu_count() if allowed is None else len(allowed)} processors"
+    return (
+        f"{' '.join(told) or processor.name()}, "
+        f"{os.cpu_count() if allowed is None else len(allowed)} processors"
+    )
 
 
 def fingerprints() -> list[dict[str, Any]]:
@@ -31,7 +38,11 @@ def fingerprints() -> list[dict[str, Any]]:
     found = []
     for file in sorted(folder().glob("*.json")):
         try:
-            content = json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size < LARGEST else None
+            content = (
+                json.loads(file.read_text(encoding="utf-8"))
+                if file.stat().st_size < LARGEST
+                else None
+            )
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(content, dict) and isinstance(content.get("fingerprint"), dict):

@@ -10,15 +10,17 @@ from longdraft.models.lm import LM
 from longdraft.tuning.measure import measured_briefly
 from longdraft.tuning.stored import stored
 
-_KNOWN: WeakKeyDictionary[LM, dict[bool, PassCosts]] = WeakKeyDictionary()  # by whether they may be measured
+_KNOWN: WeakKeyDictionary[LM, dict[bool, PassCosts]] = (
+    WeakKeyDictionary()
+)  # by whether they may be measured
 
 
 def known_costs(target: LM, exact: bool = True) -> PassCosts:
     """The best costs that are known: measured before and stored, else measured now, else counted.
 
-    exact: whether the output cannot depend on the costs, whatever they are: only then, and where the backend is exact,
-    they may be measured now (in at most 0.7 s), because two processes never measure the same. Asked once per model:
-    later calls return the same costs.
+    exact: whether the output cannot depend on the costs, whatever they are: only then, and where
+    the backend is exact, they may be measured now (in at most 0.7 s), because two processes never
+    measure the same. Asked once per model: later calls return the same costs.
     """
     measurable = exact and target.exact
     with target.lock:

@@ -17,7 +17,9 @@ from longdraft.tuning.stopwatch import Turn, shortest, turn
 from longdraft.tuning.workload import ROOM, Shape, Workload, passes_of
 
 BRIEF_S = 0.6  # of passes that are measured at load
-BRIEF_BYTES, MOST_BYTES = 48 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
+# of keys that are allocated at load, and to measure thoroughly
+BRIEF_BYTES = 48 << 20
+MOST_BYTES = 2 << 30
 BRIEF_CONTEXT = 8192  # slots of a row at load, at most
 ROUNDS = 8  # at load at most
 WIDEST = 32  # nodes of the widest tree
@@ -29,7 +31,9 @@ WARMING = 0.3  # share of the time in which every shape runs for the first time
 
 @dataclass(frozen=True)
 class Timed:
-    """A shape and the seconds that it took, of several turns the shortest. calm: whether it had its processors."""
+    """A shape and the seconds that it took, of several turns the shortest. calm: whether it had its
+    processors.
+    """
 
     shape: Shape
     seconds: float
@@ -51,9 +55,12 @@ class Held:
 
 
 def brief_shapes(model: LM) -> list[Shape]:
-    """What is measured at load, the most telling shapes first: one row of a long and of a short context, four rows."""
+    """What is measured at load, the most telling shapes first: one row of a long and of a short
+    context, four rows.
+    """
     long = context_for(model, 1, BRIEF_BYTES, BRIEF_CONTEXT)
-    short, few = min(64, long), max(16, long // 16)
+    short = min(64, long)
+    few = max(16, long // 16)
     return [
         Shape(1, long),
         Shape(1, long, 8),
@@ -75,24 +82,32 @@ def brief_shapes(model: LM) -> list[Shape]:
 def thorough_shapes(
     model: LM, contexts: Sequence[int], most_rows: int = 8, room: int = MOST_BYTES
 ) -> tuple[list[Shape], list[Shape]]:
-    """(the shapes that costs are fitted to, those held out), over these contexts and 1 to `most_rows` rows.
+    """(the shapes that costs are fitted to, those held out), over these contexts and 1 to
+    `most_rows` rows.
 
-    Those held out have other contexts, rows and nodes, up to three times the longest context of the others.
+    Those held out have other contexts, rows and nodes, up to three times the longest context of the
+    others.
     """
     longest, shared = (context_for(model, rows, room, max(contexts)) for rows in (1, most_rows))
-    fitted, held = [], []
+    fitted = []
+    held = []
     for context in sorted({max(64, longest // n) for n in (128, 12, 3)}):
         for rows in (1, 2, 8):
             if rows <= most_rows and (rows == 1 or context <= shared):
                 fitted += [Shape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
                 fitted += [Shape(rows, context, nodes, scored=True) for nodes in (1, 6)]
-                fitted += [Shape(rows, context, nodes, share) for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))]
+                fitted += [
+                    Shape(rows, context, nodes, share)
+                    for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))
+                ]
     for context in sorted({min(context, longest) for context in contexts}):
         for rows in (1, 4, 8):
             if rows <= most_rows and (rows == 1 or context <= shared):
                 held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
                 held += [Shape(rows, context, 8, scored=True)]
-                held += [Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))]
+                held += [
+                    Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))
+                ]
     return fitted, [s for s in held if s not in fitted]
 
 
@@ -102,7 +117,9 @@ def slot_bytes(model: LM) -> int:
 
 
 def context_for(model: LM, rows: int, room: int, most: int) -> int:
-    """The longest context of up to `most` slots of which `rows` rows fit into `room` bytes and the model."""
+    """The longest context of up to `most` slots of which `rows` rows fit into `room` bytes and the
+    model.
+    """
     longest = min(most, (model.architecture.longest or most + ROOM) - ROOM)
     return max(16, min(longest, room // max(rows * slot_bytes(model), 1)))
 
@@ -110,29 +127,39 @@ def context_for(model: LM, rows: int, room: int, most: int) -> int:
 def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
     """Costs from passes of this much time in total; None if the model is too slow for that.
 
-    Terms that there was no time to measure are those of `counted`, scaled by the passes that were measured.
+    Terms that there was no time to measure are those of `counted`, scaled by the passes that were
+    measured.
     """
     begin = perf_counter()
-    start, shapes = counted(model), brief_shapes(model)
+    start = counted(model)
+    shapes = brief_shapes(model)
     if 2 * predicted(start, passes_of(model, shapes[0])) > seconds:
         return None
     works: dict[int, Workload] = {}
     turns: dict[Shape, list[Turn]] = {}
-    calls, slower = {}, 1.0  # how much slower the machine is than `start` says
+    # how much slower the machine is than `start` says
+    calls = {}
+    slower = 1.0
     for shape in shapes:
         usual = slower * predicted(start, passes_of(model, shape))
         if not calls or 2 * usual <= seconds - (perf_counter() - begin):
             if shape.rows not in works:
-                works[shape.rows] = Workload(model, shape.rows, max(s.context for s in shapes if s.rows == shape.rows))
+                works[shape.rows] = Workload(
+                    model, shape.rows, max(s.context for s in shapes if s.rows == shape.rows)
+                )
             calls[shape] = works[shape.rows].timed(shape)
             calls[shape]()  # the first call of a shape allocates, and does not count
             turns[shape] = [turn(calls[shape], model.device)]
-            slower = max(turns[shape][0].seconds / predicted(start, passes_of(model, shape)), slower / 2)
+            slower = max(
+                turns[shape][0].seconds / predicted(start, passes_of(model, shape)), slower / 2
+            )
     for _ in range(ROUNDS):
         for shape, call in calls.items():
             if shortest(turns[shape]) <= seconds - (perf_counter() - begin):
                 turns[shape].append(turn(call, model.device))
-    timed = [Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()]
+    timed = [
+        Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()
+    ]
     costs = terms_of(model, timed)
     return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
 
@@ -144,19 +171,26 @@ def measured(
     seconds: float = inf,
     tick: Callable[[str], None] = lambda name: None,
 ) -> list[Timed]:
-    """Each shape's shortest time of `repeat` turns. All shapes take turns, because a machine is faster and slower.
+    """Each shape's shortest time of `repeat` turns. All shapes take turns, because a machine is
+    faster and slower.
 
-    In this many `seconds` about: the most expensive shapes, then turns, are left out. tick: called after every turn.
+    In this many `seconds` about: the most expensive shapes, then turns, are left out. tick: called
+    after every turn.
     """
-    begin, costs = perf_counter(), counted(model)
-    works = {many: works_of(model, [s for s in shapes if (s.rows > 1) == many]) for many in (False, True)}
+    begin = perf_counter()
+    costs = counted(model)
+    works = {
+        many: works_of(model, [s for s in shapes if (s.rows > 1) == many]) for many in (False, True)
+    }
     calls: dict[Shape, Callable[[], object]] = {}
     for shape in sorted(shapes, key=lambda s: predicted(costs, passes_of(model, s))):
         work = works[shape.rows > 1]
         if work is None or (calls and perf_counter() - begin > WARMING * seconds):
             continue
         calls[shape] = work.timed(shape)
-        for _ in range(2):  # on a GPU the first pass of a shape builds kernels, and the second one its graph
+        for _ in range(
+            2
+        ):  # on a GPU the first pass of a shape builds kernels, and the second one its graph
             calls[shape]()
     turns: dict[Shape, list[Turn]] = {shape: [] for shape in calls}
     for n in range(repeat):
@@ -168,12 +202,18 @@ def measured(
                 if turns[shape][-1].calm:
                     break
             tick(shape.name)
-    return [Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()]
+    return [
+        Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()
+    ]
 
 
 def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
     """A cache for all of these shapes; None without any."""
-    return Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes)) if shapes else None
+    return (
+        Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes))
+        if shapes
+        else None
+    )
 
 
 def terms_of(model: LM, timed: Sequence[Timed]) -> PassCosts:
@@ -181,7 +221,9 @@ def terms_of(model: LM, timed: Sequence[Timed]) -> PassCosts:
 
     Plain passes weigh more, because drafting is compared with them.
     """
-    weights = [(PLAIN if t.shape.name == "plain" else 1.0) * (1.0 if t.calm else DISTURBED) for t in timed]
+    weights = [
+        (PLAIN if t.shape.name == "plain" else 1.0) * (1.0 if t.calm else DISTURBED) for t in timed
+    ]
     return fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
 
 

@@ -1,4 +1,6 @@
-"""Seconds of the work around passes: a decoding step's own, tree nodes, choosing a view, calls of a drafter's block."""
+"""Seconds of the work around passes: a decoding step's own, tree nodes, choosing a view, calls of a
+drafter's block.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
 
 
 def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
-    """Terms of PassCosts that are no part of a pass, on rows of this shape; `choose` and `choice` only where the
-    native kernels choose views."""
+    """Terms of PassCosts that are no part of a pass, on rows of this shape; `choose` and `choice`
+    only where the native kernels choose views.
+    """
     cache = work.at(shape)
     rows = shape.rows
     prompts = [[0] * (shape.context + 1)] * rows
@@ -54,7 +57,8 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
         return max(best_of(around) - drawn, 1e-6)
 
     one = step(0)
-    x, w = torch.zeros(rows, 64, device=model.device), torch.zeros(64, 64, device=model.device)
+    x = torch.zeros(rows, 64, device=model.device)
+    w = torch.zeros(64, 64, device=model.device)
     wide = torch.zeros(rows, 1024, device=model.device, dtype=model.dtype)
     large = torch.zeros(WIDE, 1024, device=model.device, dtype=model.dtype)
     found = {
@@ -76,7 +80,8 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
 
 def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:
     """Seconds of choosing a view of these layers by scores, and of copying what it selects."""
-    cache, policy = work.at(shape), Guided(min_budget=min(256, shape.context // 4))
+    cache = work.at(shape)
+    policy = Guided(min_budget=min(256, shape.context // 4))
     scores = [{n: torch.rand(shape.rows, 1, 1, shape.context + 1) for n in full} for _ in range(2)]
     turn = 0
 
@@ -87,6 +92,8 @@ def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:
         policy.update(cache, captured)
         view = policy.view(cache)
         assert is_indexable(view) and view is not None
-        view.copy([(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)])
+        view.copy(
+            [(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)]
+        )
 
     return best_of(choose, 3)

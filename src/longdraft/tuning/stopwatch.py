@@ -1,4 +1,6 @@
-"""Times of calls, and how long other processes kept this one's threads from a processor meanwhile."""
+"""Times of calls, and how long other processes kept this one's threads from a processor
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,31 @@ from time import perf_counter
 import torch
 
 CALM = 0.02  # share of a call's time for which its threads may have waited
-MOST_WAITS = 3.0  # a call's waits count at most this many times its time: more are of threads that do not compute
+# a call's waits count at most this many times its time: more are of threads that do not compute
+MOST_WAITS = 3.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of one call, and seconds for which threads that could run waited for a processor (sum over threads)."""
+    """Seconds of one call, and seconds for which threads that could run waited for a processor (sum
+    over threads).
+    """
 
     seconds: float
     waited: float = 0.0
 
     @property
     def calm(self) -> bool:
-        """Whether the processors were this call's own; memory and caches may have been shared all the same."""
+        """Whether the processors were this call's own; memory and caches may have been shared all
+        the same.
+        """
         return self.waited <= CALM * self.seconds
 
 
 def waited() -> float:
-    """Seconds that this process's threads have waited for a processor so far; 0 where the system does not count."""
+    """Seconds that this process's threads have waited for a processor so far; 0 where the system
+    does not count.
+    """
     total = 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # the thread has ended
@@ -39,7 +48,8 @@ def waited() -> float:
 
 def turn(call: Callable[[], object], device: torch.device) -> Turn:
     """One call, with the work that it has queued on a GPU."""
-    before, begin = waited(), perf_counter()
+    before = waited()
+    begin = perf_counter()
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -48,10 +58,11 @@ def turn(call: Callable[[], object], device: torch.device) -> Turn:
 
 
 def shortest(turns: Sequence[Turn]) -> float:
-    """Seconds of the shortest calm turn; if none was calm, an estimate: of the middle one without its threads' waits.
+    """Seconds of the shortest calm turn; if none was calm, an estimate: of the middle one without
+    its threads' waits.
 
-    At a barrier one thread that waits holds up all, so of the time the share exp(-waits) was left, if these were at
-    different times.
+    At a barrier one thread that waits holds up all, so of the time the share exp(-waits) was left,
+    if these were at different times.
     """
     calm = [t.seconds for t in turns if t.calm]
     if calm:

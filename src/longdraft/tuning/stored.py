@@ -34,7 +34,9 @@ def machine_name(device: torch.device) -> str:
 
 
 def fingerprint(model: LM) -> dict[str, Any]:
-    """What costs depend on: sizes and data types of the model, machine, backend, kernels, threads and version."""
+    """What costs depend on: sizes and data types of the model, machine, backend, kernels, threads
+    and version.
+    """
     return {
         "format": FORMAT,
         "model": repr(counts_of(model)),
@@ -57,24 +59,34 @@ def place_of(model: LM) -> Path:
 
 
 def store(model: LM, costs: PassCosts, errors: dict[str, float]) -> Path:
-    """Write costs, whole or not at all -> their file. errors: what is known of them, such as their median error.
+    """Write costs, whole or not at all -> their file. errors: what is known of them, such as their
+    median error.
 
     Raises InputError where nothing can be written.
     """
     place = place_of(model)
-    content = {"fingerprint": fingerprint(model), "terms": asdict(costs), "errors": errors, "time": now()}
+    content = {
+        "fingerprint": fingerprint(model),
+        "terms": asdict(costs),
+        "errors": errors,
+        "time": now(),
+    }
     part = place.with_suffix(f".{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         part.replace(place)
     except OSError as error:
-        raise InputError(f"cannot write {place} ({error.strerror}): set LONGDRAFT_CACHE to another folder") from None
+        raise InputError(
+            f"cannot write {place} ({error.strerror}): set LONGDRAFT_CACHE to another folder"
+        ) from None
     return place
 
 
 def stored(model: LM) -> PassCosts | None:
-    """The costs that were stored for this model here, if any; a damaged or foreign file is ignored, with one line."""
+    """The costs that were stored for this model here, if any; a damaged or foreign file is ignored,
+    with one line.
+    """
     place = place_of(model)
     try:
         if not place.exists():
@@ -82,12 +94,17 @@ def stored(model: LM) -> PassCosts | None:
         return checked(read_json(place), fingerprint(model))
     except (InputError, OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
-        print(f"longdraft: note: costs in {place} are ignored ({line}): run longdraft tune", file=sys.stderr)
+        print(
+            f"longdraft: note: costs in {place} are ignored ({line}): run longdraft tune",
+            file=sys.stderr,
+        )
         return None
 
 
 def checked(content: dict[str, Any], wanted: dict[str, Any]) -> PassCosts:
-    """The costs in a file. Raises ValueError for those of something else, and for what are no costs."""
+    """The costs in a file. Raises ValueError for those of something else, and for what are no
+    costs.
+    """
     if content.get("fingerprint") != wanted:
         raise ValueError("they are of another model, machine or version")
     terms = content.get("terms")

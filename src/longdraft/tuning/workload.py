@@ -1,4 +1,6 @@
-"""Passes to be timed, over a cache that holds arbitrary keys: what a pass costs does not depend on their numbers."""
+"""Passes to be timed, over a cache that holds arbitrary keys: what a pass costs does not depend on
+their numbers.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ LEVEL = 4  # nodes of a level in a tree
 class Shape:
     """One kind of pass over `rows` rows of `context` committed slots.
 
-    nodes: of each row; in a draft, the tokens of a chain. share: of the context, what a draft's view selects (0: the
-    pass is a verification, which reads everything). scored: whether attention scores are captured.
+    nodes: of each row; in a draft, the tokens of a chain. share: of the context, what a draft's
+    view selects (0: the pass is a verification, which reads everything). scored: whether attention
+    scores are captured.
     """
 
     rows: int
@@ -63,11 +66,13 @@ def selected(shape: Shape) -> int:
 class Workload:
     """A cache of `rows` rows with room for `context` slots each, and passes over any part of it.
 
-    Every slot is written, so that it takes separate memory. A recurrent model's states are those of a few tokens.
+    Every slot is written, so that it takes separate memory. A recurrent model's states are those of
+    a few tokens.
     """
 
     def __init__(self, model: LM, rows: int, context: int):
-        self.model, self.cache = model, model.new_cache(rows, context + ROOM)
+        self.model = model
+        self.cache = model.new_cache(rows, context + ROOM)
         draws = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(0, model.vocab, (rows, ROOM), generator=draws).to(model.device)
         self._states: list[ByScan] = [{}] * rows
@@ -86,7 +91,8 @@ class Workload:
 
     def timed(self, shape: Shape) -> Callable[[], Any]:
         """A call of the passes of this shape, and of the choice of tokens by their logits."""
-        model, cache = self.model, self.at(shape)
+        model = self.model
+        cache = self.at(shape)
         if not shape.share:
             tree = branching(self.tokens[: shape.rows, : shape.nodes])
 
@@ -96,7 +102,8 @@ class Workload:
                 return model(tree, cache, captured=captured).argmax(-1)
 
             return verify
-        first, view = self.tokens[: shape.rows, 0].contiguous(), self.view(shape)
+        first = self.tokens[: shape.rows, 0].contiguous()
+        view = self.view(shape)
         if model.backend.chain_drafter(cache, view) is None:
             root = Tree.root(first)
 
@@ -105,7 +112,8 @@ class Workload:
                 return [model(root, cache, view=view).argmax(-1) for _ in range(shape.nodes)]
 
             return level
-        samplers, seeds = [Sampler()] * shape.rows, torch.zeros_like(first)
+        samplers = [Sampler()] * shape.rows
+        seeds = torch.zeros_like(first)
         draws = ChainDraws(shape.nodes, samplers, seeds, cache.length + 1)
 
         def draft() -> Any:
@@ -126,7 +134,8 @@ class Workload:
         self.cache.length[: shape.rows] = shape.context
         if self.model.architecture.scans:
             for b in range(shape.rows):
-                row, fresh = self.cache.states(b), resumed(shape.context, self._states[b])
+                row = self.cache.states(b)
+                fresh = resumed(shape.context, self._states[b])
                 for name, value in vars(fresh).items():
                     setattr(row, name, value)
 
@@ -139,10 +148,14 @@ class Workload:
 
 
 def branching(tokens: torch.Tensor) -> Tree:
-    """tokens [B,N] as a tree with LEVEL nodes below each other in a level, so that no path is contiguous."""
+    """tokens [B,N] as a tree with LEVEL nodes below each other in a level, so that no path is
+    contiguous.
+    """
     tree = Tree.root(tokens[:, 0].contiguous())
     for level in tokens[:, 1:].split(LEVEL, 1) if tokens.shape[1] > 1 else ():
         first = max(0, tree.size - LEVEL)
-        parent = first + torch.arange(level.shape[1], device=tokens.device).flip(0) % (tree.size - first)
+        parent = first + torch.arange(level.shape[1], device=tokens.device).flip(0) % (
+            tree.size - first
+        )
         tree = tree.grow(parent.expand(len(tokens), -1), level)
     return tree

@@ -1,4 +1,6 @@
-"""A view of the cache is data: selected slots, and every slot of the tail. Policies make the selections."""
+"""A view of the cache is data: selected slots, and every slot of the tail. Policies make the
+selections.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ ByLayerAndRow = dict[tuple[int, int], T]
 
 @dataclass
 class View:
-    """Shows the selected slots `indices`, which lie below tail_start [B], and every slot from tail_start on.
+    """Shows the selected slots `indices`, which lie below tail_start [B], and every slot from
+    tail_start on.
 
-    indices [L|1,B,P]: ascending, with -1 for padding at the end; or [L|1,B,K|1,P] with a selection per key head, of
-    equal lengths. layers maps a layer of the model to its entry in indices (None: one selection for all layers).
-    The selected keys and values are copied side by side, once per layer and row, when a draft first reads them.
-    copies: the buffers, which may be inherited from the previous view; only one of the two views may read them.
+    indices [L|1,B,P]: ascending, with -1 for padding at the end; or [L|1,B,K|1,P] with a selection
+    per key head, of equal lengths. layers maps a layer of the model to its entry in indices (None:
+    one selection for all layers).
+    The selected keys and values are copied side by side, once per layer and row, when a draft first
+    reads them.
+    copies: the buffers, which may be inherited from the previous view; only one of the two views
+    may read them.
     copied: what this view has copied into them; None where nothing is selected.
     bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: the numbers unchanged.
     """
@@ -45,7 +51,8 @@ class View:
         self.counts = (slots >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if nothing is selected.
+        """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if
+        nothing is selected.
 
         Codes are decoded at each call.
         """
@@ -54,41 +61,72 @@ class View:
         copied = self.copied[layer, b]
         if copied is None or not self.bits:
             return copied
-        keys, values = (coded.decode(x, self.bits, y.shape[2], y.dtype) for x, y in zip(copied, (k, v), strict=True))
+        keys, values = (
+            coded.decode(x, self.bits, y.shape[2], y.dtype)
+            for x, y in zip(copied, (k, v), strict=True)
+        )
         return keys, values
 
     def slots(self, layer: int, b: int) -> Tensor:
         """[P] or [K|1,P]: the slots of row b that are selected in this layer."""
-        return self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self.counts[b]]
+        return self.indices[
+            0 if self.layers is None else self.layers[layer], b, ..., : self.counts[b]
+        ]
 
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
         """`compact` for many (layer, row, k, v), in one kernel call where possible."""
-        keys, requests = [], []
+        keys = []
+        requests = []
         for layer, b, k, v in rows:
             if self.counts[b]:
                 keys.append((layer, b))
-                requests.append((self.copies.setdefault((layer, b), Compact(self.bits)), k, v, self.slots(layer, b)))
+                requests.append(
+                    (
+                        self.copies.setdefault((layer, b), Compact(self.bits)),
+                        k,
+                        v,
+                        self.slots(layer, b),
+                    )
+                )
         copies = dict(zip(keys, refill(requests), strict=True))
         self.copied.update({(layer, b): copies.get((layer, b)) for layer, b, *_ in rows})
 
     def without(self, row: int) -> View:
-        """The view after row `row` has left and the last row has taken its place; the copies are kept."""
-        indices, tail_start = without(self.indices.transpose(0, 1), row).transpose(0, 1), without(self.tail_start, row)
+        """The view after row `row` has left and the last row has taken its place; the copies are
+        kept.
+        """
+        indices = without(self.indices.transpose(0, 1), row).transpose(0, 1)
+        tail_start = without(self.tail_start, row)
         copies = without_row(self.copies, row, len(tail_start))
         copied = without_row(self.copied, row, len(tail_start))
         return View(indices, tail_start, self.layers, copies, copied, self.bits)
 
     def seen(self, lengths: list[int]) -> list[int]:
         """How many of each row's `lengths` committed slots it shows."""
-        return [count + n - start for count, n, start in zip(self.counts, lengths, self.starts, strict=True)]
+        return [
+            count + n - start
+            for count, n, start in zip(self.counts, lengths, self.starts, strict=True)
+        ]
 
     def segments(
-        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
+        self,
+        layer: int,
+        b: int,
+        k: Tensor,
+        v: Tensor,
+        end: int,
+        visible: Tensor | None,
+        q: Tensor | None = None,
     ) -> list[Segment]:
-        """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not used."""
-        start, selected = self.starts[b], self.compact(layer, b, k, v)
+        """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not
+        used.
+        """
+        start = self.starts[b]
+        selected = self.compact(layer, b, k, v)
         if visible is not None:
-            visible = visible[:, -(end - start) :]  # a drafter that lags behind the view has nodes before its tail
+            visible = visible[
+                :, -(end - start) :
+            ]  # a drafter that lags behind the view has nodes before its tail
         tail = Segment(k[:, start:end], v[:, start:end], visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
@@ -99,13 +137,18 @@ def without_row(table: ByLayerAndRow[T], row: int, last: int) -> ByLayerAndRow[T
 
 
 class Policy:
-    """Selects what drafts read. `view` is called before each draft; `update` after each verify pass and its commit.
+    """Selects what drafts read. `view` is called before each draft; `update` after each verify pass
+    and its commit.
 
-    A policy starts without information, so its first view may show everything. It sets `_view` or overrides `view`.
+    A policy starts without information, so its first view may show everything. It sets `_view` or
+    overrides `view`.
     """
 
     _view: View | None = None
-    usual: tuple[float, float] = (0.85, 0.75)  # acceptance of a target's drafts under it, greedy and sampled
+    usual: tuple[float, float] = (
+        0.85,
+        0.75,
+    )  # acceptance of a target's drafts under it, greedy and sampled
     lasts: int = 1  # steps for which a view stays that attention scores have chosen
     renews: bool = False  # whether `stay` changes that
     bits: int = 0  # of a number of a key that a view selects; 0: unchanged
@@ -119,17 +162,22 @@ class Policy:
         return self.captures()
 
     def stay(self, steps: int) -> None:
-        """Let views that are chosen from now on stay for this many steps, where `renews` says that this can be set."""
+        """Let views that are chosen from now on stay for this many steps, where `renews` says that
+        this can be set.
+        """
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        """Begin with these rows; there may be none yet. tokens [B,N] grow in place. `cache` is the model's own.
+        """Begin with these rows; there may be none yet. tokens [B,N] grow in place. `cache` is the
+        model's own.
 
-        When `view` is called, the cache holds all but the last few of each row's tokens. Only then may the policy run
-        the model, on scratch slots: it may not change a committed slot.
+        When `view` is called, the cache holds all but the last few of each row's tokens. Only then
+        may the policy run the model, on scratch slots: it may not change a committed slot.
         """
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Row `row`, the last one, is new; see Drafter.enter. The default is to start again with all rows."""
+        """Row `row`, the last one, is new; see Drafter.enter. The default is to start again with
+        all rows.
+        """
         self.start(model, tokens, cache)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
@@ -137,13 +185,17 @@ class Policy:
         self.start(model, tokens, cache)
 
     def ready(self, model: LM, cache: KVCache) -> None:
-        """Do what a text needs once and what may take long; the first draft does it if this was not called."""
+        """Do what a text needs once and what may take long; the first draft does it if this was not
+        called.
+        """
 
     def update(self, cache: KVCache, captured: Captures) -> None:
         """`cache` is the cache after the commit; `captured` is what the verify pass kept."""
 
     def seen(self, lengths: list[int]) -> list[int]:
-        """About how many of each row's `lengths` committed slots the view shows, for estimates of a draft's cost."""
+        """About how many of each row's `lengths` committed slots the view shows, for estimates of a
+        draft's cost.
+        """
         return lengths if self._view is None else self._view.seen(lengths)
 
     def coded(self, lengths: list[int]) -> list[int]:
@@ -162,15 +214,24 @@ class Full(Policy):
 
 
 def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
-    """How many slots of a context a view may show: keep_ratio * length, but at least min_budget (Vegas sec. 3)."""
+    """How many slots of a context a view may show: keep_ratio * length, but at least min_budget
+    (Vegas sec. 3).
+    """
     wanted = ceil(keep_ratio * length - 1e-9)  # as floats, 0.07 * 400 is a little more than 28
     return min(length, max(min_budget, wanted))
 
 
-def pad_rows(rows: list[Tensor], tail_start: list[int], layers: dict[int, int] | None = None) -> View:
-    """A View of each row's indices [L,P_b]; a row with no indices and tail_start 0 sees everything."""
+def pad_rows(
+    rows: list[Tensor], tail_start: list[int], layers: dict[int, int] | None = None
+) -> View:
+    """A View of each row's indices [L,P_b]; a row with no indices and tail_start 0 sees
+    everything.
+    """
     most = max(r.shape[-1] for r in rows)
     short = [most - r.shape[-1] for r in rows]
-    rows = [torch.nn.functional.pad(r, (0, n), value=-1) if n else r for r, n in zip(rows, short, strict=True)]
+    rows = [
+        torch.nn.functional.pad(r, (0, n), value=-1) if n else r
+        for r, n in zip(rows, short, strict=True)
+    ]
     indices = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
     return View(indices, torch.tensor(tail_start, device=indices.device), layers)

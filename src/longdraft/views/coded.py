@@ -10,27 +10,36 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact
 from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
 
-SHARES = {8: 1.0, 4: 0.97}  # the share of acceptance that drafts keep which read codes of this many bits
+SHARES = {
+    8: 1.0,
+    4: 0.97,
+}  # the share of acceptance that drafts keep which read codes of this many bits
 
 
 class Coded(Policy):
     """Shows what another policy shows, as codes of this many bits, except each row's latest slots.
 
-    policy: one whose views are `View` or None. Of the slots that its view shows from tail_start on, those before the
-    last `recent` to 2 * recent committed slots are read as codes too, so the codes of a growing text are extended by
-    `recent` slots at a time. A view that selects for each key head keeps its tail unchanged. A slot is
-    encoded once it is committed; the cache itself is not changed.
+    policy: one whose views are `View` or None. Of the slots that its view shows from tail_start on,
+    those before the last `recent` to 2 * recent committed slots are read as codes too, so the codes
+    of a growing text are extended by `recent` slots at a time. A view that selects for each key
+    head keeps its tail unchanged. A slot is encoded once it is committed; the cache itself is not
+    changed.
     """
 
     def __init__(self, policy: Policy, bits: int, recent: int = 64):
-        self.policy, self.bits, self.recent = policy, bits, recent
+        self.policy = policy
+        self.bits = bits
+        self.recent = recent
         self.usual = SHARES[bits] * policy.usual[0], SHARES[bits] * policy.usual[1]
-        self.lasts, self.renews = policy.lasts, policy.renews
+        self.lasts = policy.lasts
+        self.renews = policy.renews
         self._forget()
 
     def _forget(self) -> None:
         self._copies: ByLayerAndRow[Compact] = {}
-        self._view = self._before = None  # the view, and that of the other policy which it was made from
+        # the view, and that of the other policy which it was made from
+        self._view = None
+        self._before = None
 
     def stay(self, steps: int) -> None:
         self.policy.stay(steps)
@@ -53,7 +62,8 @@ class Coded(Policy):
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         self.policy.leave(model, tokens, cache, row)
-        self._copies, self._view = without_row(self._copies, row, len(cache.length)), None
+        self._copies = without_row(self._copies, row, len(cache.length))
+        self._view = None
 
     def ready(self, model: LM, cache: KVCache) -> None:
         """Encode the rows that have no codes yet."""
@@ -81,11 +91,15 @@ class Coded(Policy):
         return [max(n - self.recent, 0) for n in self.seen(lengths)]  # before there is a view
 
     def view(self, cache: KVCache) -> View | None:
-        before, lengths = self.policy.view(cache), cache.length.tolist()
+        before = self.policy.view(cache)
+        lengths = cache.length.tolist()
         if before is not None and not isinstance(before, View):
-            raise TypeError(f"{type(before).__name__} is not a list of slots, so there is nothing to encode")
+            raise TypeError(
+                f"{type(before).__name__} is not a list of slots, so there is nothing to encode"
+            )
         same = self._view is not None and before is self._before
-        known, self._before = self._view if same else None, before
+        known = self._view if same else None
+        self._before = before
         if before is None:  # everything is shown
             slots = torch.empty(1, len(lengths), 0, dtype=torch.long, device=cache.length.device)
             before = View(slots, torch.zeros_like(cache.length))
@@ -93,8 +107,14 @@ class Coded(Policy):
         if known is None or starts != known.starts:
             self._view = self._coded(before, starts)
             self._view.copies, self._view.bits = self._copies, self.bits
-        if known is not None and self._view is not None:  # rows that did not change are copied already
-            rows = {b for b, (old, new) in enumerate(zip(known.starts, starts, strict=True)) if old == new}
+        if (
+            known is not None and self._view is not None
+        ):  # rows that did not change are copied already
+            rows = {
+                b
+                for b, (old, new) in enumerate(zip(known.starts, starts, strict=True))
+                if old == new
+            }
             self._view.copied |= {key: x for key, x in known.copied.items() if key[1] in rows}
         return self._view
 
@@ -109,6 +129,7 @@ class Coded(Policy):
             return View(view.indices, view.tail_start, view.layers)
         rows = []
         for b, (old, new) in enumerate(zip(view.starts, starts, strict=True)):
-            selected, more = view.indices[:, b, : view.counts[b]], torch.arange(old, new, device=view.indices.device)
+            selected = view.indices[:, b, : view.counts[b]]
+            more = torch.arange(old, new, device=view.indices.device)
             rows.append(torch.cat([selected, more.expand(len(selected), -1)], -1))
         return pad_rows(rows, starts, view.layers)

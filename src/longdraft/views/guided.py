@@ -14,13 +14,16 @@ SHARE = 0.25  # the share of its score that a position passes on (measured: docs
 
 
 class Guided(Policy):
-    """Selects, in each layer, the slots up to the root with the best scores in the verify pass (Vegas sec. 3).
+    """Selects, in each layer, the slots up to the root with the best scores in the verify pass
+    (Vegas sec. 3).
 
-    Scores are means over query rows and heads; slots after the root are all shown. The first selection uses the query
-    of the last prompt token. score: "weights" or "logits". rows: "ends" are the first and last node, as in the paper;
-    "mean" is the mean of all nodes. reach: each position passes a share of its score on to the next `reach` positions,
-    because a draft that repeats a passage reads one position further with every token (0 in the paper). A view stays
-    for `lasts` steps, 1 unless `stay` is called: it shows all slots from the root on, so it remains a view of the text.
+    Scores are means over query rows and heads; slots after the root are all shown. The first
+    selection uses the query of the last prompt token. score: "weights" or "logits". rows: "ends"
+    are the first and last node, as in the paper; "mean" is the mean of all nodes. reach: each
+    position passes a share of its score on to the next `reach` positions, because a draft that
+    repeats a passage reads one position further with every token (0 in the paper). A view stays for
+    `lasts` steps, 1 unless `stay` is called: it shows all slots from the root on, so it remains a
+    view of the text.
     """
 
     usual = (0.9, 0.85)
@@ -39,7 +42,9 @@ class Guided(Policy):
         self.score = score
         self.rows = rows
         self.reach = reach
-        self.lasts, self._age = 1, 0  # of the view: verify passes since it was chosen
+        # of the view: verify passes since it was chosen
+        self.lasts = 1
+        self._age = 0
         self._copies: ByLayerAndRow[Compact] = {}
         self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
 
@@ -49,12 +54,14 @@ class Guided(Policy):
         return self._view.seen(lengths)
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._view, self._copies = None, {}
+        self._view = None
+        self._copies = {}
         self._longest = tokens.shape[1]
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         """The next verify pass selects for every row; the copies of the other rows are kept."""
-        self._view, self._longest = None, tokens.shape[1]
+        self._view = None
+        self._longest = tokens.shape[1]
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         if self._view is None:
@@ -67,7 +74,9 @@ class Guided(Policy):
         self.lasts = steps
 
     def captures(self) -> CaptureSpec:
-        return self.choosing() if self._view is None or self._age + 1 >= self.lasts else CaptureSpec()
+        return (
+            self.choosing() if self._view is None or self._age + 1 >= self.lasts else CaptureSpec()
+        )
 
     def choosing(self) -> CaptureSpec:
         if self._longest <= self.min_budget:  # every slot is shown, whatever its score
@@ -80,16 +89,23 @@ class Guided(Policy):
         if captured.scores and captured.covered is not None:
             self._age = 0
             # a row that is done has not committed its root
-            self._view = self._choose(captured.scores, torch.minimum(captured.covered, cache.length).tolist())
+            self._view = self._choose(
+                captured.scores, torch.minimum(captured.covered, cache.length).tolist()
+            )
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
-        """scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b -> the selection."""
+        """scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b -> the
+        selection.
+        """
         table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
-        rows, tail_start = [], []
+        rows = []
+        tail_start = []
         for b, n in enumerate(covered):
             budget = budget_of(n, self.keep_ratio, self.min_budget)
             everything = budget >= n
-            rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
+            rows.append(
+                choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE)
+            )
             tail_start.append(0 if everything else n)
         view = pad_rows(rows, tail_start, {layer: i for i, layer in enumerate(scores)})
         view.copies = self._copies
@@ -97,10 +113,14 @@ class Guided(Policy):
 
 
 class RandomSlots(Policy):
-    """A control that Guided must beat: as many committed slots, drawn uniformly; later slots are all shown."""
+    """A control that Guided must beat: as many committed slots, drawn uniformly; later slots are
+    all shown.
+    """
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
-        self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed
+        self.keep_ratio = keep_ratio
+        self.min_budget = min_budget
+        self.seed = seed
 
     usual = (0.2, 0.2)
 
@@ -108,7 +128,8 @@ class RandomSlots(Policy):
         return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
-        rows, tail_start = [], []
+        rows = []
+        tail_start = []
         for n in cache.length.tolist():
             budget = budget_of(n, self.keep_ratio, self.min_budget)
             key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)

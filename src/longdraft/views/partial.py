@@ -11,15 +11,18 @@ from longdraft.views.base import Policy, View
 
 
 class Partial(Policy):
-    """At most `budget` committed slots: the first `sink`, the newest, and the most important of the others.
+    """At most `budget` committed slots: the first `sink`, the newest, and the most important of the
+    others.
 
-    Importance is q.k of the root in the last ranking verify pass, per key head, summed over the query heads of its
-    group (TokenSwift eq. 2; a mean of scaled logits gives the same order). Each token committed after it replaces the
-    least important slot. When new tokens have replaced all slots but the sink, the next verify pass ranks again.
+    Importance is q.k of the root in the last ranking verify pass, per key head, summed over the
+    query heads of its group (TokenSwift eq. 2; a mean of scaled logits gives the same order). Each
+    token committed after it replaces the least important slot. When new tokens have replaced all
+    slots but the sink, the next verify pass ranks again.
     """
 
     def __init__(self, budget: int, sink: int = 16):
-        self.budget, self.sink = budget, min(sink, budget - 1)
+        self.budget = budget
+        self.sink = min(sink, budget - 1)
         self.lasts = self.budget - self.sink
         self._forget()
 
@@ -53,7 +56,8 @@ class Partial(Policy):
     def update(self, cache: KVCache, captured: Captures) -> None:
         lengths = cache.length.tolist()
         if not self._stale:
-            self._built, self._stale = [0] * len(lengths), [True] * len(lengths)
+            self._built = [0] * len(lengths)
+            self._stale = [True] * len(lengths)
         if captured.scores and captured.covered is not None:
             table = torch.stack([s[:, 0] for s in captured.scores.values()])  # [L,B,K,S]
             self._layers = {layer: i for i, layer in enumerate(captured.scores)}
@@ -65,9 +69,12 @@ class Partial(Policy):
                 if self._stale[b]:
                     ranked = table[:, b, :, self.sink : n]
                     top = ranked.topk(min(self.budget - self.sink, ranked.shape[-1])).indices
-                    self._order[b], self._built[b] = top + self.sink, n
+                    self._order[b] = top + self.sink
+                    self._built[b] = n
         ranked_slots = self.budget - self.sink
-        self._stale = [n - built >= ranked_slots for n, built in zip(lengths, self._built, strict=True)]
+        self._stale = [
+            n - built >= ranked_slots for n, built in zip(lengths, self._built, strict=True)
+        ]
 
     def seen(self, lengths: list[int]) -> list[int]:
         return [min(n, self.budget) for n in lengths]
@@ -75,8 +82,13 @@ class Partial(Policy):
     def view(self, cache: KVCache) -> View | None:
         lengths = cache.length.tolist()
         if not self._order or max(lengths) <= self.budget:
-            return None  # everything fits (or every layer has a sliding window, and nothing is ranked)
-        tail_start = [max(built, n - self.budget + self.sink) for built, n in zip(self._built, lengths, strict=True)]
+            return (
+                None  # everything fits (or every layer has a sliding window, and nothing is ranked)
+            )
+        tail_start = [
+            max(built, n - self.budget + self.sink)
+            for built, n in zip(self._built, lengths, strict=True)
+        ]
         L, K = self._order[0].shape[:2]
         indices = torch.full((L, len(lengths), K, self.budget), -1, device=cache.length.device)
         for b, (n, start) in enumerate(zip(lengths, tail_start, strict=True)):

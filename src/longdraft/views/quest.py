@@ -16,16 +16,20 @@ from longdraft.views.base import ByLayerAndRow, Policy, budget_of, without_row
 
 @dataclass
 class Pages:
-    """known: the smallest and the largest key [K,N,D], per channel, of each full page, which is computed only once."""
+    """known: the smallest and the largest key [K,N,D], per channel, of each full page, which is
+    computed only once.
+    """
 
     page: int
     known: ByLayerAndRow[tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
-        """An upper bound [K,count] of q.k in each page, for queries q [H,W,D] and keys k [K,S,D] of the row.
+        """An upper bound [K,count] of q.k in each page, for queries q [H,W,D] and keys k [K,S,D] of
+        the row.
 
-        In each channel no key of a page gives more than max(q * low, q * high) (Quest sec. 3.3). The query heads and
-        nodes of a key head read the same pages, so the bound is the largest of theirs.
+        In each channel no key of a page gives more than max(q * low, q * high) (Quest sec. 3.3).
+        The query heads and nodes of a key head read the same pages, so the bound is the largest of
+        theirs.
         """
         low, high = (x[:, :count].mT for x in self._extended((layer, b), k, count))
         rows = q.reshape(len(k), -1, k.shape[2])
@@ -37,14 +41,16 @@ class Pages:
         have = low.shape[1]
         if have < count:
             new = k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page))
-            low, high = torch.cat([low, new.amin(2)], 1), torch.cat([high, new.amax(2)], 1)
+            low = torch.cat([low, new.amin(2)], 1)
+            high = torch.cat([high, new.amax(2)], 1)
             self.known[key] = low, high
         return low, high
 
 
 @dataclass
 class QuestView:
-    """Not indexable: each query selects its own pages. counts: full pages of each row; selected: how many are read.
+    """Not indexable: each query selects its own pages. counts: full pages of each row; selected:
+    how many are read.
 
     Slots after the last full page are always shown.
     """
@@ -58,7 +64,9 @@ class QuestView:
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
-        count, selected, page = self.counts[b], self.selected[b], self.pages.page
+        count = self.counts[b]
+        selected = self.selected[b]
+        page = self.pages.page
         if layer < self.dense or selected >= count:
             return [Segment(k[:, :end], v[:, :end], visible)]
         best = self.pages.bounds(layer, b, k, count, q).topk(selected, sorted=False).indices
@@ -69,14 +77,17 @@ class QuestView:
 
 
 class Quest(Policy):
-    """Shows as many pages of `page` slots as the budget holds, at least 3, one of which is the page being filled.
+    """Shows as many pages of `page` slots as the budget holds, at least 3, one of which is the page
+    being filled.
 
     The first `dense` layers see everything, as published.
     """
 
     usual = (0.9, 0.85)
 
-    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2):
+    def __init__(
+        self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2
+    ):
         self.keep_ratio = keep_ratio
         self.min_budget = min_budget
         self.page = page

@@ -1,4 +1,6 @@
-"""SpecExtend: the target's attention at the last accepted token selects the chunks that the next drafts read."""
+"""SpecExtend: the target's attention at the last accepted token selects the chunks that the next
+drafts read.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,29 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 def last_layer(model: LM) -> int | None:
-    """The last layer with full attention and its own keys; None if every layer has a sliding window."""
+    """The last layer with full attention and its own keys; None if every layer has a sliding
+    window.
+    """
     layers = set(model.architecture.with_keys) - set(model.windows) - set(model.sources)
     return max(layers, default=None)
 
 
 class Retrieval(Policy):
-    """Selects, every `every` steps, the chunks of `chunk` slots to which the last accepted node gives most weight.
+    """Selects, every `every` steps, the chunks of `chunk` slots to which the last accepted node
+    gives most weight.
 
-    Weights are means over heads (SpecExtend sec. 4.2). Slots after the last full chunk are shown, so new tokens are
-    always seen. only: the layer whose weights select for all layers, even in the cache of another model (cross-model
-    retrieval); None: each layer selects for itself.
+    Weights are means over heads (SpecExtend sec. 4.2). Slots after the last full chunk are shown,
+    so new tokens are always seen. only: the layer whose weights select for all layers, even in the
+    cache of another model (cross-model retrieval); None: each layer selects for itself.
     """
 
     def __init__(
-        self, keep_ratio: float = 0.07, min_budget: int = 256, chunk: int = 32, every: int = 4, only: int | None = None
+        self,
+        keep_ratio: float = 0.07,
+        min_budget: int = 256,
+        chunk: int = 32,
+        every: int = 4,
+        only: int | None = None,
     ):
         self.keep_ratio = keep_ratio
         self.min_budget = min_budget
@@ -34,10 +44,13 @@ class Retrieval(Policy):
         self._steps = 0
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._view, self._steps = None, 0
+        self._view = None
+        self._steps = 0
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The other rows keep their selection. (When a row enters, the next step selects for all rows.)"""
+        """The other rows keep their selection. (When a row enters, the next step selects for all
+        rows.)
+        """
         self._view = self._view and self._view.without(row)
 
     def captures(self) -> CaptureSpec:
@@ -53,15 +66,26 @@ class Retrieval(Policy):
         return self._view.seen(lengths)
 
     def update(self, cache: KVCache, captured: Captures) -> None:
-        due, self._steps = self._steps % self.every == 0, self._steps + 1
-        if due and captured.scores and captured.covered is not None and captured.accepted is not None:
-            covered = minimum(captured.covered, cache.length).tolist()  # a row that is done has not committed its root
+        due = self._steps % self.every == 0
+        self._steps = self._steps + 1
+        if (
+            due
+            and captured.scores
+            and captured.covered is not None
+            and captured.accepted is not None
+        ):
+            covered = minimum(
+                captured.covered, cache.length
+            ).tolist()  # a row that is done has not committed its root
             self._view = self._select(captured.scores, captured.accepted, covered)
 
     def _select(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:
-        """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b] slots of row b."""
+        """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b]
+        slots of row b.
+        """
         layers = list(scores) if self.only is None else [self.only]
-        rows, tail_start = [], []
+        rows = []
+        tail_start = []
         for b, n in enumerate(covered):
             weights = stack([scores[layer][b, int(accepted[b]), 0] for layer in layers])
             full = n // self.chunk

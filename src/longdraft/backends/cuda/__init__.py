@@ -18,9 +18,15 @@ from longdraft.ops.triton import self_check
 
 
 def fits(model: Architecture) -> bool:
-    """Whether this backend computes the model: on one GPU, with Triton's kernels and plain attention."""
+    """Whether this backend computes the model: on one GPU, with Triton's kernels and plain
+    attention.
+    """
     devices = {p.device for p in model.hf.parameters()}
-    if os.environ.get("LONGDRAFT_GRAPHS") == "0" or len(devices) != 1 or next(iter(devices)).type != "cuda":
+    if (
+        os.environ.get("LONGDRAFT_GRAPHS") == "0"
+        or len(devices) != 1
+        or next(iter(devices)).type != "cuda"
+    ):
         return False
     return is_plain(model) and self_check.kernels() is not None
 
@@ -30,7 +36,8 @@ def is_plain(model: Architecture) -> bool:
     and every layer has its own keys and attends to them once, without biases."""
     if differs(model.config) or model.sources or model.differential or model.longest is not None:
         return False
-    c, dim = model.config, head_dim(model.config)
+    c = model.config
+    dim = head_dim(model.config)
     modules = [getattr(layer, "self_attn", None) for layer in model.layout.layers]
     return (
         not (model.indexed or model.rates)  # their pass depends on the tree and on what is cached
@@ -44,18 +51,22 @@ def is_plain(model: Architecture) -> bool:
 
 
 class CudaBackend(Backend):
-    """Runs the model with Triton's attention in fixed buffers, and from the second pass of a shape on as a CUDA graph.
+    """Runs the model with Triton's attention in fixed buffers, and from the second pass of a shape
+    on as a CUDA graph.
 
-    A pass reads the lengths once, to know how many keys a launch must reach; after that the host never waits for the
-    GPU. Results are copies, so that the next pass may overwrite the buffers.
+    A pass reads the lengths once, to know how many keys a launch must reach; after that the host
+    never waits for the GPU. Results are copies, so that the next pass may overwrite the buffers.
     """
 
     name = "cuda"
     max_graphs = 64  # held at a time; the least recently used is dropped first
 
     def __init__(self, architecture: Architecture):
-        self.architecture, self.passes = architecture, dict[Shape, StaticPass]()
-        self.pool = torch.cuda.graph_pool_handle() if architecture.hf.device.type == "cuda" else None
+        self.architecture = architecture
+        self.passes = dict[Shape, StaticPass]()
+        self.pool = (
+            torch.cuda.graph_pool_handle() if architecture.hf.device.type == "cuda" else None
+        )
         self._selected: tuple[IndexView, Tensor, int, list[int]] | None = None
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
@@ -63,14 +74,27 @@ class CudaBackend(Backend):
         return not logits and is_indexable(view) and (view is None or not view.bits)
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> Tensor:
         assert is_indexable(view), f"{type(view).__name__} selects by the queries"
-        model, lengths = self.architecture, cache.length.tolist()
+        model = self.architecture
+        lengths = cache.length.tolist()
         position = model.position(tree, start, cache)
-        c, W, end = model.config, position.shape[1], max(lengths) + tree.size
-        table = cache.table(end, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), model.hf.dtype)
-        indices, most, tail_start = (None, 0, [0] * len(lengths)) if view is None else self._indices(view, cache)
+        c = model.config
+        W = position.shape[1]
+        end = max(lengths) + tree.size
+        table = cache.table(
+            end, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), model.hf.dtype
+        )
+        indices, most, tail_start = (
+            (None, 0, [0] * len(lengths)) if view is None else self._indices(view, cache)
+        )
         keep = None if captured.spec.rows is None else captured.spec.kept(tree)
         tail = max(n - s for n, s in zip(lengths, tail_start, strict=True)) + tree.size
         p = self._pass(Shape.of_pass(tree, W, tail, most, captured.spec, keep))
@@ -100,7 +124,9 @@ class CudaBackend(Backend):
         return self.passes[shape]
 
     def _run(self, p: StaticPass) -> None:
-        """Run directly the first time, which builds the kernels; from the second time on as a graph, if possible."""
+        """Run directly the first time, which builds the kernels; from the second time on as a
+        graph, if possible.
+        """
         if p.graph is None and p.used and self.pool is not None:
             if all(other.graph is None for other in self.passes.values()):
                 self.pool = torch.cuda.graph_pool_handle()  # a pool ends with the last graph in it
@@ -108,7 +134,10 @@ class CudaBackend(Backend):
                 p.capture(self.pool)
             except RuntimeError as error:  # the model does something that a graph cannot record
                 why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                warnings.warn(f"no CUDA graphs for {self.architecture.config.model_type}: {why[:200]}", stacklevel=4)
+                warnings.warn(
+                    f"no CUDA graphs for {self.architecture.config.model_type}: {why[:200]}",
+                    stacklevel=4,
+                )
                 self.pool = None
         if p.graph is None:
             p.run()
@@ -117,17 +146,24 @@ class CudaBackend(Backend):
         p.used = True
 
     def _indices(self, view: IndexView, cache: KVCache) -> tuple[Tensor, int, list[int]]:
-        """Addresses of the selected keys [L,B,4], the longest row's count, and tail_start. Computed once per view."""
+        """Addresses of the selected keys [L,B,4], the longest row's count, and tail_start. Computed
+        once per view.
+        """
         if self._selected is None or self._selected[0] is not view:
-            layers, rows = range(self.architecture.config.num_hidden_layers), range(len(cache.length))
+            layers = range(self.architecture.config.num_hidden_layers)
+            rows = range(len(cache.length))
             places = [[self._place(view, cache, layer, b) for b in rows] for layer in layers]
             most = max(row[2] for layer in places for row in layer)
             table = torch.tensor(places, device=self.architecture.hf.device)
             self._selected = view, table, most, view.tail_start.tolist()
         return self._selected[1:]
 
-    def _place(self, view: IndexView, cache: KVCache, layer: int, b: int) -> tuple[int, int, int, int]:
-        if layer in self.architecture.windows or not (pair := view.compact(layer, b, *cache.read(layer, b))):
+    def _place(
+        self, view: IndexView, cache: KVCache, layer: int, b: int
+    ) -> tuple[int, int, int, int]:
+        if layer in self.architecture.windows or not (
+            pair := view.compact(layer, b, *cache.read(layer, b))
+        ):
             return 0, 0, 0, 0
         k, v = pair
         return k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // k.stride(1)

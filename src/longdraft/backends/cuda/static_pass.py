@@ -1,4 +1,6 @@
-"""A forward pass in fixed buffers, whose launches do not depend on lengths: it can be recorded as a CUDA graph."""
+"""A forward pass in fixed buffers, whose launches do not depend on lengths: it can be recorded as a
+CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from longdraft.backends.architecture import Architecture
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.errors import InputError
 
-# What of a layer of these models takes many launches, and ours one: they make up much of a small pass's time.
+# What of a layer of these models takes many launches, and ours one: they make up much of a small
+# pass's time.
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 NORMS, GATES, ATTENTION = ({f + kind for f in FAMILIES} for kind in ("RMSNorm", "MLP", "Attention"))
 
@@ -29,7 +32,9 @@ def fused(hf: Any) -> Generator[None]:
     """Run each norm, rotation and gate of the model in one launch."""
     from longdraft.ops.triton import functions as gpu
 
-    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def rotate(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
 
     with ExitStack() as restored:
@@ -42,7 +47,9 @@ def fused(hf: Any) -> Generator[None]:
             else:
                 continue
             restored.callback(delattr, m, "forward")
-        modules: set[Any] = {sys.modules[type(m).__module__] for m in hf.modules() if type(m).__name__ in ATTENTION}
+        modules: set[Any] = {
+            sys.modules[type(m).__module__] for m in hf.modules() if type(m).__name__ in ATTENTION
+        }
         for module in modules:
             restored.callback(setattr, module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)
             module.apply_rotary_pos_emb = rotate
@@ -50,12 +57,16 @@ def fused(hf: Any) -> Generator[None]:
 
 
 def bucket(n: int, least: int) -> int:
-    """The next power of two, so that a new graph is needed only when what it reads has doubled; 0 stays 0."""
+    """The next power of two, so that a new graph is needed only when what it reads has doubled; 0
+    stays 0.
+    """
     return max(least, 1 << (n - 1).bit_length()) if n else 0
 
 
 def padded(nodes: int) -> int:
-    """The number of nodes that a pass over `nodes` nodes is padded to: few sizes serve trees of many sizes."""
+    """The number of nodes that a pass over `nodes` nodes is padded to: few sizes serve trees of
+    many sizes.
+    """
     step = 1 if nodes <= 8 else 8 if nodes <= 64 else 16
     return -(-nodes // step) * step
 
@@ -63,8 +74,9 @@ def padded(nodes: int) -> int:
 class Shape(NamedTuple):
     """What a graph is recorded for; a pass of another shape needs another graph.
 
-    tree, keys, selected: maxima: nodes of a tree, slots and selected slots of a row. kept: rows of scores. spec: its
-    rows are "all", unless a mean or nothing is kept. normal: the tensors are no inference tensors.
+    tree, keys, selected: maxima: nodes of a tree, slots and selected slots of a row. kept: rows of
+    scores. spec: its rows are "all", unless a mean or nothing is kept. normal: the tensors are no
+    inference tensors.
     """
 
     rows: int
@@ -77,14 +89,25 @@ class Shape(NamedTuple):
     normal: bool
 
     @staticmethod
-    def of_pass(tree: Tree, nodes: int, tail: int, selected: int, spec: CaptureSpec, keep: Tensor | None) -> Shape:
-        """For a pass over `nodes` of the tree's nodes that reads at most `tail` slots and `selected` keys of a row."""
-        nodes, rows = padded(nodes), "mean" if spec.rows == "mean" else "all"
+    def of_pass(
+        tree: Tree, nodes: int, tail: int, selected: int, spec: CaptureSpec, keep: Tensor | None
+    ) -> Shape:
+        """For a pass over `nodes` of the tree's nodes that reads at most `tail` slots and
+        `selected` keys of a row.
+        """
+        nodes = padded(nodes)
+        rows = "mean" if spec.rows == "mean" else "all"
         kept = 0 if keep is None else nodes if spec.rows in ("all", "mean") else keep.shape[1]
         known = CaptureSpec(hidden=spec.hidden)
         if kept:
             known = CaptureSpec(rows, spec.of, spec.split, spec.only, spec.hidden)
-        sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(selected, 64))
+        sizes = (
+            len(tree.tokens),
+            nodes,
+            bucket(tree.size, 16),
+            bucket(tail, 1024),
+            bucket(selected, 64),
+        )
         return Shape(*sizes, kept, known, not torch.empty(0).is_inference())
 
 
@@ -92,16 +115,26 @@ class StaticPass:
     """A forward pass in fixed buffers: their contents change its results, never its launches."""
 
     def __init__(self, model: Architecture, shape: Shape):
-        self.model, self.shape, self.calls = model, shape, 0
-        B, W, M = shape.rows, shape.nodes, shape.tree
-        L, device = model.config.num_hidden_layers, model.hf.device
+        self.model = model
+        self.shape = shape
+        self.calls = 0
+        B = shape.rows
+        W = shape.nodes
+        M = shape.tree
+        L = model.config.num_hidden_layers
+        device = model.hf.device
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(*sizes, dtype=dtype, device=device)
 
-        self.tokens, self.position, self.own_depth = zeros(B, W), zeros(B, W), zeros(B, W)
-        self.depth, self.visible = zeros(B, M), zeros(B, W, M, dtype=torch.uint8)
-        self.bounds, self.cache, self.indices = zeros(B, 4), zeros(L, 4), zeros(L, B, 4)
+        self.tokens = zeros(B, W)
+        self.position = zeros(B, W)
+        self.own_depth = zeros(B, W)
+        self.depth = zeros(B, M)
+        self.visible = zeros(B, W, M, dtype=torch.uint8)
+        self.bounds = zeros(B, 4)
+        self.cache = zeros(L, 4)
+        self.indices = zeros(L, B, 4)
         self.keep = zeros(B, shape.kept)
         self.graph: Any = None
         self.used = False
@@ -114,8 +147,11 @@ class StaticPass:
         self.states: dict[int, Tensor] = {}
 
     def load(self, tree: Tree, start: int, position: Tensor, length: Tensor) -> None:
-        """Copy one call's inputs, except its view, to the buffers. Padding nodes keep old values: they are not read."""
-        W, T = position.shape[1], tree.size
+        """Copy one call's inputs, except its view, to the buffers. Padding nodes keep old values:
+        they are not read.
+        """
+        W = position.shape[1]
+        T = tree.size
         self.tokens[:, :W] = tree.tokens[:, start:]
         self.position[:, :W] = position
         self.own_depth[:, :W] = tree.depth[:, start:]
@@ -126,7 +162,9 @@ class StaticPass:
         self.bounds[:, 2].fill_(T)
 
     def capture(self, pool: Any) -> None:
-        """Record the launches of a run as a graph. One run must come before, which builds every kernel."""
+        """Record the launches of a run as a graph. One run must come before, which builds every
+        kernel.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             self.run()
@@ -134,18 +172,28 @@ class StaticPass:
 
     @torch.no_grad()
     def run(self) -> None:
-        """From the buffers to logits [B,W,V], scores [L,B,R,columns,keys] and states {n: [B,W,d]}."""
-        s, spec, model = self.shape, self.shape.spec, self.model
+        """From the buffers to logits [B,W,V], scores [L,B,R,columns,keys] and states {n:
+        [B,W,d]}.
+        """
+        s = self.shape
+        spec = self.shape.spec
+        model = self.model
         self.calls = 0
         apart = self.own_depth[:, :, None] - self.depth[:, None]
         self.near = {w: self.visible * (apart < w) for w in set(model.windows.values())}
         if s.kept:
             columns = model.config.num_key_value_heads if spec.split else 1
             layers = range(model.config.num_hidden_layers) if spec.only is None else [spec.only]
-            self.scored = {layer: i for i, layer in enumerate(n for n in layers if n not in model.windows)}
+            self.scored = {
+                layer: i for i, layer in enumerate(n for n in layers if n not in model.windows)
+            }
             rows = 1 if spec.rows == "mean" else s.kept
-            self.scores = torch.empty(len(self.scored), s.rows, rows, columns, s.keys, device=self.keep.device)
-            same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)  # a node may be kept twice
+            self.scores = torch.empty(
+                len(self.scored), s.rows, rows, columns, s.keys, device=self.keep.device
+            )
+            same = self.keep[:, :, None] == torch.arange(
+                s.nodes, device=self.keep.device
+            )  # a node may be kept twice
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
         captured = Captures(spec)
         with fused(model.hf):
@@ -154,15 +202,25 @@ class StaticPass:
         self.states = captured.states
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        softcap: float | None,
+        sink: Tensor | None,
     ) -> Tensor:
         """q [B,H,W,D], k, v [B,K,W,D] of the new nodes -> [B,W,H,D]."""
         from longdraft.ops.triton import slots
 
         dtype = self.model.hf.dtype
         if {q.dtype, k.dtype, v.dtype} != {dtype}:
-            raise InputError(f"attention runs in {q.dtype}, the model in {dtype}: set LONGDRAFT_GRAPHS=0")
-        s, window = self.shape, self.model.windows.get(layer, 0)
+            raise InputError(
+                f"attention runs in {q.dtype}, the model in {dtype}: set LONGDRAFT_GRAPHS=0"
+            )
+        s = self.shape
+        window = self.model.windows.get(layer, 0)
         keys = min(s.keys, bucket(window + s.tree, 1)) if window else s.keys
         visible = self.near[window] if window else self.visible
         reach = slots.SlotKeys(
@@ -174,8 +232,13 @@ class StaticPass:
         if index is None:
             return slots.attend(q, k.shape[1], reach, scale, softcap, sink)[0]
         assert self.scores is not None
-        out, total, logits = slots.attend(q, k.shape[1], reach, scale, softcap, sink, self.place, s.kept)
+        out, total, logits = slots.attend(
+            q, k.shape[1], reach, scale, softcap, sink, self.place, s.kept
+        )
         assert logits is not None
-        weights, pooled = s.spec.of == "weights", s.spec.rows == "mean"
-        slots.average(logits, total, self.keep, self.place, self.bounds, weights, pooled, self.scores[index])
+        weights = s.spec.of == "weights"
+        pooled = s.spec.rows == "mean"
+        slots.average(
+            logits, total, self.keep, self.place, self.bounds, weights, pooled, self.scores[index]
+        )
         return out

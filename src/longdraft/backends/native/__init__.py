@@ -24,20 +24,28 @@ from longdraft.ops import native
 
 
 def fits(hf: Any, windows: Mapping[int, object]) -> bool:
-    """Whether the native step computes this model: its family, shape, dtype and device. windows: as in its config."""
+    """Whether the native step computes this model: its family, shape, dtype and device. windows: as
+    in its config.
+    """
     c = hf.config
     lib = native.library()
     hybrid = is_hybrid(hf)
     if not (hybrid or stock.is_stock(hf)) or lib is None:
         return False
-    if native.name_of(lib) in native.WITHOUT_INT8 and any(isinstance(m, EightBitInputs) for m in hf.modules()):
+    if native.name_of(lib) in native.WITHOUT_INT8 and any(
+        isinstance(m, EightBitInputs) for m in hf.modules()
+    ):
         return False
     rope = getattr(hf.model.rotary_emb, "rope_type", "default")
     packed = {p for m in hf.modules() if isinstance(m, PackedLinear) for p in m.parameters()}
     same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in packed}
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        and bool(lib.longdraft_has_heads(getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads))
+        and bool(
+            lib.longdraft_has_heads(
+                getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+            )
+        )
         and c.vocab_size >= 16
         and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
         and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
@@ -49,18 +57,23 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
 class NativeBackend(Backend):
     """Computes what the Transformers forward computes, with activations in float32.
 
-    A node's numbers do not depend on the nodes and rows computed beside it: a verify pass along a chain is bit for bit
-    plain decoding. The kernels read the model's own weights, which must not be moved or changed.
+    A node's numbers do not depend on the nodes and rows computed beside it: a verify pass along a
+    chain is bit for bit plain decoding. The kernels read the model's own weights, which must not be
+    moved or changed.
     """
 
-    name, exact = "native", True
+    name = "native"
+    exact = True
 
     def __init__(self, architecture: Architecture):
         self.architecture = architecture
         self.recurrent = bool(architecture.scans)
-        self.step = (HybridStep if self.recurrent else NativeStep)(architecture.hf, architecture.windows)
+        self.step = (HybridStep if self.recurrent else NativeStep)(
+            architecture.hf, architecture.windows
+        )
         self.kernels = native.name_of(self.step.lib)
-        # Whether prompts are computed here too: these kernels read them faster than torch does (docs/log), except
+        # Whether prompts are computed here too: these kernels read them faster than torch does
+        # (docs/log), except
         # that the build with matrix tiles has not been measured.
         # Those of recurrent layers must be computed here, so that states are in one order.
         self.prefills = self.recurrent or self.kernels != "amx"
@@ -69,11 +82,25 @@ class NativeBackend(Backend):
         return (not logits or self.prefills) and is_indexable(view)
 
     def forward(
-        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        view: KVView | None,
+        captured: Captures,
+        logits: int = 0,
     ) -> Tensor:
         """Logits are float32."""
         assert is_indexable(view), f"{type(view).__name__} selects by the queries"
-        return self.step(tree, cache, start, self.architecture.position(tree, start, cache), view, captured, logits)
+        return self.step(
+            tree,
+            cache,
+            start,
+            self.architecture.position(tree, start, cache),
+            view,
+            captured,
+            logits,
+        )
 
     def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
         if self.recurrent or not is_indexable(view):
@@ -81,7 +108,15 @@ class NativeBackend(Backend):
         return partial(self.step.chain, cache, view, self.architecture.reach)
 
     def compile_block(self, block: Block) -> NativeBlock | None:
-        return NativeBlock(self.step, block) if not self.recurrent and block_fits(self.step, block) else None
+        return (
+            NativeBlock(self.step, block)
+            if not self.recurrent and block_fits(self.step, block)
+            else None
+        )
 
     def compile_layers(self, layers: DraftLayers) -> NativeLayers | None:
-        return NativeLayers(self.step, layers) if not self.recurrent and layers_fit(self.step, layers) else None
+        return (
+            NativeLayers(self.step, layers)
+            if not self.recurrent and layers_fit(self.step, layers)
+            else None
+        )

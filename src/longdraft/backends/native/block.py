@@ -1,4 +1,6 @@
-"""LongSpec's block in one native call, over the cache of a target whose step is native (ops/native/step.cpp)."""
+"""LongSpec's block in one native call, over the cache of a target whose step is native
+(ops/native/step.cpp).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,17 @@ from longdraft.ops import native
 
 
 class NativeBlock(CompiledBlock):
-    """Computes a Glide (block: drafters/glide/block.py), with activations in float32, beside its target's step."""
+    """Computes a Glide (block: drafters/glide/block.py), with activations in float32, beside its
+    target's step.
+    """
 
     def __init__(self, step: NativeStep, block: Block):
-        self.step, self.block, self._pins = step, block, Pins()
-        whole, pins, host = self.step.model, self._pins, block.host
+        self.step = step
+        self.block = block
+        self._pins = Pins()
+        whole = self.step.model
+        pins = self._pins
+        host = block.host
         own = native.Layer(
             q=pins.drafting(block.q_proj),
             k=pins.drafting(block.k_proj),
@@ -37,9 +45,11 @@ class NativeBlock(CompiledBlock):
             mlp_norm=pins.norm(block.mlp_norm),
             kind=native.LayerKind.CROSS,
         )
-        head, tokens = whole.head, None
+        head = whole.head
+        tokens = None
         if block.vocabulary is not None:
-            head, tokens = pins.drafting(block.vocabulary.linear(host.target)), pins.raw(block.vocabulary.tokens)
+            head = pins.drafting(block.vocabulary.linear(host.target))
+            tokens = pins.raw(block.vocabulary.tokens)
         self.model = native.Model(
             layers=2,
             width=whole.width,
@@ -66,19 +76,37 @@ class NativeBlock(CompiledBlock):
         return is_indexable(view)
 
     def forward(
-        self, tree: Tree, start: int, position: Tensor, ring: BlockRing, cache: KVCache, view: IndexView | None
+        self,
+        tree: Tree,
+        start: int,
+        position: Tensor,
+        ring: BlockRing,
+        cache: KVCache,
+        view: IndexView | None,
     ) -> Tensor:
-        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
+        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay
+        behind the ring.
+        """
         step = self.step
         B, W = position.shape
         seen = ring.visible(tree, start).contiguous()
-        tokens, position = tree.tokens[:, start:].contiguous(), position.contiguous()
-        depth, length = tree.depth.contiguous(), cache.length.contiguous()
+        tokens = tree.tokens[:, start:].contiguous()
+        position = position.contiguous()
+        depth = tree.depth.contiguous()
+        length = cache.length.contiguous()
         keys = ring.window + tree.size
-        sized([tokens, depth, length, position, seen], (B, W), (B, tree.size), (B,), (B, W), (B, W, keys))
+        sized(
+            [tokens, depth, length, position, seen],
+            (B, W),
+            (B, tree.size),
+            (B,),
+            (B, W),
+            (B, W, keys),
+        )
         logits = torch.empty(B, W, step.vocab)
         p = native.Pass(
-            rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(), length=length.data_ptr(),
+            rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(),
+            length=length.data_ptr(),
             position=position.data_ptr(),
         )  # fmt: skip
         self._keys(p, tree.size, ring, cache, view)
@@ -90,37 +118,60 @@ class NativeBlock(CompiledBlock):
     def draft_chain(
         self, tree: Tree, ring: BlockRing, cache: KVCache, view: IndexView | None, draws: ChainDraws
     ) -> Tensor:
-        """A chain below the root [B,count]; the keys of all but its last token stay behind the ring."""
+        """A chain below the root [B,count]; the keys of all but its last token stay behind the
+        ring.
+        """
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
-        B, count = len(root), draws.count
+        B = len(root)
+        count = draws.count
         sized([root, cache.length, seen], (B, 1), (B,), (B, count, ring.window + count))
-        p = native.Pass(rows=B, nodes=1, start=0, tokens=root.data_ptr(), length=cache.length.data_ptr())
+        p = native.Pass(
+            rows=B, nodes=1, start=0, tokens=root.data_ptr(), length=cache.length.data_ptr()
+        )
         self._keys(p, count, ring, cache, view)
         p.ring_mask = seen.data_ptr()
         drawn = self.step.draw_chain(self.model, p, draws)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
         return drawn
 
-    def _keys(self, p: native.Pass, nodes: int, ring: BlockRing, cache: KVCache, view: IndexView | None) -> None:
-        """Fill in where keys and values are: the ring's, with room for `nodes` nodes, and the target's."""
-        step, layer = self.step, self.block.host.layer
+    def _keys(
+        self, p: native.Pass, nodes: int, ring: BlockRing, cache: KVCache, view: IndexView | None
+    ) -> None:
+        """Fill in where keys and values are: the ring's, with room for `nodes` nodes, and the
+        target's.
+        """
+        step = self.step
+        layer = self.block.host.layer
         ring.room(nodes)
-        if {ring.k.dtype, ring.v.dtype} != {step.dtype} or ring.v.shape != ring.k.shape or len(ring.k) != p.rows:
+        if (
+            {ring.k.dtype, ring.v.dtype} != {step.dtype}
+            or ring.v.shape != ring.k.shape
+            or len(ring.k) != p.rows
+        ):
             raise ValueError(
-                f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
+                f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} "
+                f"rows in {step.dtype}"
             )
-        own = native.LayerCache(k=ring.k.data_ptr(), v=ring.v.data_ptr(), slots=ring.k.shape[2], bits=0)
-        p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
+        own = native.LayerCache(
+            k=ring.k.data_ptr(), v=ring.v.data_ptr(), slots=ring.k.shape[2], bits=0
+        )
+        p.cache = (native.LayerCache * 2)(own, step.places(cache, 0)[layer])
+        p.ring = ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))
             nothing = [native.Selected()] * p.rows
             indices = nothing + step.selected(view, cache, [layer], p.rows)
-            p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
+            p.tail_start, p.selected = (
+                view.tail_start.data_ptr(),
+                (native.Selected * (2 * p.rows))(*indices),
+            )
 
 
 def block_fits(step: NativeStep, block: Block) -> bool:
-    """Whether NativeBlock computes this block: of the step's dtype, and over a layer that sees every key."""
+    """Whether NativeBlock computes this block: of the step's dtype, and over a layer that sees
+    every key.
+    """
     host = block.host
     if host.window is not None or not host.rotated or block.dtype != step.dtype:
         return False

@@ -1,4 +1,6 @@
-"""A gated delta net between the native parts of a pass: convolution, gates, recurrence and the norm of its outputs."""
+"""A gated delta net between the native parts of a pass: convolution, gates, recurrence and the norm
+of its outputs.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ FEW = 64  # nodes of a pass whose convolution is too small to divide
 
 @cache
 def own_threads() -> Callable[[int], object] | None:
-    """Sets how many threads torch's parallel loops have in the calling thread alone; None where OpenMP is not found.
+    """Sets how many threads torch's parallel loops have in the calling thread alone; None where
+    OpenMP is not found.
 
-    `torch.set_num_threads` also sets MKL's number, which all threads share, and that of threads which begin later.
+    `torch.set_num_threads` also sets MKL's number, which all threads share, and that of threads
+    which begin later.
     """
     try:
         found = ctypes.CDLL(None).omp_set_num_threads
@@ -40,10 +44,11 @@ def own_threads() -> Callable[[int], object] | None:
 def in_one_thread() -> Generator[None]:
     """Inside, torch's parallel loops run in the calling thread alone; other threads keep theirs.
 
-    Between those of the kernels, such loops make threads wait for each other twice as often, which took several times
-    as long as the work where another process computed too.
+    Between those of the kernels, such loops make threads wait for each other twice as often, which
+    took several times as long as the work where another process computed too.
     """
-    set_own, threads = own_threads(), torch.get_num_threads()
+    set_own = own_threads()
+    threads = torch.get_num_threads()
     if set_own is None or threads == 1:
         yield
         return
@@ -57,18 +62,27 @@ def in_one_thread() -> Generator[None]:
 class GatedDelta:
     """Qwen 3.5's mixer (Gated Delta Networks) without its linear layers; all numbers are float32.
 
-    A node's numbers do not depend on the nodes and rows computed beside it. module: Transformers' own.
+    A node's numbers do not depend on the nodes and rows computed beside it. module: Transformers'
+    own.
     """
 
     def __init__(self, module: Any, pins: Pins):
         m = module
-        self.keys, self.values = (m.num_k_heads, m.head_k_dim), (m.num_v_heads, m.head_v_dim)
-        self.taps, self.bias = m.conv1d.weight.detach().squeeze(1).float(), m.conv1d.bias
-        self.eps, self.weight = m.layer_norm_epsilon, m.norm.weight.detach().float()
-        self.rate, self.dt_bias = -m.A_log.detach().float().exp(), m.dt_bias.detach().float()
-        self.rows = max(16, 2 * m.num_v_heads)  # outputs of the layer that computes b and a: the kernels' least are 16
+        self.keys = (m.num_k_heads, m.head_k_dim)
+        self.values = (m.num_v_heads, m.head_v_dim)
+        self.taps = m.conv1d.weight.detach().squeeze(1).float()
+        self.bias = m.conv1d.bias
+        self.eps = m.layer_norm_epsilon
+        self.weight = m.norm.weight.detach().float()
+        self.rate = -m.A_log.detach().float().exp()
+        self.dt_bias = m.dt_bias.detach().float()
+        self.rows = max(
+            16, 2 * m.num_v_heads
+        )  # outputs of the layer that computes b and a: the kernels' least are 16
         gates = torch.zeros(self.rows, m.hidden_size, dtype=m.in_proj_b.weight.dtype)
-        gates[: 2 * m.num_v_heads] = torch.cat([m.in_proj_b.weight.detach(), m.in_proj_a.weight.detach()])
+        gates[: 2 * m.num_v_heads] = torch.cat(
+            [m.in_proj_b.weight.detach(), m.in_proj_a.weight.detach()]
+        )
         self.linears = {
             "q": pins.linear(m.in_proj_qkv),
             "k": pins.linear(m.in_proj_z),
@@ -83,7 +97,9 @@ class GatedDelta:
 
     def __call__(self, lib: Any, scans: RecurrentPass, inputs: Tensor, B: int, W: int) -> Tensor:
         """What the linear layers have computed for B rows of W new nodes -> [B,W,values]."""
-        x, z, gates = (part.view(B, W, -1) for part in inputs.split([B * W * size for size in self.sizes]))
+        x, z, gates = (
+            part.view(B, W, -1) for part in inputs.split([B * W * size for size in self.sizes])
+        )
         (K, D), (H, P) = self.keys, self.values
         with in_one_thread() if B * W <= FEW else nullcontext():
             mixed = scans.convolve(x.mT, self.taps, self.bias).mT.contiguous()
@@ -91,12 +107,21 @@ class GatedDelta:
         q, k, v = mixed.split([K * D, K * D, H * P], -1)
         beta, decay = torch.empty(2, B, W, H)
         lib.longdraft_delta_gates(
-            gates.data_ptr(), B * W, H, self.rows, self.rate.data_ptr(), self.dt_bias.data_ptr(), beta.data_ptr(),
+            gates.data_ptr(), B * W, H, self.rows, self.rate.data_ptr(), self.dt_bias.data_ptr(),
+            beta.data_ptr(),
             decay.data_ptr(),
         )  # fmt: skip
-        q, k, v = q.view(B, W, K, D), k.view(B, W, K, D), v.view(B, W, H, P)
+        q = q.view(B, W, K, D)
+        k = k.view(B, W, K, D)
+        v = v.view(B, W, H, P)
         out = scans.scan(DeltaRule(True), (k, v, decay, beta), (q,)).contiguous()
         lib.longdraft_gated_norm(
-            out.data_ptr(), z.data_ptr(), self.weight.data_ptr(), B * W * H, P, self.eps, out.data_ptr()
+            out.data_ptr(),
+            z.data_ptr(),
+            self.weight.data_ptr(),
+            B * W * H,
+            P,
+            self.eps,
+            out.data_ptr(),
         )
         return out

@@ -1,4 +1,6 @@
-"""The forward pass of a model with recurrent layers: native calls from one to the next, and its mixer between."""
+"""The forward pass of a model with recurrent layers: native calls from one to the next, and its
+mixer between.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class HybridStep(NativeStep):
             linears = {part.field: self._pins.linear(part.of(layer)) for part in LINEARS}
             return native.Layer(**linears, **norms, window=window, kind=native.LayerKind.DECODER)
         mixer = self.mixers[number] = GatedDelta(layer.linear_attn, self._pins)
-        linears = {part.field: self._pins.linear(part.of(layer)) for part in LINEARS if part.field in MLP}
+        linears = {
+            part.field: self._pins.linear(part.of(layer)) for part in LINEARS if part.field in MLP
+        }
         return native.Layer(**linears, **mixer.linears, **norms, kind=native.LayerKind.RECURRENT)
 
     def _compute(self, p: native.Pass, tree: Tree, cache: KVCache, start: int) -> None:
@@ -48,25 +52,37 @@ class HybridStep(NativeStep):
                 p.mixer_inputs = inputs.data_ptr()
                 self.lib.longdraft_step(self.model, p, self.work, self.half)
                 mixed = mixer(self.lib, scans, inputs, B, W)
-                p.mixed, p.resume = mixed.data_ptr(), layer + 1
+                p.mixed = mixed.data_ptr()
+                p.resume = layer + 1
             self.lib.longdraft_step(self.model, p, self.work, self.half)
         scans.finish()
 
 
 def is_hybrid(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch, and the sizes are those that HybridStep computes."""
+    """Whether every module is Transformers' own or plain torch, and the sizes are those that
+    HybridStep computes.
+    """
     kind = type(hf)
     if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False
     own = sys.modules[kind.__module__]
-    if not all((type(m) is nn.Conv1d or stock.known(m, own)) and not stock.changed(m) for m in hf.modules()):
+    if not all(
+        (type(m) is nn.Conv1d or stock.known(m, own)) and not stock.changed(m) for m in hf.modules()
+    ):
         return False
-    layers, eps = hf.model.layers, hf.config.rms_norm_eps
+    layers = hf.model.layers
+    eps = hf.config.rms_norm_eps
     nets = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
     return (
         0 < len(nets) < len(layers)
         and hf.model.rotary_emb.inv_freq.dim() == 1
-        and all(type(n.in_proj_b) is type(n.in_proj_a) is nn.Linear and n.in_proj_b.bias is None for n in nets)
-        and all(n.activation == "silu" and n.head_v_dim % 16 == 0 and n.value_dim % 16 == 0 for n in nets)
+        and all(
+            type(n.in_proj_b) is type(n.in_proj_a) is nn.Linear and n.in_proj_b.bias is None
+            for n in nets
+        )
+        and all(
+            n.activation == "silu" and n.head_v_dim % 16 == 0 and n.value_dim % 16 == 0
+            for n in nets
+        )
         and all(getattr(m, "variance_epsilon", getattr(m, "eps", eps)) == eps for m in hf.modules())
     )

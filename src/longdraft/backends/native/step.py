@@ -19,10 +19,14 @@ from longdraft.ops.packed import GROUP, quantized
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
-    """Raises ValueError unless the tensors have these shapes and dtypes: the kernels are given only their addresses."""
+    """Raises ValueError unless the tensors have these shapes and dtypes: the kernels are given only
+    their addresses.
+    """
     for x, shape in zip(tensors, shapes, strict=True):
         if x.shape != shape or not x.is_cpu or x.dtype not in (torch.long, torch.bool):
-            raise ValueError(f"a native pass needs {shape} of int64 or bool, not {tuple(x.shape)} of {x.dtype}")
+            raise ValueError(
+                f"a native pass needs {shape} of int64 or bool, not {tuple(x.shape)} of {x.dtype}"
+            )
 
 
 class Pins(pins.Pins):
@@ -33,11 +37,15 @@ class Pins(pins.Pins):
 
     def linear(self, module: Any) -> native.Linear:
         if isinstance(module, PackedLinear):
-            return self.packed(module.stored, self.float(module.bias), isinstance(module, EightBitInputs))
+            return self.packed(
+                module.stored, self.float(module.bias), isinstance(module, EightBitInputs)
+            )
         return self.numbers(module.weight, self.float(module.bias))
 
     def drafting(self, module: Any) -> native.Linear:
-        """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights to be read."""
+        """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights
+        to be read.
+        """
         half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
         if not half or module.in_features % GROUP:
             return self.linear(module)
@@ -45,11 +53,14 @@ class Pins(pins.Pins):
 
 
 class NativeStep:
-    """One model's weights and working memory, as the kernels see them; one pass at a time uses the memory."""
+    """One model's weights and working memory, as the kernels see them; one pass at a time uses the
+    memory.
+    """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
         self._pins = Pins()
-        c, model = hf.config, hf.model
+        c = hf.config
+        model = hf.model
         attention = next(layer.self_attn for layer in model.layers if hasattr(layer, "self_attn"))
         layers = (native.Layer * c.num_hidden_layers)(
             *[self._layer(layer, windows.get(i, 0), i) for i, layer in enumerate(model.layers)]
@@ -57,8 +68,12 @@ class NativeStep:
         lib = native.library()
         assert lib is not None
         self.lib = lib
-        self.heads, self.dim, self.vocab = c.num_key_value_heads, attention.head_dim, c.vocab_size
-        self.dtype, self.half, self.windows = hf.dtype, hf.dtype == torch.bfloat16, windows
+        self.heads = c.num_key_value_heads
+        self.dim = attention.head_dim
+        self.vocab = c.vocab_size
+        self.dtype = hf.dtype
+        self.half = hf.dtype == torch.bfloat16
+        self.windows = windows
         self.model = native.Model(
             layers=c.num_hidden_layers,
             width=c.hidden_size,
@@ -79,7 +94,8 @@ class NativeStep:
             layer=layers,
         )
         self.without_keys = set[int]()  # layers
-        self.work, self.lock = self.lib.longdraft_new(), Lock()
+        self.work = self.lib.longdraft_new()
+        self.lock = Lock()
         self._places: tuple[list[tuple[int, int, int]], Array[native.LayerCache]] | None = None
 
     def __del__(self) -> None:
@@ -104,37 +120,57 @@ class NativeStep:
         captured: Captures,
         last: int = 0,
     ) -> Tensor:
-        """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the `last` nodes, 0: all)."""
+        """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the
+        `last` nodes, 0: all).
+        """
         (B, W), spec = position.shape, captured.spec
         logits = torch.empty(B, last or W, self.vocab)
-        tokens, position = tree.tokens[:, start:].contiguous(), position.contiguous()
-        depth, length = tree.depth.contiguous(), cache.length.contiguous()
+        tokens = tree.tokens[:, start:].contiguous()
+        position = position.contiguous()
+        depth = tree.depth.contiguous()
+        length = cache.length.contiguous()
         mask = tree.mask[:, start:].contiguous()
         arrays = [tokens, depth, length, position, mask]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(
-            rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(), length=length.data_ptr(),
+            rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(),
+            length=length.data_ptr(),
             position=position.data_ptr(), mask=mask.data_ptr(),
         )  # fmt: skip
-        p.logits, p.logit_nodes, longest = logits.data_ptr(), last, self._keys(p, cache, tree.size, view)
+        p.logits, p.logit_nodes, longest = (
+            logits.data_ptr(),
+            last,
+            self._keys(p, cache, tree.size, view),
+        )
         L = self.model.layers
         if spec.rows is not None:
-            keep, columns = spec.kept(tree).contiguous(), self.heads if spec.split else 1
+            keep = spec.kept(tree).contiguous()
+            columns = self.heads if spec.split else 1
             pooled = spec.rows == "mean"
             scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
             for b, n in enumerate(cache.length.tolist()):
                 scores[:, b, ..., n + 1 :] = float("-inf")
-            p.score_nodes, p.scored, p.as_weights = keep.data_ptr(), keep.shape[1], spec.of == "weights"
-            p.per_key_head, p.mean_of_nodes = spec.split, pooled
-            p.scores, p.score_slots = scores.data_ptr(), longest + 1
+            p.score_nodes = keep.data_ptr()
+            p.scored = keep.shape[1]
+            p.as_weights = spec.of == "weights"
+            p.per_key_head = spec.split
+            p.mean_of_nodes = pooled
+            p.scores = scores.data_ptr()
+            p.score_slots = longest + 1
             p.score_layer = -1 if spec.only is None else spec.only
             layers = range(L) if spec.only is None else [spec.only]
-            captured.scores = {layer: scores[layer] for layer in layers if layer not in self.unviewed}
+            captured.scores = {
+                layer: scores[layer] for layer in layers if layer not in self.unviewed
+            }
             arrays += [keep, scores]
         if spec.hidden:
             which = torch.tensor(spec.hidden, dtype=torch.long)
             states = torch.empty(len(which), B, W, self.model.width)
-            p.state_layers, p.state_count, p.states = which.data_ptr(), len(which), states.data_ptr()
+            p.state_layers, p.state_count, p.states = (
+                which.data_ptr(),
+                len(which),
+                states.data_ptr(),
+            )
             captured.states = {i: states[n] for n, i in enumerate(spec.hidden)}
             arrays.append(which)
         self._compute(p, tree, cache, start)
@@ -145,19 +181,39 @@ class NativeStep:
             self.lib.longdraft_step(self.model, p, self.work, self.half)
 
     def chain(
-        self, cache: KVCache, view: IndexView | None, reach: int, first: Tensor, start: int, draws: ChainDraws
+        self,
+        cache: KVCache,
+        view: IndexView | None,
+        reach: int,
+        first: Tensor,
+        start: int,
+        draws: ChainDraws,
     ) -> Tensor:
-        """Run first [B] as node `start` of a chain and each token drawn after it but the last -> drawn [B,count]."""
+        """Run first [B] as node `start` of a chain and each token drawn after it but the last ->
+        drawn [B,count].
+        """
         first = first.contiguous()
         sized([first, cache.length], (len(first),), (len(first),))
-        p = native.Pass(rows=len(first), nodes=1, start=start, tokens=first.data_ptr(), length=cache.length.data_ptr())
+        p = native.Pass(
+            rows=len(first),
+            nodes=1,
+            start=start,
+            tokens=first.data_ptr(),
+            length=cache.length.data_ptr(),
+        )
         self._keys(p, cache, start + draws.count, view)
         return self.draw_chain(self.model, p, draws, reach)
 
-    def draw_chain(self, model: native.Model, p: native.Pass, draws: ChainDraws, reach: int = 1 << 40) -> Tensor:
-        """Draw with this model, from the pass that longdraft_chain in ops/native/interface.h describes -> [B,count]."""
-        drawn, logits = torch.empty(p.rows, draws.count, dtype=torch.long), torch.empty(p.rows, self.vocab)
-        seed, position = draws.seed.contiguous(), draws.position.contiguous()
+    def draw_chain(
+        self, model: native.Model, p: native.Pass, draws: ChainDraws, reach: int = 1 << 40
+    ) -> Tensor:
+        """Draw with this model, from the pass that longdraft_chain in ops/native/interface.h
+        describes -> [B,count].
+        """
+        drawn = torch.empty(p.rows, draws.count, dtype=torch.long)
+        logits = torch.empty(p.rows, self.vocab)
+        seed = draws.seed.contiguous()
+        position = draws.position.contiguous()
         sized([seed, position], (p.rows,), (p.rows,))
         if len(draws.samplers) != p.rows:
             raise ValueError(f"{len(draws.samplers)} samplers for {p.rows} rows")
@@ -165,20 +221,26 @@ class NativeStep:
         penalty = torch.tensor([s.divisor for s in draws.samplers], dtype=torch.float64)
         window = torch.tensor([s.window for s in draws.samplers])
         how = native.Chain(
-            count=draws.count, warpers=warpers, penalty=penalty.data_ptr(), window=window.data_ptr(),
+            count=draws.count, warpers=warpers, penalty=penalty.data_ptr(),
+            window=window.data_ptr(),
             seed=seed.data_ptr(), position=position.data_ptr(), reach=reach, drawn=drawn.data_ptr(),
         )  # fmt: skip
         if draws.recent is not None:
             recent = draws.recent.contiguous()
             sized([recent], (p.rows, recent.shape[1]))
-            how.recent, how.recent_count = recent.data_ptr(), recent.shape[1]
-        p.logits, p.score_layer, p.approximate = logits.data_ptr(), -1, True
+            how.recent = recent.data_ptr()
+            how.recent_count = recent.shape[1]
+        p.logits = logits.data_ptr()
+        p.score_layer = -1
+        p.approximate = True
         with self.lock:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)
         return drawn
 
     def places(self, cache: KVCache, end: int) -> Array[native.LayerCache]:
-        """Where the keys and values of each of this model's layers are: an array, made anew when a buffer moves."""
+        """Where the keys and values of each of this model's layers are: an array, made anew when a
+        buffer moves.
+        """
         count = self.model.layers
         with_keys = [layer for layer in range(count) if layer not in self.without_keys]
         addresses = cache.pointers(end, with_keys, self.heads, self.dim, self.dtype)
@@ -196,38 +258,61 @@ class NativeStep:
         return self.without_keys | self.windows.keys()
 
     def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: IndexView | None) -> int:
-        """Fill in where keys and values are, with room for `nodes` nodes -> the longest row's committed length."""
-        B, L, longest = p.rows, self.model.layers, int(cache.length.max())
+        """Fill in where keys and values are, with room for `nodes` nodes -> the longest row's
+        committed length.
+        """
+        B = p.rows
+        L = self.model.layers
+        longest = int(cache.length.max())
         p.cache = self.places(cache, longest + nodes)
         if view is not None:
             indices = self.selected(view, cache, range(L), B)
             sized([view.tail_start], (B,))
-            p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
+            p.tail_start, p.selected = (
+                view.tail_start.data_ptr(),
+                (native.Selected * (L * B))(*indices),
+            )
         return longest
 
-    def selected(self, view: IndexView, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:
-        """Where the selected keys of these layers and rows are; those that are not copied yet are copied together.
+    def selected(
+        self, view: IndexView, cache: KVCache, layers: Iterable[int], rows: int
+    ) -> list[native.Selected]:
+        """Where the selected keys of these layers and rows are; those that are not copied yet are
+        copied together.
 
-        Raises ValueError for copies that do not have this model's shape and dtype, or a head's slots side by side.
+        Raises ValueError for copies that do not have this model's shape and dtype, or a head's
+        slots side by side.
         """
         where = [(layer, b) for layer in layers for b in range(rows)]
-        missing = [(layer, b) for layer, b in where if layer not in self.unviewed and (layer, b) not in view.copied]
+        missing = [
+            (layer, b)
+            for layer, b in where
+            if layer not in self.unviewed and (layer, b) not in view.copied
+        ]
         if missing:
             read = cache.read if view.bits else cache.stored
             view.copy([(layer, b, *read(layer, b)) for layer, b in missing])
         bits = view.bits or cache.bits
-        width, dtype = (coded.width(self.dim, bits), torch.uint8) if bits else (self.dim, self.dtype)
+        width, dtype = (
+            (coded.width(self.dim, bits), torch.uint8) if bits else (self.dim, self.dtype)
+        )
         for k, v in filter(None, (view.copied[place] for place in missing)):
             same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == dtype
             if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, width, width, 1):
-                raise ValueError(f"a view copied keys as {tuple(k.shape)} of {k.dtype}: not this model's")
+                raise ValueError(
+                    f"a view copied keys as {tuple(k.shape)} of {k.dtype}: not this model's"
+                )
 
         def of(pair: tuple[Tensor, Tensor] | None) -> native.Selected:
             if pair is None:
                 return native.Selected()
             k, v = pair
             return native.Selected(
-                k=k.data_ptr(), v=v.data_ptr(), count=k.shape[1], stride=k.stride(0) // width, bits=bits
+                k=k.data_ptr(),
+                v=v.data_ptr(),
+                count=k.shape[1],
+                stride=k.stride(0) // width,
+                bits=bits,
             )
 
         return [of(view.copied.get(place)) for place in where]

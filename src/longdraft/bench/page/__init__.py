@@ -1,4 +1,6 @@
-"""One HTML page with the tables, plots and records of a report: no scripts, and nothing fetched from elsewhere."""
+"""One HTML page with the tables, plots and records of a report: no scripts, and nothing fetched
+from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,20 @@ ABOUT += " command, code, versions, machine and seed."
 
 
 def page(report: list[Section], drawn: list[list[Plot]], missing: str = "") -> str:
-    """The text of the page; missing: why it has no plots. What records say is escaped, so it stays text."""
+    """The text of the page; missing: why it has no plots. What records say is escaped, so it stays
+    text.
+    """
     ids = records.run_ids(report)
-    tables = [_section(s, plots, i, ids) for i, (s, plots) in enumerate(zip(report, drawn, strict=True), 1)]
+    tables = [
+        _section(s, plots, i, ids)
+        for i, (s, plots) in enumerate(zip(report, drawn, strict=True), 1)
+    ]
     listed = [records.records(s, i, ids) for i, s in enumerate(report, 1)]
     about = ABOUT + (f" This page has {escape(missing)}." if missing else "")
     return "".join(
         [
-            f"{HEAD}<style>{CSS}</style></head><body>\n<h1>longdraft: measurements</h1>\n<p>{about}</p>\n",
+            f"{HEAD}<style>{CSS}</style></head><body>\n<h1>longdraft: "
+            f"measurements</h1>\n<p>{about}</p>\n",
             _contents(report),
             *tables,
             f'<h2 id="runs">Runs</h2>\n{records.runs(report, ids)}<h2 id="records">Records</h2>\n',
@@ -43,7 +51,9 @@ def page(report: list[Section], drawn: list[list[Plot]], missing: str = "") -> s
 
 
 def _contents(report: list[Section]) -> str:
-    entries = "".join(f'<li><a href="#t{i}">{escape(s.title)}</a></li>' for i, s in enumerate(report, 1))
+    entries = "".join(
+        f'<li><a href="#t{i}">{escape(s.title)}</a></li>' for i, s in enumerate(report, 1)
+    )
     summary = f"<summary>{len(report)} table{'s' * (len(report) > 1)}</summary>"
     last = '<p><a href="#runs">Runs</a>, <a href="#records">records</a></p>'
     return f"<nav><details{' open' * (len(report) < 9)}>{summary}<ol>{entries}</ol></details>{last}</nav>\n"
@@ -54,14 +64,19 @@ def _section(s: Section, plots: list[Plot], number: int, ids: dict[str, str]) ->
     rows = "".join(_row(row, source) for row, source in zip(s.rows, s.sources, strict=True))
     return (
         f'<h2 id="t{number}">{number}. {escape(s.title)}</h2>\n{_plots(plots, number)}'
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>\n'
+        '<div class="scroll" '
+        f'tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>\n'
         f"{_notes(s, number, ids)}"
     )
 
 
 def _row(row: list[str], source: Sources) -> str:
-    """The first two cells say what was measured; each of the others links to the records of the row."""
-    linked = [f'<a href="#{anchor(source.own)}">{escape(cell)}</a>' if cell else "" for cell in row[2:]]
+    """The first two cells say what was measured; each of the others links to the records of the
+    row.
+    """
+    linked = [
+        f'<a href="#{anchor(source.own)}">{escape(cell)}</a>' if cell else "" for cell in row[2:]
+    ]
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*map(escape, row[:2]), *linked))}</tr>\n"
 
 
@@ -71,11 +86,16 @@ def _plots(plots: list[Plot], number: int) -> str:
 
 
 def _figure(plot: Plot, name: str) -> str:
-    return f'<figure id="{name}" aria-label="{escape(plot.title)}">{inline(plot.svg, name, PAGE)}</figure>\n'
+    return (
+        f'<figure id="{name}" '
+        f'aria-label="{escape(plot.title)}">{inline(plot.svg, name, PAGE)}</figure>\n'
+    )
 
 
 def _notes(s: Section, number: int, ids: dict[str, str]) -> str:
-    """What the records of a run share stands with the runs, so here is only a link to each of them."""
+    """What the records of a run share stands with the runs, so here is only a link to each of
+    them.
+    """
     told = set(origin(s.records))
     seen = dict.fromkeys(str(r["run"]) for r in s.records)
     notes = [_code(note) for note in s.notes if note not in told]

@@ -69,7 +69,9 @@ def _run(r: Record, i: str) -> str:
         "weights": f"{r['model']}, sha256 {r.get('weights_sha256') or 'not known'}",
         "environment": _pairs(r["environment"]),
     }
-    rows = "".join(f"<dt>{k}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in said.items() if v != "")
+    rows = "".join(
+        f"<dt>{k}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in said.items() if v != ""
+    )
     return f'<h3 id="{i}">Run {i[3:]}</h3><dl class="run">{rows}</dl>\n'
 
 
@@ -82,23 +84,37 @@ def records(section: Section, number: int, ids: dict[str, str]) -> str:
     columns = COLUMNS[section.records[0]["task"]]
     groups = "".join(_group(s, columns, ids) for s in section.sources)
     title = f'<h3 id="t{number}-records">Records of <a href="#t{number}">table {number}</a></h3>'
-    return f'{title}<div class="scroll" tabindex="0"><table class="records">{groups}</table></div>\n'
+    return (
+        f'{title}<div class="scroll" tabindex="0"><table class="records">{groups}</table></div>\n'
+    )
 
 
 def _group(source: Sources, columns: dict[str, str], ids: dict[str, str]) -> str:
     """Headings are repeated in each group, since links lead into the middle of the table."""
-    first, others = source.own[0], source.others
+    first = source.own[0]
+    others = source.others
     about = f"{first['context']}, {first['label']}"
     about += f" ({_pairs(first['options'])})" if first.get("options") else ""
     about += f", {first['peer']} {first.get('peer_version', '')}" if "peer" in first else ""
-    beside = f'; compared with <a href="#{anchor(others)}">{escape(str(others[0]["label"]))}</a>' if others else ""
+    beside = (
+        f'; compared with <a href="#{anchor(others)}">{escape(str(others[0]["label"]))}</a>'
+        if others
+        else ""
+    )
     heads = "".join(f"<td>{escape(h)}</td>" for h in ("record", *columns, "run", "file and line"))
-    head = f'<tr><th colspan="{len(columns) + 3}">{escape(about)}{beside}</th></tr><tr class="heads">{heads}</tr>'
-    return f'<tbody id="{anchor(source.own)}">{head}{"".join(_record(r, columns, ids) for r in source.own)}</tbody>\n'
+    head = (
+        f'<tr><th colspan="{len(columns) + 3}">{escape(about)}{beside}</th></tr><tr '
+        f'class="heads">{heads}</tr>'
+    )
+    return (
+        "<tbody "
+        f'id="{anchor(source.own)}">{head}{"".join(_record(r, columns, ids) for r in source.own)}</tbody>\n'
+    )
 
 
 def _record(r: Record, columns: dict[str, str], ids: dict[str, str]) -> str:
-    name, run = f"r{r['record']}", ids[str(r["run"])]
+    name = f"r{r['record']}"
+    run = ids[str(r["run"])]
     values = [escape(_value(r.get(field))) for field in columns.values()]
     cells = [name, *values, f'<a href="#{run}">{run[3:]}</a>', escape(str(r.get("where", "")))]
     return f'<tr id="{name}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'

@@ -1,4 +1,6 @@
-"""The style sheet of the page: light or dark as the reader's system is; wide tables scroll by themselves."""
+"""The style sheet of the page: light or dark as the reader's system is; wide tables scroll by
+themselves.
+"""
 
 from __future__ import annotations
 

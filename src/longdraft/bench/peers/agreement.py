@@ -1,7 +1,8 @@
 """Whether another engine computes the same model: its first greedy tokens beside plain decoding's.
 
-Arithmetic differs, so outputs may part where two tokens tie. After that an engine that read the file correctly still
-chooses nearly always what the target would choose after the same tokens; one that misread it does not.
+Arithmetic differs, so outputs may part where two tokens tie. After that an engine that read the
+file correctly still chooses nearly always what the target would choose after the same tokens; one
+that misread it does not.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ class FirstTokens:
         self.others: dict[str, list[list[int]]] = {}
 
     def compare(self, session: DecodeSession, label: str, rows: list[list[int]]) -> dict[str, Any]:
-        """What the engine's records say, of the row that agrees least. Raises CannotRun if it misreads the model.
+        """What the engine's records say, of the row that agrees least. Raises CannotRun if it
+        misreads the model.
 
-        compared: tokens; equal: how many at the start equal plain decoding's; chosen: how many are the target's greedy
-        choice after the engine's own tokens; with: how many at the start equal those of each earlier engine.
+        compared: tokens; equal: how many at the start equal plain decoding's; chosen: how many are
+        the target's greedy choice after the engine's own tokens; with: how many at the start equal
+        those of each earlier engine.
         """
         greedy = copy(session)  # the same prompts and cache
         greedy.sampler = Sampler().under(session.target.rules())
@@ -41,10 +44,12 @@ class FirstTokens:
             self.plain = greedy.rows(limit=min(FIRST, session.limit))
         count = min(len(row) for row in [*self.plain, *rows])
         rows = [row[:count] for row in rows]
-        equal, chosen = leading(rows, self.plain), _chosen(greedy, rows)
+        equal = leading(rows, self.plain)
+        chosen = _chosen(greedy, rows)
         if equal < min(EQUAL, count) and chosen < CHOSEN * count:
             raise CannotRun(
-                f"it does not compute this model: of its first {count} tokens {equal} equal plain decoding's, "
+                f"it does not compute this model: of its first {count} tokens {equal} "
+                "equal plain decoding's, "
                 f"and {chosen} are the model's choice after the same tokens"
             )
         beside = {other: leading(rows, theirs) for other, theirs in self.others.items()}
@@ -53,7 +58,9 @@ class FirstTokens:
 
 
 def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
-    """How many tokens of each row the target would choose after those before them; the minimum of all rows."""
+    """How many tokens of each row the target would choose after those before them; the minimum of
+    all rows.
+    """
     if any(not 0 <= token < session.target.vocab for row in rows for token in row):
         return 0
     given = torch.tensor(rows, device=session.target.device)
@@ -63,7 +70,9 @@ def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
         best.append(sampler.processed(logits, tree, of).argmax(-1))
         if len(best) > 1:
             return match(tree, logits, sampler, of)
-        first = torch.zeros_like(given[:, :1])  # the first step does not draft: it takes the engine's token
+        first = torch.zeros_like(
+            given[:, :1]
+        )  # the first step does not draft: it takes the engine's token
         return Verdict(first, first[:, 0] + 1, given[:, :1])
 
     for _ in session.decode(_Given(given), limit=given.shape[1], verify=look):
@@ -73,7 +82,9 @@ def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
 
 
 class _Given(Drafter):
-    """Drafts, after the first of the given tokens [B,N], all others but the last, whose successor does not matter."""
+    """Drafts, after the first of the given tokens [B,N], all others but the last, whose successor
+    does not matter.
+    """
 
     def __init__(self, given: Tensor):
         self.given = given

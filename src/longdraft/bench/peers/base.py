@@ -1,4 +1,6 @@
-"""What a benchmark needs of another engine: it reads the prompts once and decodes them any number of times."""
+"""What a benchmark needs of another engine: it reads the prompts once and decodes them any number
+of times.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,25 @@ from longdraft.models.lm import LM
 
 
 class CannotRun(Exception):
-    """A peer cannot do what it was asked to; the message is the reason, in one line. The benchmark goes on."""
+    """A peer cannot do what it was asked to; the message is the reason, in one line. The benchmark
+    goes on.
+    """
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all engines decode at one context: greedily at temperature 0, else sampled from the whole distribution."""
+    """What all engines decode at one context: greedily at temperature 0, else sampled from the
+    whole distribution.
+    """
 
     target: LM
     prompts: list[list[int]]
     new_tokens: int
     sampler: Sampler
     seed: int
-    shared: dict[Any, Any] = field(default_factory=dict)  # what the peers of one engine use together
+    shared: dict[Any, Any] = field(
+        default_factory=dict
+    )  # what the peers of one engine use together
 
 
 @dataclass
@@ -42,7 +50,9 @@ class Reading(ABC):
 
     @abstractmethod
     def decode(self, limit: int, sampler: Sampler | None = None) -> PeerOutput:
-        """Decode `limit` tokens of each row past any end token. sampler: in place of the work's. Raises CannotRun."""
+        """Decode `limit` tokens of each row past any end token. sampler: in place of the work's.
+        Raises CannotRun.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -50,13 +60,21 @@ class Reading(ABC):
 
 
 class Peer(ABC):
-    """An entry of a benchmark beside the methods (MethodSpec). name: the engine; label: what of it, in tables."""
+    """An entry of a benchmark beside the methods (MethodSpec). name: the engine; label: what of it,
+    in tables.
+    """
 
-    speculative = pace = False
+    speculative = False
+    pace = False
 
     def __init__(self, name: str, label: str, version: str, options: dict[str, Any]):
-        self.name, self.label, self.options = name, label, options
-        self.origin = {"peer": "transformers" if name.startswith("hf-") else name, "peer_version": version}
+        self.name = name
+        self.label = label
+        self.options = options
+        self.origin = {
+            "peer": "transformers" if name.startswith("hf-") else name,
+            "peer_version": version,
+        }
 
     @abstractmethod
     def read(self, work: Work) -> Reading:

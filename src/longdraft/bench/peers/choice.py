@@ -1,4 +1,6 @@
-"""Which peers a run compares with: `--peers llama.cpp,openvino --peer-llama-server FILE --peer-openvino PYTHON` ..."""
+"""Which peers a run compares with: `--peers llama.cpp,openvino --peer-llama-server FILE
+--peer-openvino PYTHON` ...
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ NOT_ITS_BEST = (
 
 @dataclass
 class Choice:
-    """The peers that the command line names. Raises InputError when made, before any model is loaded.
+    """The peers that the command line names. Raises InputError when made, before any model is
+    loaded.
 
-    model: a GGUF file for llama.cpp and OpenVINO, in place of the target's own. drafts: GGUF files and folders of
-    small models. server: llama.cpp's binary; without one llama.cpp is the wheel. python: an interpreter that has
-    OpenVINO GenAI; without one it is this interpreter, if it has the package. only: labels of peers, as tables have
-    them; without any, all that the engines offer.
+    model: a GGUF file for llama.cpp and OpenVINO, in place of the target's own. drafts: GGUF files
+    and folders of small models. server: llama.cpp's binary; without one llama.cpp is the wheel.
+    python: an interpreter that has OpenVINO GenAI; without one it is this interpreter, if it has
+    the package. only: labels of peers, as tables have them; without any, all that the engines
+    offer.
     """
 
     names: str
@@ -50,21 +54,30 @@ class Choice:
         for name in self.chosen:
             if name not in PEERS:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
-        if not self.chosen and (self.model or self.drafts or self.server or self.python or self.labels):
+        if not self.chosen and (
+            self.model or self.drafts or self.server or self.python or self.labels
+        ):
             raise InputError(
-                "--peer-model, --peer-draft, --peer-llama-server, --peer-openvino and --peer-only are for other"
+                "--peer-model, --peer-draft, --peer-llama-server, --peer-openvino and "
+                "--peer-only are for other"
                 " engines: add --peers llama.cpp,openvino,transformers"
             )
         if self.server is not None:
             if NAME not in self.chosen:
                 raise InputError("--peer-llama-server is llama.cpp's: add it to --peers")
             if not _is_program(self.server):
-                raise InputError(f"{self.server} is not a program: give --peer-llama-server llama.cpp's llama-server")
+                raise InputError(
+                    f"{self.server} is not a program: give --peer-llama-server llama.cpp's "
+                    "llama-server"
+                )
         if self.python is not None:
             if openvino.NAME not in self.chosen:
                 raise InputError("--peer-openvino is OpenVINO's: add openvino to --peers")
             if not _is_program(self.python):
-                raise InputError(f"{self.python} is not a program: give --peer-openvino a Python with openvino-genai")
+                raise InputError(
+                    f"{self.python} is not a program: give --peer-openvino a Python with "
+                    "openvino-genai"
+                )
         if self.model is not None:
             _check(self.model, "--peer-model a GGUF file")
         for draft in self.drafts:
@@ -72,7 +85,9 @@ class Choice:
                 _check(draft, "--peer-draft a GGUF file or a folder with config.json")
 
     def find(self, target: LM) -> tuple[list[Peer], list[str]]:
-        """The peers, and a line on each that cannot be had (Absent). Raises InputError for a label that none has."""
+        """The peers, and a line on each that cannot be had (Absent). Raises InputError for a label
+        that none has.
+        """
         peers: list[Peer] = []
         offered: list[str] = []
         lines = [NOT_ITS_BEST] if NAME in self.chosen and self.server is None else []
@@ -92,7 +107,9 @@ class Choice:
                 peers.append(Absent(name, name, why))
                 offered += [label for label in self.labels if label.startswith(name)]
         if unknown := [label for label in self.labels if label not in offered]:
-            raise InputError(f"--peer-only has no {unknown[0]!r} to choose from: {', '.join(offered) or 'none'}")
+            raise InputError(
+                f"--peer-only has no {unknown[0]!r} to choose from: {', '.join(offered) or 'none'}"
+            )
         return peers, lines
 
     def draft(self, is_gguf: bool) -> Path | None:
@@ -103,11 +120,14 @@ class Choice:
         """The GGUF file with the target's weights. Raises CannotRun."""
         if target.weights and not self.model:
             raise CannotRun(
-                f"the target is quantized by --weights {target.weights}: name a GGUF file with --peer-model"
+                f"the target is quantized by --weights {target.weights}: name a GGUF file "
+                "with --peer-model"
             )
         file = self.model or gguf_of(target)
         if file is None:
-            raise CannotRun("the model is not a GGUF file: name the same model's with --peer-model FILE.gguf")
+            raise CannotRun(
+                "the model is not a GGUF file: name the same model's with --peer-model FILE.gguf"
+            )
         return file
 
 
@@ -123,14 +143,22 @@ Kinds = Iterator[tuple[str, Callable[[str], Peer]]]
 
 
 def _llama_cpp(choice: Choice, target: LM) -> Kinds:
-    """A binary with each kind of speculation and each kind of attention, and the wheel as a second row."""
-    builds: list[Build] = [Wheel()] if choice.server is None else [Binary(choice.server, flash) for flash in FLASH]
-    file, draft = choice.file(target), choice.draft(is_gguf=True)
+    """A binary with each kind of speculation and each kind of attention, and the wheel as a second
+    row.
+    """
+    builds: list[Build] = (
+        [Wheel()] if choice.server is None else [Binary(choice.server, flash) for flash in FLASH]
+    )
+    file = choice.file(target)
+    draft = choice.draft(is_gguf=True)
     for build in builds:
         options = f"@fa={build.flash}" if isinstance(build, Binary) else ""
         yield f"{build.name}{options}", lambda label, b=build: LlamaCpp(label, b, file)
         for kind in build.ngrams():
-            yield f"{build.name} {kind}{options}", lambda label, b=build, k=kind: LlamaCpp(label, b, file, k)
+            yield (
+                f"{build.name} {kind}{options}",
+                lambda label, b=build, k=kind: LlamaCpp(label, b, file, k),
+            )
         if choice.drafts:
             yield (
                 f"{build.name} draft model{options}",
@@ -143,11 +171,19 @@ def _llama_cpp(choice: Choice, target: LM) -> Kinds:
 def _openvino(choice: Choice, target: LM) -> Kinds:
     """Alone and with each kind of its speculation."""
     if choice.python is None and find_spec("openvino_genai") is None:
-        raise CannotRun("this interpreter has no openvino-genai: name one that has it with --peer-openvino PYTHON")
-    python, file, draft = choice.python or Path(sys.executable), choice.file(target), choice.draft(is_gguf=True)
+        raise CannotRun(
+            "this interpreter has no openvino-genai: name one that has it with "
+            "--peer-openvino PYTHON"
+        )
+    python = choice.python or Path(sys.executable)
+    file = choice.file(target)
+    draft = choice.draft(is_gguf=True)
     installed(python, openvino.PACKAGE)
     yield openvino.NAME, lambda label: OpenVINO(label, python, file)
-    yield f"{openvino.NAME} prompt lookup", lambda label: OpenVINO(label, python, file, "prompt lookup")
+    yield (
+        f"{openvino.NAME} prompt lookup",
+        lambda label: OpenVINO(label, python, file, "prompt lookup"),
+    )
     if choice.drafts:
         yield (
             f"{openvino.NAME} draft model",
@@ -165,7 +201,9 @@ def _transformers(choice: Choice, target: LM) -> Kinds:
         name = str(target.dtype).removeprefix("torch.")
         yield (
             "transformers assisted",
-            lambda label: Transformers(label, draft=load_lm(str(_given(small, "folder or GGUF file")), name)),
+            lambda label: Transformers(
+                label, draft=load_lm(str(_given(small, "folder or GGUF file")), name)
+            ),
         )
 
 

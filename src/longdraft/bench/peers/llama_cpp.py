@@ -1,4 +1,6 @@
-"""llama.cpp, from source or as a wheel: alone, with its n-gram speculation or with a draft model."""
+"""llama.cpp, from source or as a wheel: alone, with its n-gram speculation or with a draft
+model.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,30 @@ from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
 
-REMEMBERING = ("ngram-mod", "ngram-cache")  # these draft from the outputs of earlier requests as well
+REMEMBERING = (
+    "ngram-mod",
+    "ngram-cache",
+)  # these draft from the outputs of earlier requests as well
 DRAFT = "draft-simple"
 SPARE = 64  # slots beyond the last token, for drafts
 
 
 class LlamaCpp(Peer):
-    """file: the model, GGUF. kind: llama.cpp's name of a speculation. draft: a GGUF file that drafts."""
+    """file: the model, GGUF. kind: llama.cpp's name of a speculation. draft: a GGUF file that
+    drafts.
+    """
 
-    def __init__(self, label: str, build: Build, file: Path, kind: str = "none", draft: Path | None = None):
+    def __init__(
+        self, label: str, build: Build, file: Path, kind: str = "none", draft: Path | None = None
+    ):
         build.check(kind)
         self.build = build
         self.file = file
         self.kind = kind
         self.draft = draft
-        options = {"speculation": kind, "file": file.name} | ({} if draft is None else {"draft": draft.name})
+        options = {"speculation": kind, "file": file.name} | (
+            {} if draft is None else {"draft": draft.name}
+        )
         super().__init__(build.name, label, build.version, options)
         self.origin |= {"peer_build": build.facts}
         self.forgets = kind not in REMEMBERING
@@ -53,14 +64,20 @@ class LlamaCpp(Peer):
 
 
 class _Reading(Reading):
-    """The prompt is read by the first server and restored in those of the other kinds of speculation.
+    """The prompt is read by the first server and restored in those of the other kinds of
+    speculation.
 
     A kind that remembers earlier outputs gets a new server for each decode, which is not timed.
     """
 
     def __init__(self, peer: LlamaCpp, work: Work):
-        self.peer, self.work = peer, work
-        key = (peer.name, str(peer.build.facts), peer.draft)  # a draft model reads the prompt as well
+        self.peer = peer
+        self.work = work
+        key = (
+            peer.name,
+            str(peer.build.facts),
+            peer.draft,
+        )  # a draft model reads the prompt as well
         known = work.shared.get(key)
         self.folder = TemporaryDirectory(prefix="longdraft-") if known is None else known[0]
         self.server: LlamaServer | None = None
@@ -72,7 +89,10 @@ class _Reading(Reading):
     def _read(self, server: LlamaServer) -> tuple[float, float]:
         """Seconds by our clock, tokens per second by its own."""
         if (vocab := server.vocab()) != self.work.target.vocab:
-            raise CannotRun(f"its file has {vocab} tokens, the model {self.work.target.vocab}: give the same model's")
+            raise CannotRun(
+                f"its file has {vocab} tokens, the model {self.work.target.vocab}: give "
+                "the same model's"
+            )
         begin = perf_counter()
         timings = server.complete(self.work, 1)["timings"]
         seconds = perf_counter() - begin
@@ -87,14 +107,25 @@ class _Reading(Reading):
         work = self.work if sampler is None else replace(self.work, sampler=sampler)
         begin = perf_counter()
         answer = self.server.complete(work, limit)
-        seconds, tokens, timings = perf_counter() - begin, answer["tokens"], answer["timings"]
+        seconds = perf_counter() - begin
+        tokens = answer["tokens"]
+        timings = answer["timings"]
         if len(tokens) != limit:
             raise CannotRun(f"it ended after {len(tokens)} of {limit} tokens")
-        drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+        drafted = timings.get("draft_n", 0)
+        accepted = timings.get("draft_n_accepted", 0)
         steps = max(limit - accepted, 1)
         own: dict[str, Any] = {"prefill_tokens_per_s": self.own_rate}
-        own |= {"decode_tokens_per_s": timings["predicted_per_second"], "drafted": drafted, "accepted": accepted}
-        figures = {"mean_acceptance_length": limit / steps, "verify_steps": steps, "peer_timings": own}
+        own |= {
+            "decode_tokens_per_s": timings["predicted_per_second"],
+            "drafted": drafted,
+            "accepted": accepted,
+        }
+        figures = {
+            "mean_acceptance_length": limit / steps,
+            "verify_steps": steps,
+            "peer_timings": own,
+        }
         stats = Stats(self.prefill_s, decode_s=seconds, verify_s=seconds, emitted=limit)
         return PeerOutput([tokens], stats, figures)
 

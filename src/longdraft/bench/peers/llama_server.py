@@ -25,8 +25,9 @@ SAVED = "prompt"  # name of the file with the prompt's keys and values
 class Settings:
     """What a server is started with.
 
-    file: the model, GGUF. context: slots of all rows together. folder: where the prompt's keys and values are saved.
-    kind: llama.cpp's name of a speculation. draft: a GGUF file that drafts. rope: the model's rope_parameters.
+    file: the model, GGUF. context: slots of all rows together. folder: where the prompt's keys and
+    values are saved. kind: llama.cpp's name of a speculation. draft: a GGUF file that drafts. rope:
+    the model's rope_parameters.
     """
 
     file: Path
@@ -40,10 +41,14 @@ class Settings:
 
 
 class Build(ABC):
-    """llama.cpp as it was built: by name, as records and tables have it, and with `facts`, how it was built."""
+    """llama.cpp as it was built: by name, as records and tables have it, and with `facts`, how it
+    was built.
+    """
 
     def __init__(self, name: str, version: str, facts: dict[str, Any]):
-        self.name, self.version, self.facts = name, version, facts
+        self.name = name
+        self.version = version
+        self.facts = facts
 
     @abstractmethod
     def check(self, kind: str) -> None:
@@ -59,9 +64,11 @@ class Build(ABC):
 
 
 class LlamaServer:
-    """Its cache keeps the last prompt, of which a request that starts with it reads the last token alone.
+    """Its cache keeps the last prompt, of which a request that starts with it reads the last token
+    alone.
 
-    address: as in http://127.0.0.1:8080. end: ends the server; called by close, or when nothing uses this object.
+    address: as in http://127.0.0.1:8080. end: ends the server; called by close, or when nothing
+    uses this object.
     """
 
     def __init__(self, address: str, end: Callable[[], object]):
@@ -74,9 +81,20 @@ class LlamaServer:
         return model.get("meta", {}).get("n_vocab")
 
     def complete(self, work: Work, limit: int) -> dict[str, Any]:
-        """`tokens` and `timings`. The prompt goes in as token ids, and nothing but temperature changes the sampling."""
-        sampler = {"temperature": work.sampler.temperature, "samplers": ["temperature"], "seed": work.seed}
-        body = {"prompt": work.prompts[0], "n_predict": limit, "ignore_eos": True, "cache_prompt": True}
+        """`tokens` and `timings`. The prompt goes in as token ids, and nothing but temperature
+        changes the sampling.
+        """
+        sampler = {
+            "temperature": work.sampler.temperature,
+            "samplers": ["temperature"],
+            "seed": work.seed,
+        }
+        body = {
+            "prompt": work.prompts[0],
+            "n_predict": limit,
+            "ignore_eos": True,
+            "cache_prompt": True,
+        }
         body |= {"return_tokens": True, "response_fields": ["tokens", "timings"], **sampler}
         return self._ask("POST", "/completion", body)
 
@@ -99,13 +117,17 @@ class LlamaServer:
         finally:
             link.close()
         if answer.status != 200:
-            raise CannotRun(f"its server answers {answer.status}: {text[:200].decode(errors='replace')}")
+            raise CannotRun(
+                f"its server answers {answer.status}: {text[:200].decode(errors='replace')}"
+            )
         return json.loads(text)
 
 
 @contextmanager
 def unpinned() -> Iterator[None]:
-    """This process's threads may run anywhere inside the block: a server's would inherit the one processor of this."""
+    """This process's threads may run anywhere inside the block: a server's would inherit the one
+    processor of this.
+    """
     were = are_pinned()
     release()
     try:

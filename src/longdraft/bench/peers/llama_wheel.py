@@ -1,4 +1,6 @@
-"""llama.cpp as the wheel of the package xllamacpp, in this process: built for any processor, not for this one."""
+"""llama.cpp as the wheel of the package xllamacpp, in this process: built for any processor, not
+for this one.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,11 @@ class Wheel(Build):
         return [k for name in dir(kinds) if (k := _kind(name)).startswith(NGRAM)]
 
     def start(self, settings: Settings) -> LlamaServer:
-        p, s = self.lib.CommonParams(), settings
-        p.model.path, p.n_ctx, p.n_parallel = str(s.file), s.context, s.rows
+        p = self.lib.CommonParams()
+        s = settings
+        p.model.path = str(s.file)
+        p.n_ctx = s.context
+        p.n_parallel = s.rows
         p.cache_ram_mib = 0
         p.fit_params = False
         p.verbosity = 0
@@ -70,17 +75,26 @@ class Wheel(Build):
 
     def _type(self, kind: str) -> Any:
         name = f"{PREFIX}{kind.upper().replace('-', '_')}"
-        if (value := getattr(getattr(self.lib, "common_speculative_type", None), name, None)) is None:
+        if (
+            value := getattr(getattr(self.lib, "common_speculative_type", None), name, None)
+        ) is None:
             raise CannotRun(f"{self.version} does not offer {kind}")
         return value
 
     def _scale(self, p: Any, rope: dict[str, Any]) -> None:
-        """The scaling of the model's rotations; a kind that only a GGUF file can describe is left to the file."""
+        """The scaling of the model's rotations; a kind that only a GGUF file can describe is left
+        to the file.
+        """
         kind = rope.get("rope_type")
         if kind not in ("yarn", "linear"):
             return
-        p.rope_scaling_type = getattr(self.lib.llama_rope_scaling_type, f"LLAMA_ROPE_SCALING_TYPE_{kind.upper()}")
+        p.rope_scaling_type = getattr(
+            self.lib.llama_rope_scaling_type, f"LLAMA_ROPE_SCALING_TYPE_{kind.upper()}"
+        )
         p.rope_freq_scale = 1 / rope["factor"]
         if kind == "yarn":
             p.yarn_orig_ctx = int(rope["original_max_position_embeddings"])
-            p.yarn_beta_fast, p.yarn_beta_slow = rope.get("beta_fast") or 32.0, rope.get("beta_slow") or 1.0
+            p.yarn_beta_fast, p.yarn_beta_slow = (
+                rope.get("beta_fast") or 32.0,
+                rope.get("beta_slow") or 1.0,
+            )

@@ -1,4 +1,6 @@
-"""OpenVINO GenAI in a separate process and environment: alone, with prompt lookup or with a draft model."""
+"""OpenVINO GenAI in a separate process and environment: alone, with prompt lookup or with a draft
+model.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,23 @@ from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
 
-NAME, PACKAGE = "openvino", "openvino-genai"
+NAME = "openvino"
+PACKAGE = "openvino-genai"
 KEYS = "u8"  # OpenVINO's default for keys and values on processors
 SCRIPT = Path(__file__).parent / "openvino_process.py"
 
 
 class OpenVINO(Peer):
-    """python: an interpreter that has the package. file: the model, GGUF. draft: a GGUF file that drafts."""
+    """python: an interpreter that has the package. file: the model, GGUF. draft: a GGUF file that
+    drafts.
+    """
 
-    def __init__(self, label: str, python: Path, file: Path, kind: str = "none", draft: Path | None = None):
-        options = {"speculation": kind, "file": file.name} | ({} if draft is None else {"draft": draft.name})
+    def __init__(
+        self, label: str, python: Path, file: Path, kind: str = "none", draft: Path | None = None
+    ):
+        options = {"speculation": kind, "file": file.name} | (
+            {} if draft is None else {"draft": draft.name}
+        )
         super().__init__(NAME, label, installed(python, PACKAGE), options)
         self.python = python
         self.file = file
@@ -44,14 +53,21 @@ class OpenVINO(Peer):
 
 
 class _Reading(Reading):
-    """The prompt is read by the first decode, whose time until the first token is the prefill; others start there."""
+    """The prompt is read by the first decode, whose time until the first token is the prefill;
+    others start there.
+    """
 
     def __init__(self, peer: OpenVINO, work: Work):
         self.work = work
         self.worker = Worker(peer.python, SCRIPT)
         try:
             draft = None if peer.draft is None else str(peer.draft)
-            about = {"file": str(peer.file), "threads": torch.get_num_threads(), "kind": peer.kind, "draft": draft}
+            about = {
+                "file": str(peer.file),
+                "threads": torch.get_num_threads(),
+                "kind": peer.kind,
+                "draft": draft,
+            }
             told = self.worker.ask(do="load", keys=KEYS, **about)
             peer.origin["peer_build"] = told["facts"] | {"key_value_precision": KEYS}
             self.load_s = told["load_s"]
@@ -68,8 +84,11 @@ class _Reading(Reading):
 
     def decode(self, limit: int, sampler: Sampler | None = None) -> PeerOutput:
         answer = self._ask(limit)
-        counts, times = answer["counts"], answer["times"]
-        emitted, steps, seconds = sum(counts[1:]), len(counts) - 1, times[-1] - times[0]
+        counts = answer["counts"]
+        times = answer["times"]
+        emitted = sum(counts[1:])
+        steps = len(counts) - 1
+        seconds = times[-1] - times[0]
         if not steps:
             raise CannotRun(f"it gave all {limit} tokens at once, so their time is not known")
         own: dict[str, Any] = {"peer_timings": {"load_s": self.load_s, "first_token_s": times[0]}}

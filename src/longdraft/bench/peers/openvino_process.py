@@ -1,11 +1,14 @@
-"""OpenVINO GenAI, run by an interpreter that has it: each line of JSON on stdin gets a line of JSON on stdout.
+"""OpenVINO GenAI, run by an interpreter that has it: each line of JSON on stdin gets a line of JSON
+on stdout.
 
 This file imports nothing of longdraft, whose packages that interpreter lacks. Requests, by `do`:
 
-load    file, threads, kind (none, prompt lookup, draft model), keys (u8, ...), draft -> facts, load_s
-decode  prompt (token ids), limit -> tokens, and of each part of them: counts, times in seconds since the request
+load    file, threads, kind (none, prompt lookup, draft model), keys (u8, ...), draft -> facts,
+load_s decode  prompt (token ids), limit -> tokens, and of each part of them: counts, times in
+seconds since the request
 
-Prefix caching is on, as it is by default here: the second decode of a prompt reads its last tokens alone.
+Prefix caching is on, as it is by default here: the second decode of a prompt reads its last tokens
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class Engine:
     """One model with one kind of speculation."""
 
     def __init__(self, file: str, threads: int, kind: str, keys: str, draft: str | None = None):
-        self.ov, self.lib = import_module("openvino"), import_module("openvino_genai")
+        self.ov = import_module("openvino")
+        self.lib = import_module("openvino_genai")
         self.numpy = import_module("numpy")
         self.kind = kind
         device = {"INFERENCE_NUM_THREADS": threads, "KV_CACHE_PRECISION": keys}
@@ -51,8 +55,14 @@ class Engine:
         return self.folder.name
 
     def facts(self) -> dict[str, Any]:
-        """How it computes by its own account: what is not set is OpenVINO's choice for this processor."""
-        told: dict[str, Any] = {"from": "wheel", "openvino": self.ov.__version__, "genai": self.lib.get_version()}
+        """How it computes by its own account: what is not set is OpenVINO's choice for this
+        processor.
+        """
+        told: dict[str, Any] = {
+            "from": "wheel",
+            "openvino": self.ov.__version__,
+            "genai": self.lib.get_version(),
+        }
         core = self.ov.Core()
         for name in ("INFERENCE_PRECISION_HINT", "OPTIMIZATION_CAPABILITIES"):
             with suppress(Exception):  # a device need not have each property
@@ -61,11 +71,17 @@ class Engine:
 
     def decode(self, prompt: list[int], limit: int) -> dict[str, Any]:
         """Greedily, past any end token."""
-        array, tensor = self.numpy, self.ov.Tensor
+        array = self.numpy
+        tensor = self.ov.Tensor
         ids = array.array([prompt], dtype=array.int64)
         inputs = self.lib.TokenizedInputs(tensor(ids), tensor(array.ones_like(ids)))
         config = self.lib.GenerationConfig()
-        settings = {"max_new_tokens": limit, "ignore_eos": True, "do_sample": False, "apply_chat_template": False}
+        settings = {
+            "max_new_tokens": limit,
+            "ignore_eos": True,
+            "do_sample": False,
+            "apply_chat_template": False,
+        }
         for name, value in (settings | SETTINGS[self.kind]).items():
             setattr(config, name, value)
         clock = self._clock()
@@ -73,7 +89,8 @@ class Engine:
         return {"tokens": list(output.tokens[0]), "counts": clock.counts, "times": clock.times}
 
     def _clock(self) -> Any:
-        lib, begin = self.lib, perf_counter()
+        lib = self.lib
+        begin = perf_counter()
 
         class Clock(lib.StreamerBase):
             def __init__(self) -> None:

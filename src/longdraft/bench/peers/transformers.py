@@ -1,4 +1,6 @@
-"""`generate` of Transformers: its own model, attention and cache, alone or with its own speculation."""
+"""`generate` of Transformers: its own model, attention and cache, alone or with its own
+speculation.
+"""
 
 from __future__ import annotations
 
@@ -40,32 +42,48 @@ class _Clock(BaseStreamer):
 
 
 class Stock:
-    """A separate copy of a model, with unpacked weights, that runs without any code of longdraft."""
+    """A separate copy of a model, with unpacked weights, that runs without any code of
+    longdraft.
+    """
 
     def __init__(self, lm: LM):
         config = deepcopy(lm.hf.config)
         attention = "sdpa" if getattr(lm.hf, "_supports_sdpa", False) else "eager"
-        with torch.random.fork_rng(devices=[]):  # a new model's weights are drawn before ours replace them
-            self.hf: Any = AutoModelForCausalLM.from_config(config, dtype=lm.dtype, attn_implementation=attention)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # a new model's weights are drawn before ours replace them
+            self.hf: Any = AutoModelForCausalLM.from_config(
+                config, dtype=lm.dtype, attn_implementation=attention
+            )
         with torch.no_grad():
             for name, tensor in self.hf.state_dict().items():
                 tensor.copy_(_weight(lm.hf, name))
         self.hf = self.hf.eval().to(lm.device)
-        self.hf.generation_config = deepcopy(lm.hf.generation_config)  # rules such as suppressed tokens
+        self.hf.generation_config = deepcopy(
+            lm.hf.generation_config
+        )  # rules such as suppressed tokens
         self.hf.generation_config.eos_token_id = None
         self._read: dict[str, tuple[list[list[int]], int, Any, float]] = {}
         self.hf.prepare_inputs_for_generation = _only_unread(self.hf.prepare_inputs_for_generation)
 
     @torch.inference_mode()
-    def prefill(self, kind: str, prompts: list[list[int]], new_tokens: int, chunk: int = 1024) -> tuple[Any, float]:
-        """A cache of this kind that holds all prompt tokens but the last, and the seconds it took; once per prompt."""
+    def prefill(
+        self, kind: str, prompts: list[list[int]], new_tokens: int, chunk: int = 1024
+    ) -> tuple[Any, float]:
+        """A cache of this kind that holds all prompt tokens but the last, and the seconds it took;
+        once per prompt.
+        """
         if kind in self._read and self._read[kind][:2] == (prompts, new_tokens):
             return self._read[kind][2:]
         begin = perf_counter()
         ids = torch.tensor(prompts, device=self.hf.device)
         slots = ids.shape[1] + new_tokens
         config = self.hf.config
-        cache = StaticCache(config=config, max_cache_len=slots) if kind == "static" else DynamicCache(config=config)
+        cache = (
+            StaticCache(config=config, max_cache_len=slots)
+            if kind == "static"
+            else DynamicCache(config=config)
+        )
         for part in ids[:, :-1].split(chunk, 1):
             if part.shape[1]:
                 self.hf(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -73,12 +91,17 @@ class Stock:
         return self._read[kind][2:]
 
     @torch.inference_mode()
-    def decode(self, work: Work, cache: Any, limit: int, speculation: dict[str, Any]) -> tuple[list[list[int]], _Clock]:
+    def decode(
+        self, work: Work, cache: Any, limit: int, speculation: dict[str, Any]
+    ) -> tuple[list[list[int]], _Clock]:
         """The new tokens of each row, and when they arrived; the cache is not changed."""
-        ids, clock = torch.tensor(work.prompts, device=self.hf.device), _Clock()
+        ids = torch.tensor(work.prompts, device=self.hf.device)
+        clock = _Clock()
         settings = GenerationConfig(max_new_tokens=limit, do_sample=False, pad_token_id=0)
         if work.sampler.temperature > 0:
-            settings.update(do_sample=True, temperature=work.sampler.temperature, top_k=0, top_p=1.0)
+            settings.update(
+                do_sample=True, temperature=work.sampler.temperature, top_k=0, top_p=1.0
+            )
         lookup = speculation.get("prompt_lookup_num_tokens")
         if lookup:
             settings.prompt_lookup_num_tokens = lookup
@@ -110,24 +133,39 @@ def stock(lm: LM) -> Stock:
 
 
 class Transformers(Peer):
-    """cache: `dynamic` or `static`. lookup: tokens of a draft by prompt lookup. draft: a small model that drafts."""
+    """cache: `dynamic` or `static`. lookup: tokens of a draft by prompt lookup. draft: a small
+    model that drafts.
+    """
 
-    def __init__(self, label: str, cache: str = "dynamic", lookup: int = 0, draft: LM | None = None):
+    def __init__(
+        self, label: str, cache: str = "dynamic", lookup: int = 0, draft: LM | None = None
+    ):
         name = label if label in STOCK else "transformers"
-        kind = {"speculation": "prompt lookup" if lookup else "draft model" if draft else "none", "cache": cache}
+        kind = {
+            "speculation": "prompt lookup" if lookup else "draft model" if draft else "none",
+            "cache": cache,
+        }
         super().__init__(name, label, transformers.__version__, {} if name in STOCK else kind)
-        self.cache, self.lookup, self.draft = cache, lookup, draft
+        self.cache = cache
+        self.lookup = lookup
+        self.draft = draft
 
     def read(self, work: Work) -> Reading:
         target = stock(work.target)
-        speculation: dict[str, Any] = {"prompt_lookup_num_tokens": self.lookup} if self.lookup else {}
+        speculation: dict[str, Any] = (
+            {"prompt_lookup_num_tokens": self.lookup} if self.lookup else {}
+        )
         if self.draft is not None:
             speculation = {"assistant_model": stock(self.draft).hf}
             if self.draft.vocab != work.target.vocab:
-                raise CannotRun(f"the draft model has {self.draft.vocab} tokens, the model {work.target.vocab}")
+                raise CannotRun(
+                    f"the draft model has {self.draft.vocab} tokens, the model {work.target.vocab}"
+                )
         if speculation and len(work.prompts) > 1:
             raise CannotRun("its speculation decodes one row only, without --batch")
-        return _Reading(work, target, *target.prefill(self.cache, work.prompts, work.new_tokens), speculation)
+        return _Reading(
+            work, target, *target.prefill(self.cache, work.prompts, work.new_tokens), speculation
+        )
 
 
 @dataclass
@@ -143,14 +181,21 @@ class _Reading(Reading):
         try:
             rows, clock = self.target.decode(work, self.cache, limit, self.speculation)
         except (ValueError, RuntimeError, NotImplementedError) as error:
-            raise CannotRun(f"generate fails: {str(error).splitlines()[0][:200] if str(error) else error!r}") from None
+            raise CannotRun(
+                f"generate fails: {str(error).splitlines()[0][:200] if str(error) else error!r}"
+            ) from None
         if self.speculation:  # the start of a draft model counts: from the call on
-            emitted, seconds = sum(clock.counts[1:]), clock.times[-1] - clock.times[0]
+            emitted = sum(clock.counts[1:])
+            seconds = clock.times[-1] - clock.times[0]
             steps = len(clock.counts) - 1
             own = {"mean_acceptance_length": emitted / steps, "verify_steps": steps}
         else:
-            emitted, seconds, own = (limit - 1) * len(rows), clock.times[-1] - clock.times[1], {}
-        return PeerOutput(rows, Stats(self.prefill_s, decode_s=seconds, verify_s=seconds, emitted=emitted), own)
+            emitted = (limit - 1) * len(rows)
+            seconds = clock.times[-1] - clock.times[1]
+            own = {}
+        return PeerOutput(
+            rows, Stats(self.prefill_s, decode_s=seconds, verify_s=seconds, emitted=emitted), own
+        )
 
     def close(self) -> None:
         self.target.forget()
@@ -162,7 +207,11 @@ def _only_unread(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(prepare)  # `generate` reads the signature
     def wrapped(input_ids: torch.Tensor, **options: Any) -> Any:
         cache = options.get("past_key_values")
-        if options.get("is_first_iteration") and cache is not None and options.get("next_sequence_length") is None:
+        if (
+            options.get("is_first_iteration")
+            and cache is not None
+            and options.get("next_sequence_length") is None
+        ):
             options["next_sequence_length"] = input_ids.shape[1] - int(cache.get_seq_length())
         return prepare(input_ids, **options)
 

@@ -1,4 +1,6 @@
-"""An engine in another Python interpreter, whose packages never meet ours: lines of JSON over its stdin and stdout."""
+"""An engine in another Python interpreter, whose packages never meet ours: lines of JSON over its
+stdin and stdout.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ ALONE = ("-I",)  # the interpreter's own packages only: no PYTHONPATH, no folder
 
 
 class Worker:
-    """Runs `script`; each request gets one answer, in order. Raises CannotRun if it cannot be started.
+    """Runs `script`; each request gets one answer, in order. Raises CannotRun if it cannot be
+    started.
 
     The process ends with `close`, or when nothing uses this object.
     """
@@ -40,7 +43,9 @@ class Worker:
         self.close = finalize(self, _end, self._process)
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to one request. Raises CannotRun with the engine's own error, or the process's last words."""
+        """The answer to one request. Raises CannotRun with the engine's own error, or the process's
+        last words.
+        """
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -78,7 +83,11 @@ def installed(python: Path, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     try:
         done = subprocess.run(
-            [str(python), *ALONE, "-c", code], capture_output=True, text=True, errors="replace", timeout=60
+            [str(python), *ALONE, "-c", code],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotRun(f"{python} cannot be run ({error})") from None

@@ -1,1 +1,3 @@
-"""What methods would gain on a model, a machine and a context: predicted from counts, without running the model."""
+"""What methods would gain on a model, a machine and a context: predicted from counts, without
+running the model.
+"""

@@ -16,9 +16,13 @@ from longdraft.bench.records import read_records
 from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 
-STATED, RECORDS, USUAL = "stated", "records", "usual"
-# Of a chain's drafted tokens, the share that is accepted where the one before was: rounded from this project's records
-# (real models, texts that do not repeat themselves, drafts of fixed depth), else from the methods' papers.
+STATED = "stated"
+RECORDS = "records"
+USUAL = "usual"
+# Of a chain's drafted tokens, the share that is accepted where the one before was: rounded from
+# this project's records
+# (real models, texts that do not repeat themselves, drafts of fixed depth), else from the methods'
+# papers.
 SHARES = {
     "lookup": 0.3,
     "suffix": 0.4,
@@ -49,13 +53,22 @@ SHARES = {
 }
 OTHER = 0.5  # of a method that is not among them
 WIDER = 0.25  # n nodes of a level count as n ** WIDER independent tries, an assumption
-DEPTH = {"gamma", "widths", "nodes", "count", "levels", "topk"}  # options of a draft's size, not of its quality
+DEPTH = {
+    "gamma",
+    "widths",
+    "nodes",
+    "count",
+    "levels",
+    "topk",
+}  # options of a draft's size, not of its quality
 Breadth = Sequence[int]  # nodes on each level of a draft
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """share: of a chain's tokens whose predecessor was accepted, how many are. origin: STATED, RECORDS or USUAL."""
+    """share: of a chain's tokens whose predecessor was accepted, how many are. origin: STATED,
+    RECORDS or USUAL.
+    """
 
     share: float
     origin: str
@@ -67,7 +80,8 @@ class Acceptance:
 
 def accepted(share: float, breadth: Breadth) -> float:
     """Levels of a draft that are accepted, on average; it ends at a level without nodes."""
-    total, reached = 0.0, 1.0
+    total = 0.0
+    reached = 1.0
     for n in takewhile(bool, breadth):
         reached *= 1 - (1 - share) ** (n**WIDER)
         total += reached
@@ -75,8 +89,11 @@ def accepted(share: float, breadth: Breadth) -> float:
 
 
 def share_of(count: float, breadth: Breadth) -> float:
-    """The share at which `count` levels of such drafts are accepted on average, at least 0 and at most 1."""
-    low, high = 0.0, 1.0
+    """The share at which `count` levels of such drafts are accepted on average, at least 0 and at
+    most 1.
+    """
+    low = 0.0
+    high = 1.0
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if accepted(middle, breadth) < count else (low, middle)
@@ -97,13 +114,18 @@ def stated(words: Iterable[str]) -> dict[str, float]:
         except ValueError:
             tokens = 0.0
         if not equals or not method or not 1 <= tokens <= 1024:
-            raise InputError(f"--acceptance {word[:60]!r}: give METHOD=TOKENS per step, 1 or more, like vegas=4.5")
+            raise InputError(
+                f"--acceptance {word[:60]!r}: give METHOD=TOKENS per step, 1 or more, like "
+                "vegas=4.5"
+            )
         found[method] = tokens
     return found
 
 
 def from_statement(label: str, tokens: float, breadth: Breadth) -> Acceptance:
-    """breadth: of a draft of full size. Raises InputError for more tokens than a step of this method can have."""
+    """breadth: of a draft of full size. Raises InputError for more tokens than a step of this
+    method can have.
+    """
     if tokens > len(breadth) + 1:
         most = f"{label} drafts {len(breadth)} tokens, so give at most {len(breadth) + 1}"
         raise InputError(f"--acceptance {label}={tokens:g}: {most}")
@@ -111,20 +133,32 @@ def from_statement(label: str, tokens: float, breadth: Breadth) -> Acceptance:
 
 
 def read_folder(path: Path) -> list[dict[str, Any]]:
-    """The records of decoding and of acceptance in a file or in the files of a folder. Raises InputError."""
+    """The records of decoding and of acceptance in a file or in the files of a folder. Raises
+    InputError.
+    """
     place = path.expanduser()
-    files = sorted([*place.glob("*.jsonl"), *place.glob("*.jsonl.gz")]) if place.is_dir() else [place]
+    files = (
+        sorted([*place.glob("*.jsonl"), *place.glob("*.jsonl.gz")]) if place.is_dir() else [place]
+    )
     if not files:
-        raise InputError(f"--records {path}: the folder has no .jsonl or .jsonl.gz files of longdraft bench")
+        raise InputError(
+            f"--records {path}: the folder has no .jsonl or .jsonl.gz files of longdraft bench"
+        )
     records = [r for file in files for _, r in read_records(file)]
     return [r for r in records if fault(r) is None and r["task"] in ("speed", "suite", "anchored")]
 
 
 def of_model(records: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
-    """Those of a model of this name, of its own drafts, and without outputs that repeat themselves."""
+    """Those of a model of this name, of its own drafts, and without outputs that repeat
+    themselves.
+    """
     names = {model, Path(model).name}
     same = [r for r in records if names & {r["model"], Path(r["model"]).name}]
-    return [r for r in same if "oracle" not in r and "peer" not in r and r.get("distinct_3", 1.0) >= LOOPS]
+    return [
+        r
+        for r in same
+        if "oracle" not in r and "peer" not in r and r.get("distinct_3", 1.0) >= LOOPS
+    ]
 
 
 def from_records(
@@ -151,7 +185,9 @@ def from_records(
 def _alike(measured: Any, planned: dict[str, Any]) -> bool:
     """Whether options agree, but for the size of drafts; older records lack some."""
     known = measured if isinstance(measured, dict) else {}
-    return all(known[key] == value for key, value in planned.items() if key in known and key not in DEPTH)
+    return all(
+        known[key] == value for key, value in planned.items() if key in known and key not in DEPTH
+    )
 
 
 def _share(r: dict[str, Any], breadth: Callable[[int], Breadth]) -> float | None:
@@ -160,7 +196,8 @@ def _share(r: dict[str, Any], breadth: Callable[[int], Breadth]) -> float | None
     counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if isinstance(counts, dict):
         steps, drafts, taken = (
-            counts.get(name) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+            counts.get(name)
+            for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
         )
         if not all(isinstance(n, int) for n in (steps, drafts, taken)) or not steps:
             return None

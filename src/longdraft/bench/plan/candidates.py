@@ -22,14 +22,23 @@ from longdraft.models.lm import LM
 from longdraft.models.outline import outline
 
 SMALL = ("lm", "budget")  # kinds of drafter weights that are whole models
-ODD = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+ODD = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A method whose drafter has sizes but no weights.
 
-    copy: counts of what drafts in the target's place. lacking: the kind of drafter weights that are not there.
+    copy: counts of what drafts in the target's place. lacking: the kind of drafter weights that are
+    not there.
     """
 
     spec: MethodSpec
@@ -41,11 +50,12 @@ class Candidate:
 def candidates(
     target: Target, specs: Sequence[MethodSpec], small: LM | None, name: str = ""
 ) -> tuple[list[Candidate], list[str]]:
-    """One per method, and why others were left out. specs: none for all methods, of which those are left out that
-    cannot run here; of methods that are named, InputError says so. small: the model of `--drafter`. name: the target's,
-    beside which drafters are searched.
+    """One per method, and why others were left out. specs: none for all methods, of which those are
+    left out that cannot run here; of methods that are named, InputError says so. small: the model
+    of `--drafter`. name: the target's, beside which drafters are searched.
     """
-    found, left_out = [], []
+    found = []
+    left_out = []
     for spec in specs or [MethodSpec(m, m) for m in METHODS if m not in ("plain", "auto")]:
         try:
             found.append(_candidate(target, spec, small, name))
@@ -57,19 +67,26 @@ def candidates(
 
 
 def _candidate(target: Target, spec: MethodSpec, small: LM | None, name: str) -> Candidate:
-    method, options = methods.find(spec.name), dict(spec.options)
+    method = methods.find(spec.name)
+    options = dict(spec.options)
     if method.needs == ANY:
         raise InputError(f"{spec.name} uses whichever of the other methods is fastest: name those")
     copy = target.counts
     if (kind := options.get("draft_weights", "same")) != "same":
         if target.gpu:
-            raise InputError("kernels read a quantized copy on CPUs only, so it is not faster on a GPU")
-        copy, options["draft_weights"] = with_fewer_bytes(target, kind), "same"
-    needs, own = method.needs, None
+            raise InputError(
+                "kernels read a quantized copy on CPUs only, so it is not faster on a GPU"
+            )
+        copy = with_fewer_bytes(target, kind)
+        options["draft_weights"] = "same"
+    needs = method.needs
+    own = None
     if needs in SMALL:
         own = small or _beside(needs, name, target.lm)
     there = needs is None or own is not None or _available(needs, name)
-    return Candidate(spec, _drafter(target.lm, spec.name, needs, own, options), copy, None if there else needs)
+    return Candidate(
+        spec, _drafter(target.lm, spec.name, needs, own, options), copy, None if there else needs
+    )
 
 
 def _beside(kind: str, name: str, lm: LM) -> LM | None:
@@ -86,7 +103,9 @@ def _available(kind: str, name: str) -> bool:
 
 
 def _drafter(lm: LM, name: str, needs: str | None, own: LM | None, options: dict[str, Any]) -> Any:
-    """A drafter with random weights on the device "meta". Raises InputError where an architecture has none."""
+    """A drafter with random weights on the device "meta". Raises InputError where an architecture
+    has none.
+    """
     if needs == "glide":
         return GlideOutline(lm, options)
     try:
@@ -97,4 +116,6 @@ def _drafter(lm: LM, name: str, needs: str | None, own: LM | None, options: dict
         raise
     except ODD as error:
         kind = type(error).__name__
-        raise InputError(f"its drafter cannot be built for {lm.config.model_type} ({kind})") from None
+        raise InputError(
+            f"its drafter cannot be built for {lm.config.model_type} ({kind})"
+        ) from None

@@ -1,4 +1,6 @@
-"""What a method's draft costs, in counts: the passes that make it, and the nodes that it adds to the tree."""
+"""What a method's draft costs, in counts: the passes that make it, and the nodes that it adds to
+the tree.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ INNER = 0.7  # acceptance assumed of the inner drafts of a hierarchy
 
 @dataclass(frozen=True)
 class DraftPass:
-    """A pass that drafts. layers: its depth as a share of the target's; None: it calls a drafter's own block in Python.
+    """A pass that drafts. layers: its depth as a share of the target's; None: it calls a drafter's
+    own block in Python.
 
     engine: whether it is the verification of a whole step inside a draft.
     """
@@ -56,7 +59,9 @@ class DraftPass:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a draft is made. lengths: committed slots of rows. copy: counts of what drafts in the target's place."""
+    """Where a draft is made. lengths: committed slots of rows. copy: counts of what drafts in the
+    target's place.
+    """
 
     target: Target
     lengths: list[int]
@@ -67,21 +72,37 @@ class Place:
         """Bytes of one layer's key and value."""
         return max((k.slot for k in self.target.counts.keys), default=0)
 
-    def block(self, nodes: int, read: Read, keys: float = 0.0, vocab: int = 0, compiled: bool = False) -> DraftPass:
-        """A call of a drafter's own block. nodes: of a row. keys: bytes, of a row. compiled: natively."""
+    def block(
+        self, nodes: int, read: Read, keys: float = 0.0, vocab: int = 0, compiled: bool = False
+    ) -> DraftPass:
+        """A call of a drafter's own block. nodes: of a row. keys: bytes, of a row. compiled:
+        natively.
+        """
         rows = len(self.lengths)
         drawn = float(nodes * rows * (vocab or self.target.counts.vocab))
         products = read.weights * nodes * rows
-        counts = Pass(rows, rows * nodes, read.bytes(compiled), products, rows * keys, drawn=drawn, chained=True)
+        counts = Pass(
+            rows,
+            rows * nodes,
+            read.bytes(compiled),
+            products,
+            rows * keys,
+            drawn=drawn,
+            chained=True,
+        )
         return DraftPass(counts, 1.0 if compiled else None)
 
 
 def shown(policy: Policy) -> tuple[Seen | None, InCodes | None]:
-    """How many slots a policy's view will show, before there is a text (None: all), and how many of these as codes."""
+    """How many slots a policy's view will show, before there is a text (None: all), and how many of
+    these as codes.
+    """
     if isinstance(policy, Coded):
         seen, _ = shown(policy.policy)
         own = policy.recent * 3 // 2  # on average
-        return seen, InCodes(lambda n: [max(0, k - own) for k in (n if seen is None else seen(n))], policy.bits)
+        return seen, InCodes(
+            lambda n: [max(0, k - own) for k in (n if seen is None else seen(n))], policy.bits
+        )
     p: Any = policy
     if hasattr(p, "keep_ratio"):
         return (lambda lengths: [budget_of(n, p.keep_ratio, p.min_budget) for n in lengths]), None
@@ -108,7 +129,9 @@ def passes(drafter: Any, at: Place, depth: int, width: int) -> list[DraftPass]:
 
 
 def beam(drafter: Any, depth: int, width: int) -> list[int]:
-    """Nodes of a row in each pass of a draft that grows level by level: the root, then each level but the last."""
+    """Nodes of a row in each pass of a draft that grows level by level: the root, then each level
+    but the last.
+    """
     return [1, *shape(drafter, depth, width)][:depth]
 
 
@@ -117,7 +140,9 @@ def _(drafter: SelfDrafter, at: Place, depth: int, width: int) -> list[DraftPass
     seen, codes = shown(drafter.policy)
     chains = at.target.chains and drafter.is_chain and not isinstance(drafter.policy, Quest)
     return [
-        DraftPass(pass_over(at.copy, at.lengths, n, seen=seen, codes=codes, chained=chains and i > 0))
+        DraftPass(
+            pass_over(at.copy, at.lengths, n, seen=seen, codes=codes, chained=chains and i > 0)
+        )
         for i, n in enumerate(beam(drafter, depth, width))
     ]
 
@@ -125,10 +150,12 @@ def _(drafter: SelfDrafter, at: Place, depth: int, width: int) -> list[DraftPass
 @passes.register
 def _(drafter: SmallModelDrafter, at: Place, depth: int, width: int) -> list[DraftPass]:
     """The root's pass also runs the tokens that the small model lacks, usually one."""
-    small, tail = counts_of(drafter.small), drafter.tail
+    small = counts_of(drafter.small)
+    tail = drafter.tail
     lengths = [min(n, SINK + tail) for n in at.lengths] if tail else at.lengths
     seen, _ = shown(drafter.policy)
-    chains, layers = at.target.chains and drafter.is_chain, small.depth / at.target.lm.depth
+    chains = at.target.chains and drafter.is_chain
+    layers = small.depth / at.target.lm.depth
     return [
         DraftPass(pass_over(small, lengths, n, seen=seen, chained=chains and i > 0), layers)
         for i, n in enumerate([2, *beam(drafter, depth, width)[1:]])
@@ -137,7 +164,9 @@ def _(drafter: SmallModelDrafter, at: Place, depth: int, width: int) -> list[Dra
 
 @passes.register
 def _(drafter: Hierarchical, at: Place, depth: int, width: int) -> list[DraftPass]:
-    """A middle step verifies an inner draft under the view; its yield is that of inner drafts accepted at INNER."""
+    """A middle step verifies an inner draft under the view; its yield is that of inner drafts
+    accepted at INNER.
+    """
     inner: Any = drafter.inner
     seen, _ = shown(drafter.policy)
     deep = inner.max_depth
@@ -156,13 +185,18 @@ def _(drafter: Heads, at: Place, depth: int, width: int) -> list[DraftPass]:
 
 @passes.register
 def _(drafter: Medusa, at: Place, depth: int, width: int) -> list[DraftPass]:
-    return [at.block(len(drafter.module), weights_read(size_of(drafter.module), at.target.lm, None))]
+    return [
+        at.block(len(drafter.module), weights_read(size_of(drafter.module), at.target.lm, None))
+    ]
 
 
 @passes.register
 def _(drafter: Eagle, at: Place, depth: int, width: int) -> list[DraftPass]:
-    """The first pass reads the tokens that were accepted, and each later one the best nodes of a level."""
-    block, longest = drafter.block, max(at.lengths)
+    """The first pass reads the tokens that were accepted, and each later one the best nodes of a
+    level.
+    """
+    block = drafter.block
+    longest = max(at.lengths)
     head = 0.0 if hasattr(block, "head") else float(head_size(at.target.lm))
     read = Read(size_of(block), head, at.target.lm.dtype.itemsize)
     seen = longest if longest <= drafter.span.reach else drafter.span.most
@@ -173,20 +207,30 @@ def _(drafter: Eagle, at: Place, depth: int, width: int) -> list[DraftPass]:
 
 @passes.register
 def _(drafter: Mtp, at: Place, depth: int, width: int) -> list[DraftPass]:
-    weights, rows, lm = drafter.module.weights, len(at.lengths), at.target.lm
+    weights = drafter.module.weights
+    rows = len(at.lengths)
+    lm = at.target.lm
     keys = float(at.slot * min(max(at.lengths), sum(drafter.most)))
 
     def call(n: int) -> DraftPass:
-        return at.block(n, weights_read(weights.read(n * rows), lm, None), keys, compiled=at.target.chains)
+        return at.block(
+            n, weights_read(weights.read(n * rows), lm, None), keys, compiled=at.target.chains
+        )
 
     return [call(n) for n in beam(drafter, depth, width)]
 
 
 @passes.register
 def _(drafter: DFlash, at: Place, depth: int, width: int) -> list[DraftPass]:
-    block, seen = drafter.block, min(max(at.lengths), drafter.window)
-    read, keys = weights_read(size_of(block), at.target.lm, block.vocabulary), len(block.causal) * at.slot * seen
-    return [at.block(block.slots, read, keys, known_count(at.target.lm, block.vocabulary), at.target.chains)]
+    block = drafter.block
+    seen = min(max(at.lengths), drafter.window)
+    read = weights_read(size_of(block), at.target.lm, block.vocabulary)
+    keys = len(block.causal) * at.slot * seen
+    return [
+        at.block(
+            block.slots, read, keys, known_count(at.target.lm, block.vocabulary), at.target.chains
+        )
+    ]
 
 
 @passes.register
@@ -230,7 +274,9 @@ def _(drafter: Medusa, depth: int, width: int) -> list[int]:
 @shape.register
 def _(drafter: Eagle, depth: int, width: int) -> list[int]:
     candidates = drafter.topk + (depth - 1) * drafter.topk**2
-    return spread(min(drafter.nodes - 1, candidates), depth, min(width, drafter.topk if depth == 1 else width))
+    return spread(
+        min(drafter.nodes - 1, candidates), depth, min(width, drafter.topk if depth == 1 else width)
+    )
 
 
 @shape.register
@@ -250,6 +296,8 @@ def _(drafter: Sequential, depth: int, width: int) -> list[int]:
 
 
 def breadth(drafter: Any, depth: int, width: int) -> list[int]:
-    """Nodes of each level on which acceptance depends: without the n-grams that are added to other drafts."""
+    """Nodes of each level on which acceptance depends: without the n-grams that are added to other
+    drafts.
+    """
     first = drafter.drafters[0] if isinstance(drafter, Sequential) else drafter
     return shape(first, min(depth, first.max_depth), width)

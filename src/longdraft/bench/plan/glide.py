@@ -1,4 +1,6 @@
-"""LongSpec's block without its weights: it is built by running its target, which an outline cannot do."""
+"""LongSpec's block without its weights: it is built by running its target, which an outline cannot
+do.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,29 @@ WINDOW = 512  # slots of its own cache that an untrained block attends to
 
 
 class GlideOutline(Drafter):
-    """The sizes of a GlideDrafter by its target's config and the options of its method. Raises InputError."""
+    """The sizes of a GlideDrafter by its target's config and the options of its method. Raises
+    InputError.
+    """
 
     def __init__(self, target: LM, options: Mapping[str, Any]):
         own = set(target.architecture.with_keys) - set(target.sources)
         if not own or target.architecture.latents:
-            raise InputError("longspec reads keys and values of one of the target's layers: use another method")
+            raise InputError(
+                "longspec reads keys and values of one of the target's layers: use another method"
+            )
         c = target.layer_config
-        d, heads, keys = c.hidden_size, query_heads(c), key_heads(c)
+        d = c.hidden_size
+        heads = query_heads(c)
+        keys = key_heads(c)
         self.dim = int(getattr(c, "head_dim", None) or d // heads)
-        self.keys, self.layer = keys, max(own - set(target.windows), default=max(own))
+        self.keys = keys
+        self.layer = max(own - set(target.windows), default=max(own))
         self.numbers = (4 * heads + 2 * keys) * self.dim * d + 3 * d * mlp_width(c)
         widths = str(options["widths"]).split(",") if "widths" in options else []
         gamma = options.get("gamma", 0)
         self.widths = [1] * gamma if gamma else [int(w) for w in widths]
-        self.paths, self.window = options.get("nodes", 0), options.get("window") or WINDOW
+        self.paths = options.get("nodes", 0)
+        self.window = options.get("window") or WINDOW
         guided = {k: options[k] for k in ("keep_ratio", "min_budget", "score") if k in options}
         self.policy = Guided(**guided) if guided else Full()
         self.max_depth = min(len(self.widths), self.paths or len(self.widths))
@@ -48,11 +58,16 @@ def _(drafter: GlideOutline, at: Place, depth: int, width: int) -> list[DraftPas
     lm, (seen, _) = at.target.lm, shown(drafter.policy)
     slots = max(at.lengths if seen is None else seen(at.lengths))
     own = 2 * drafter.keys * drafter.dim * lm.dtype.itemsize * min(max(at.lengths), drafter.window)
-    read, keys = weights_read(drafter.numbers * lm.dtype.itemsize, lm, None), float(slots * at.slot + own)
+    read = weights_read(drafter.numbers * lm.dtype.itemsize, lm, None)
+    keys = float(slots * at.slot + own)
     counts = [1] * depth if drafter.paths else beam(drafter, depth, width)
     return [at.block(n, read, keys, compiled=at.target.chains) for n in counts]
 
 
 @shape.register
 def _(drafter: GlideOutline, depth: int, width: int) -> list[int]:
-    return spread(drafter.paths, depth, width) if drafter.paths else [min(n, width) for n in drafter.widths[:depth]]
+    return (
+        spread(drafter.paths, depth, width)
+        if drafter.paths
+        else [min(n, width) for n in drafter.widths[:depth]]
+    )

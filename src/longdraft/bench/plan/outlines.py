@@ -18,8 +18,9 @@ CPU = "CPU"  # in the table of machines
 class Target:
     """A model, what its passes count, and what they cost on one machine.
 
-    lm: may be on the device "meta". machine: its name, for readers. measured: whether the costs were measured there.
-    gpu: whether the machine is a GPU. chains: whether it drafts a chain of tokens in one native call.
+    lm: may be on the device "meta". machine: its name, for readers. measured: whether the costs
+    were measured there. gpu: whether the machine is a GPU. chains: whether it drafts a chain of
+    tokens in one native call.
     """
 
     lm: LM
@@ -35,21 +36,35 @@ def target_on(lm: LM, device: str) -> Target:
     """The model on a machine of the table `longdraft.costs.machines`. Raises InputError."""
     machine = machine_of(device)
     gpu = machine.name != CPU
-    a, counts = lm.architecture, counts_of(lm)
+    a = lm.architecture
+    counts = counts_of(lm)
     native = not gpu and (stock.is_stock(lm.hf) or is_hybrid(lm.hf))
     one_call = not a.scans and cuda.is_plain(a) if gpu else native
     counts = replace(counts, one_call=one_call, device="cuda" if gpu else "cpu")
-    return Target(lm, counts, counted(counts, machine), machine.name, False, gpu, native and not a.scans)
+    return Target(
+        lm, counts, counted(counts, machine), machine.name, False, gpu, native and not a.scans
+    )
 
 
 def target_here(lm: LM, costs: PassCosts, measured: bool) -> Target:
     """A loaded model on this machine, with costs that are known of it."""
-    gpu, native = lm.device.type == "cuda", lm.backend.name == "native"
-    return Target(lm, counts_of(lm), costs, "this machine", measured, gpu, native and not lm.architecture.scans)
+    gpu = lm.device.type == "cuda"
+    native = lm.backend.name == "native"
+    return Target(
+        lm,
+        counts_of(lm),
+        costs,
+        "this machine",
+        measured,
+        gpu,
+        native and not lm.architecture.scans,
+    )
 
 
 def quantized(target: Target, kind: str) -> Target:
-    """The target with its linear layers in "int8" or "int4", whose weights are read in fewer bytes."""
+    """The target with its linear layers in "int8" or "int4", whose weights are read in fewer
+    bytes.
+    """
     return replace(target, counts=with_fewer_bytes(target, kind))
 
 

@@ -1,4 +1,6 @@
-"""Everything a plan is made from, put together: the model's outline, the machine's costs, methods and acceptance."""
+"""Everything a plan is made from, put together: the model's outline, the machine's costs, methods
+and acceptance.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,12 @@ class Options:
 
 
 class Planner:
-    """Predictions for one model on one machine. Raises InputError when made for whatever a user can correct.
+    """Predictions for one model on one machine. Raises InputError when made for whatever a user can
+    correct.
 
-    device: of `costs.machines`; "": this machine. methods: as for `bench`; "": all that could run. stated: tokens of a
-    step by method. records: measured acceptance. drafter: a small model. notes: what a reader should know.
+    device: of `costs.machines`; "": this machine. methods: as for `bench`; "": all that could run.
+    stated: tokens of a step by method. records: measured acceptance. drafter: a small model. notes:
+    what a reader should know.
     """
 
     def __init__(
@@ -70,15 +74,22 @@ class Planner:
         self.candidates, self.notes = candidates(self.target, specs, small, model)
         self.stated = dict(stated or {})
         for label in self.stated.keys() - {c.spec.label for c in self.candidates}:
-            raise InputError(f"--acceptance names {label[:40]}, which is not in this plan: name it as --methods does")
+            raise InputError(
+                f"--acceptance names {label[:40]}, which is not in this plan: name it as "
+                "--methods does"
+            )
         if drafter and not any(find(c.spec.name).needs in SMALL for c in self.candidates):
-            raise InputError("--drafter is a small model, and no method of this plan uses one: leave it out")
+            raise InputError(
+                "--drafter is a small model, and no method of this plan uses one: leave it out"
+            )
         for c in self.candidates:  # refuses what no step can have before any table is printed
             if c.spec.label in self.stated:
                 from_statement(c.spec.label, self.stated[c.spec.label], _full(c))
         self.records = of_model(read_folder(records), model) if records is not None else []
         if records is not None and not self.records:
-            self.notes.append(f"{records} has no records of {model}, so acceptance is the usual one")
+            self.notes.append(
+                f"{records} has no records of {model}, so acceptance is the usual one"
+            )
 
     def ranking(self, rows: int, context: int) -> list[Prediction]:
         """Every method at this context, the highest speedup first."""
@@ -108,17 +119,26 @@ def _specs(methods: str) -> list[MethodSpec]:
     entries: list[Any] = parse(methods, [])
     other = next((e.label for e in entries if not isinstance(e, MethodSpec)), None)
     if other is not None:
-        raise InputError(f"{other} is a baseline of bench, which plan does not predict: name methods of longdraft")
+        raise InputError(
+            f"{other} is a baseline of bench, which plan does not predict: name methods of "
+            "longdraft"
+        )
     return [e for e in entries if e.name != "plain"]
 
 
 def _small(name: str, options: Options) -> LM:
-    """The config alone; of a GGUF file the weights as well, because how these are packed differs by layer."""
-    return load_lm(name, options.dtype, "cpu") if fetch.is_file(name) else outline(name, options.dtype)
+    """The config alone; of a GGUF file the weights as well, because how these are packed differs by
+    layer.
+    """
+    return (
+        load_lm(name, options.dtype, "cpu") if fetch.is_file(name) else outline(name, options.dtype)
+    )
 
 
 def _target(model: str, options: Options, device: str) -> Target:
-    """On this machine, a model whose weights are here is loaded, so that costs are those that are known of it."""
+    """On this machine, a model whose weights are here is loaded, so that costs are those that are
+    known of it.
+    """
     if not device and _is_here(model):
         lm = load_lm(model, **asdict(options))
         costs = known_costs(lm)
@@ -128,15 +148,27 @@ def _target(model: str, options: Options, device: str) -> Target:
     else:
         lm = outline(model, options.dtype, options.rope, options.kv)
     if options.activations not in (None, *ACTIVATIONS):
-        raise InputError(f"activations is {options.activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}")
+        raise InputError(
+            f"activations is {options.activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}"
+        )
     if options.weights is not None and options.weights not in BITS:
-        raise InputError(f"weights is {options.weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
-    target = target_on(lm, device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU))
+        raise InputError(
+            f"weights is {options.weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out"
+        )
+    target = target_on(
+        lm, device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU)
+    )
     if options.kv is not None and target.gpu:
-        raise InputError(f"--kv keeps caches of CPUs in 8 bits, and {target.machine} is a GPU: leave it out")
+        raise InputError(
+            f"--kv keeps caches of CPUs in 8 bits, and {target.machine} is a GPU: leave it out"
+        )
     return target if options.weights is None else quantized(target, options.weights)
 
 
 def _is_here(model: str) -> bool:
     """Whether a name stands for weights on this disk."""
-    return model == "bundled" or fetch.is_file(model) or any(Path(model).expanduser().glob("*.safetensors"))
+    return (
+        model == "bundled"
+        or fetch.is_file(model)
+        or any(Path(model).expanduser().glob("*.safetensors"))
+    )

@@ -21,9 +21,10 @@ EVERY = 16  # beyond this, only some depths are compared: a draft so deep seldom
 class Prediction:
     """One method's step. Times are in seconds, of all rows together; tokens are per row.
 
-    depth, nodes: of the draft that promises the highest speedup, of a row. draft, verify, step: what they take; step
-    has the engine's part too. plain: a step without a draft. tokens: expected per step. origin: of the acceptance.
-    lacking: the kind of drafter weights that the method needs and that are not there.
+    depth, nodes: of the draft that promises the highest speedup, of a row. draft, verify, step:
+    what they take; step has the engine's part too. plain: a step without a draft. tokens: expected
+    per step. origin: of the acceptance. lacking: the kind of drafter weights that the method needs
+    and that are not there.
     """
 
     label: str
@@ -56,18 +57,28 @@ def plain_step(target: Target, lengths: list[int]) -> float:
     return target.costs.seconds(pass_over(target.counts, lengths, 1)) + target.costs.step
 
 
-def predicted(target: Target, candidate: Candidate, rows: int, context: int, acceptance: Acceptance) -> Prediction:
-    """With the depth and width of draft that promise the highest speedup, as adaptive drafting would choose it."""
-    drafter, plain = candidate.drafter, plain_step(target, [context] * rows)
-    label, lacking, origin = candidate.spec.label, candidate.lacking, acceptance.origin
+def predicted(
+    target: Target, candidate: Candidate, rows: int, context: int, acceptance: Acceptance
+) -> Prediction:
+    """With the depth and width of draft that promise the highest speedup, as adaptive drafting
+    would choose it.
+    """
+    drafter = candidate.drafter
+    plain = plain_step(target, [context] * rows)
+    label = candidate.spec.label
+    lacking = candidate.lacking
+    origin = acceptance.origin
 
     def shaped(depth: int, width: int) -> Prediction:
-        count, tokens = sum(shape(drafter, depth, width)), acceptance.tokens(breadth(drafter, depth, width))
+        count = sum(shape(drafter, depth, width))
+        tokens = acceptance.tokens(breadth(drafter, depth, width))
         times = _step(target, candidate, [context] * rows, depth, width)
         return Prediction(label, context, depth, count, *times, plain, tokens, origin, lacking)
 
     shapes = [
-        (depth, width) for depth in _depths(drafter.max_depth) for width in (WIDTHS, WIDTHS[-1:])[drafter.is_chain]
+        (depth, width)
+        for depth in _depths(drafter.max_depth)
+        for width in (WIDTHS, WIDTHS[-1:])[drafter.is_chain]
     ]
     return max((shaped(*s) for s in shapes), key=lambda p: (p.speedup, -p.nodes))
 
@@ -96,10 +107,12 @@ def _step(
     target: Target, candidate: Candidate, lengths: list[int], depth: int, width: int
 ) -> tuple[float, float, float]:
     """Seconds of the draft, of verifying it, and of the whole step."""
-    drafter, costs = candidate.drafter, target.costs
+    drafter = candidate.drafter
+    costs = target.costs
     place = Place(target, lengths, candidate.copy)
     draft = sum(p.seconds(costs) for p in passes(drafter, place, depth, width))
-    count, spec = sum(shape(drafter, depth, width)), drafter.captures()
+    count = sum(shape(drafter, depth, width))
+    spec = drafter.captures()
     verify = costs.seconds(pass_over(target.counts, lengths, 1 + count))
     if spec.rows is not None and (share := _captured(drafter)):
         chosen = pass_over(target.counts, lengths, 1 + count, scored=spec, chosen=spec.only is None)

@@ -14,7 +14,9 @@ MARGIN = 1.02  # a speedup that is not above this is none
 
 
 class Table(NamedTuple):
-    """A table with a line above it and notes below; the first column is text, the others are numbers."""
+    """A table with a line above it and notes below; the first column is text, the others are
+    numbers.
+    """
 
     title: str
     header: list[str]
@@ -37,14 +39,27 @@ def title(target: Target, name: str, rows: int, context: str) -> str:
     slot = pass_over(target.counts, [1], 1).keys / 1024
     how = "measured here" if target.measured else "by bandwidth and rates"
     return (
-        f"{name} on {target.machine} ({how}), {side}{context} tokens; a plain step reads {weights:.3g} GB of weights"
+        f"{name} on {target.machine} ({how}), {side}{context} tokens; a plain step reads "
+        f"{weights:.3g} GB of weights"
         f" and {slot:.3g} KB per token of context"
     )
 
 
-def at_one_context(target: Target, name: str, rows: int, context: int, found: Sequence[Prediction]) -> Table:
+def at_one_context(
+    target: Target, name: str, rows: int, context: int, found: Sequence[Prediction]
+) -> Table:
     """Every method with its times, best first."""
-    header = ["method", "draft", "draft ms", "verify ms", "step ms", "break-even", "tokens", "", "speedup"]
+    header = [
+        "method",
+        "draft",
+        "draft ms",
+        "verify ms",
+        "step ms",
+        "break-even",
+        "tokens",
+        "",
+        "speedup",
+    ]
     lines = [
         [
             f"{p.label}{'*' if p.lacking else ''}",
@@ -58,11 +73,20 @@ def at_one_context(target: Target, name: str, rows: int, context: int, found: Se
         for p in found
     ]
     plain = f"{1e3 * found[0].plain:.3g} ms" if found else "-"
-    notes = [f"A plain step takes {plain}. Break-even: tokens per step at which a method is as fast."]
-    return Table(title(target, name, rows, f"{context:,}"), header, lines, notes + _notes(target, found, [context]))
+    notes = [
+        f"A plain step takes {plain}. Break-even: tokens per step at which a method is as fast."
+    ]
+    return Table(
+        title(target, name, rows, f"{context:,}"),
+        header,
+        lines,
+        notes + _notes(target, found, [context]),
+    )
 
 
-def over_contexts(target: Target, name: str, rows: int, found: Mapping[int, Sequence[Prediction]]) -> list[Table]:
+def over_contexts(
+    target: Target, name: str, rows: int, found: Mapping[int, Sequence[Prediction]]
+) -> list[Table]:
     """What to choose at each context, then where each method pays."""
     every = [p for ranking in found.values() for p in ranking]
     lacking = any(p.lacking for p in every)
@@ -73,18 +97,30 @@ def over_contexts(target: Target, name: str, rows: int, found: Mapping[int, Sequ
         own = _best([p for p in ranking if not p.lacking])
         mark = "†" if context > target.lm.positions else ""
         line = [f"{size(context)}{mark}", f"{1e3 * ranking[0].plain:.3g}" if ranking else "-"]
-        line += [f"{own.label} ({own.depth})", f"{own.break_even:.2f}", f"{own.tokens:.2f}"] if own else ["plain"]
+        line += (
+            [f"{own.label} ({own.depth})", f"{own.break_even:.2f}", f"{own.tokens:.2f}"]
+            if own
+            else ["plain"]
+        )
         line += [f"{own.speedup:.2f}x"] if own else ["-", "-", "1.00x"]
         best = _best(ranking)
         gains = lacking and best is not None and (own is None or best.speedup > own.speedup)
-        line += [f"{best.label}* ({best.depth})", f"{best.speedup:.2f}x"] if gains and best else ["-", "-"] * lacking
+        line += (
+            [f"{best.label}* ({best.depth})", f"{best.speedup:.2f}x"]
+            if gains and best
+            else ["-", "-"] * lacking
+        )
         lines.append(line)
     contexts = f"{size(min(found))} to {size(max(found))}"
-    choose = Table(title(target, name, rows, contexts), header, lines, ["In brackets: the depth of the draft."])
+    choose = Table(
+        title(target, name, rows, contexts), header, lines, ["In brackets: the depth of the draft."]
+    )
     return [choose, _where(target, found, every)]
 
 
-def _where(target: Target, found: Mapping[int, Sequence[Prediction]], every: Sequence[Prediction]) -> Table:
+def _where(
+    target: Target, found: Mapping[int, Sequence[Prediction]], every: Sequence[Prediction]
+) -> Table:
     by_method: dict[str, list[Prediction]] = {}
     for p in every:
         by_method.setdefault(p.label, []).append(p)
@@ -96,7 +132,9 @@ def _where(target: Target, found: Mapping[int, Sequence[Prediction]], every: Seq
         label = f"{top.label}{'*' if top.lacking else ''}"
         lines.append([label, pays, f"{top.speedup:.2f}x", size(top.context), top.origin])
     notes = _notes(target, every, sorted(found))
-    return Table("Where each method pays", ["method", "pays", "best", "at", "acceptance"], lines, notes)
+    return Table(
+        "Where each method pays", ["method", "pays", "best", "at", "acceptance"], lines, notes
+    )
 
 
 def ranges(pays: Sequence[int], contexts: Sequence[int]) -> str:
@@ -116,7 +154,8 @@ def ranges(pays: Sequence[int], contexts: Sequence[int]) -> str:
 
 
 def _span(contexts: Sequence[int], low: int, high: int) -> str:
-    first, last = size(contexts[low]), size(contexts[high])
+    first = size(contexts[low])
+    last = size(contexts[high])
     if high == len(contexts) - 1:
         return f"from {first}" if low < high else f"at {first}"
     return f"up to {last}" if low == 0 else f"at {first}" if low == high else f"{first} to {last}"
@@ -131,11 +170,18 @@ def _best(ranking: Sequence[Prediction]) -> Prediction | None:
 def _notes(target: Target, found: Sequence[Prediction], contexts: Sequence[int]) -> list[str]:
     notes = []
     if any(p.origin == USUAL for p in found):
-        notes.append("usual: acceptance differs by model and text; measure it with `longdraft bench`, then --records.")
+        notes.append(
+            "usual: acceptance differs by model and text; measure it with `longdraft "
+            "bench`, then --records."
+        )
     if any(p.lacking for p in found):
         notes.append(
-            "* needs drafter weights, which are not beside the model: counted for an untrained drafter's size."
+            "* needs drafter weights, which are not beside the model: counted for an "
+            "untrained drafter's size."
         )
     if max(contexts) > target.lm.positions:
-        notes.append(f"† beyond the {target.lm.positions:,} positions of the model's config (--rope extends them).")
+        notes.append(
+            f"† beyond the {target.lm.positions:,} positions of the model's config (--rope "
+            "extends them)."
+        )
     return notes

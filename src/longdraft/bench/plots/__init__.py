@@ -41,13 +41,23 @@ def available() -> bool:
 
 
 def plots(report: list[Section]) -> list[list[Plot]]:
-    """Those of each table. A plot over budgets is of all runs in one setting, beside the first of their tables."""
+    """Those of each table. A plot over budgets is of all runs in one setting, beside the first of
+    their tables.
+    """
     anchored = [r for s in report for r in s.records if r["task"] == "anchored"]
     pooled = {group[0]["record"]: group for group in grouped(anchored)}
     made = []
     with settings():
         for s in report:
-            drawn = [(name, draw(s.records)) for name, draw in OF_TASK[s.records[0]["task"]].items()]
-            drawn += [("budget", acceptance.by_budget(pooled[r["record"]])) for r in s.records if r["record"] in pooled]
-            made.append([Plot(name, f.get_suptitle(), svg(f)) for name, f in drawn if f is not None])
+            drawn = [
+                (name, draw(s.records)) for name, draw in OF_TASK[s.records[0]["task"]].items()
+            ]
+            drawn += [
+                ("budget", acceptance.by_budget(pooled[r["record"]]))
+                for r in s.records
+                if r["record"] in pooled
+            ]
+            made.append(
+                [Plot(name, f.get_suptitle(), svg(f)) for name, f in drawn if f is not None]
+            )
     return made

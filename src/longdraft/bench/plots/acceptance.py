@@ -1,4 +1,6 @@
-"""Plots of acceptance: by position of the draft, and against the budget of keys beside the controls."""
+"""Plots of acceptance: by position of the draft, and against the budget of keys beside the
+controls.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def by_position(records: list[Record]) -> Any:
         shares = [r["acceptance_per_position"] for r in same]
         depth = min(max(map(len, shares), default=0), DEEPEST)
         columns = [[s[i] if i < len(s) else 0.0 for s in shares] for i in range(depth)]
-        points = {i + 1.0: Point(fmean(c), min(c), max(c), link(same)) for i, c in enumerate(columns) if any(c)}
+        points = {
+            i + 1.0: Point(fmean(c), min(c), max(c), link(same))
+            for i, c in enumerate(columns)
+            if any(c)
+        }
         if points:
             by_context.setdefault(context, {})[label] = points
     if not by_context:
@@ -40,31 +46,50 @@ def by_position(records: list[Record]) -> Any:
 
 
 def budget(record: Record) -> int | None:
-    """How many cached keys the drafts of a record may read; None for a method without such an option."""
+    """How many cached keys the drafts of a record may read; None for a method without such an
+    option.
+    """
     options = record.get("options", {})
     if "budget" in options:
         return min(options["budget"], record["context"])
-    ratio = options.get("keep_ratio", options.get("ratio"))  # the second is its name in older records
+    ratio = options.get(
+        "keep_ratio", options.get("ratio")
+    )  # the second is its name in older records
     least = options.get("min_budget", options.get("floor", 0))
-    return None if ratio is None else min(max(round(ratio * record["context"]), least), record["context"])
+    return (
+        None
+        if ratio is None
+        else min(max(round(ratio * record["context"]), least), record["context"])
+    )
 
 
 def without_budget(record: Record) -> str:
-    """The label without the options that set the budget, so that budgets of one method share a line."""
+    """The label without the options that set the budget, so that budgets of one method share a
+    line.
+    """
     name, *options = record["label"].split("@")
-    kept = [o for o in options if o.split("=")[0] not in ("budget", "keep_ratio", "ratio", "min_budget", "floor")]
+    kept = [
+        o
+        for o in options
+        if o.split("=")[0] not in ("budget", "keep_ratio", "ratio", "min_budget", "floor")
+    ]
     return "@".join([name, *kept])
 
 
 def by_budget(records: list[Record]) -> Any:
-    """-> figure: accepted length against the share of keys that drafts read. None with a single budget per context."""
+    """-> figure: accepted length against the share of keys that drafts read. None with a single
+    budget per context.
+    """
     by_context: dict[int, dict[str, dict[float, Point]]] = {}
     for context, _, (r, *_) in cells(records):
         if (keys := budget(r)) is not None:
-            mean, error = r["mean_acceptance_length"], r["stderr_clustered"] or r["stderr"] or 0.0
+            mean = r["mean_acceptance_length"]
+            error = r["stderr_clustered"] or r["stderr"] or 0.0
             line = by_context.setdefault(context, {}).setdefault(without_budget(r), {})
             line[100 * keys / context] = Point(mean, mean - error, mean + error, link([r]))
-    by_context = {c: series for c, series in by_context.items() if max(map(len, series.values())) > 1}
+    by_context = {
+        c: series for c, series in by_context.items() if max(map(len, series.values())) > 1
+    }
     if not by_context:
         return None
     figure, rows = panels(len(by_context), 1.8, "Acceptance against budget (controls in gray)")

@@ -20,7 +20,9 @@ SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Figures are made and saved in this context, so that they do not depend on a user's own settings of matplotlib."""
+    """Figures are made and saved in this context, so that they do not depend on a user's own
+    settings of matplotlib.
+    """
     from matplotlib import rc_context, style  # pyright: ignore[reportMissingImports]
 
     with style.context("default"), rc_context(SETTINGS):
@@ -32,15 +34,23 @@ def svg(figure: Any, description: str = "") -> str:
     out = StringIO()
     data = {"Date": None, "Creator": "longdraft", "Description": description or None}
     with settings(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a font without a glyph, or labels that leave no room
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # a font without a glyph, or labels that leave no room
         figure.savefig(out, format="svg", metadata=data)
     text = re.sub(r"<!-- .*? -->\n", "", out.getvalue(), flags=re.S)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def inline(text: str, name: str, page: str) -> str:
-    """What `svg` made, to stand inside an HTML page: separate ids and style, and links within the page."""
-    text = text[text.index("<svg") :].replace(' target="_blank"', "").replace(f'xlink:href="{page}#', 'href="#')
+    """What `svg` made, to stand inside an HTML page: separate ids and style, and links within the
+    page.
+    """
+    text = (
+        text[text.index("<svg") :]
+        .replace(' target="_blank"', "")
+        .replace(f'xlink:href="{page}#', 'href="#')
+    )
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     text = re.sub(r'( id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
     return text.replace("*{stroke-linejoin", f"#{name} *{{stroke-linejoin")

@@ -9,7 +9,12 @@ from longdraft.bench.grouping import STEP_PARTS, Record, by_peer, cells, step_pa
 from longdraft.bench.plots.draw import bars, link
 from longdraft.bench.plots.style import legend, panels, shown, size
 
-COLORS = {"drafting": "#0072b2", "verifying": "#e69f00", "the rest": "#999999", "drafter's start": "#cc79a7"}
+COLORS = {
+    "drafting": "#0072b2",
+    "verifying": "#e69f00",
+    "the rest": "#999999",
+    "drafter's start": "#cc79a7",
+}
 STEP = {"one token": "#000000", "7 drafts": "#0072b2", "verifying 8 rows": "#e69f00"}
 STEP["choosing and copying keys"] = "#009e73"
 
@@ -21,10 +26,18 @@ def per_token(records: list[Record]) -> Any:
         by_context.setdefault(context, {})[label] = same
     if max((len(methods) for methods in by_context.values()), default=0) < 2:
         return None
-    tall = max(sum(2 + shown(label, wrap=True).count("\n") for label in methods) for methods in by_context.values())
+    tall = max(
+        sum(2 + shown(label, wrap=True).count("\n") for label in methods)
+        for methods in by_context.values()
+    )
     figure, rows = panels(len(by_context), 0.3 + 0.15 * tall, "Where the time of a token goes")
     for axes, (context, methods) in zip(rows, by_context.items(), strict=True):
-        _stacked(axes, {label: _parts(same) for label, same in methods.items()}, COLORS, list(methods.values()))
+        _stacked(
+            axes,
+            {label: _parts(same) for label, same in methods.items()},
+            COLORS,
+            list(methods.values()),
+        )
         axes.set_title(f"context {size(context)}", fontsize=9, loc="left")
     rows[-1].set_xlabel("milliseconds per new token (the middle repeat)")
     legend(figure, rows[0])
@@ -36,13 +49,18 @@ def _parts(same: list[Record]) -> dict[str, float]:
     r = sorted(same, key=lambda r: r["decode_s"])[(len(same) - 1) // 2]
     tokens = sum(r["new_tokens"]) if isinstance(r["new_tokens"], list) else r["new_tokens"]
     rest = max(r["decode_s"] - r["draft_s"] - r["verify_s"], 0.0)
-    seconds = dict(zip(COLORS, (r["draft_s"], r["verify_s"], rest, r.get("start_s", 0.0)), strict=True))
+    seconds = dict(
+        zip(COLORS, (r["draft_s"], r["verify_s"], rest, r.get("start_s", 0.0)), strict=True)
+    )
     return {part: 1e3 * s / max(tokens, 1) for part, s in seconds.items()}
 
 
 def of_a_step(records: list[Record]) -> Any:
-    """-> figure: the parts of one decoding step beside plain decoding's (task steps). None if some were not timed."""
-    steps, sources = {}, []
+    """-> figure: the parts of one decoding step beside plain decoding's (task steps). None if some
+    were not timed.
+    """
+    steps = {}
+    sources = []
     for context in sorted({r["context"] for r in records}):
         same = {r["label"]: r for r in records if r["context"] == context}
         ms = {label: median(r["ms"]) for label, r in same.items()}
@@ -60,7 +78,9 @@ def of_a_step(records: list[Record]) -> Any:
     return figure
 
 
-def _stacked(axes: Any, rows: dict[str, dict[str, float]], colors: dict[str, str], of: list[list[Record]]) -> None:
+def _stacked(
+    axes: Any, rows: dict[str, dict[str, float]], colors: dict[str, str], of: list[list[Record]]
+) -> None:
     bars(axes, rows, colors, [link(records) for records in of])
     most = max(sum(parts.values()) for parts in rows.values())
     for part, color in colors.items():

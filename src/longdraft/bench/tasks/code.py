@@ -1,4 +1,6 @@
-"""Source files that a machine has: Python's standard library and the packages that longdraft depends on."""
+"""Source files that a machine has: Python's standard library and the packages that longdraft
+depends on.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,43 @@ from pathlib import Path
 
 from longdraft.bench.tasks.task import sha256
 
-PACKAGES = ("huggingface_hub", "jinja2", "networkx", "numpy", "pydantic", "rich", "sympy", "torch", "transformers")
+PACKAGES = (
+    "huggingface_hub",
+    "jinja2",
+    "networkx",
+    "numpy",
+    "pydantic",
+    "rich",
+    "sympy",
+    "torch",
+    "transformers",
+)
 # Folders of tests, of tables of data and of copies of other packages.
-LEFT_OUT = {"test", "tests", "testing", "encodings", "pydoc_data", "lib2to3", "idlelib", "turtledemo", "site-packages"}
-LEFT_OUT |= {"_vendor", "_vendored", "vendor", "generated", "dist-packages", "__pycache__", "ensurepip", "lib-dynload"}
+LEFT_OUT = {
+    "test",
+    "tests",
+    "testing",
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
+    "idlelib",
+    "turtledemo",
+    "site-packages",
+}
+LEFT_OUT |= {
+    "_vendor",
+    "_vendored",
+    "vendor",
+    "generated",
+    "dist-packages",
+    "__pycache__",
+    "ensurepip",
+    "lib-dynload",
+}
 LONGEST_LINE = 200  # characters; longer ones are data
-SMALLEST, LARGEST = 1 << 10, 1 << 18  # bytes
+# bytes
+SMALLEST = 1 << 10
+LARGEST = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -36,7 +69,12 @@ class File:
 
     @property
     def module(self) -> str:
-        return self.name.removesuffix(".py").removesuffix("/__init__").removeprefix("stdlib/").replace("/", ".")
+        return (
+            self.name.removesuffix(".py")
+            .removesuffix("/__init__")
+            .removeprefix("stdlib/")
+            .replace("/", ".")
+        )
 
     @cached_property
     def text(self) -> str | None:
@@ -45,7 +83,11 @@ class File:
             text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
-        return text if parsed(text) and max(map(len, text.splitlines()), default=0) <= LONGEST_LINE else None
+        return (
+            text
+            if parsed(text) and max(map(len, text.splitlines()), default=0) <= LONGEST_LINE
+            else None
+        )
 
     @cached_property
     def source(self) -> tuple[str, str]:
@@ -65,7 +107,10 @@ def files() -> tuple[File, ...]:
     for name, root in roots:
         for path in root.rglob("*.py"):
             inside = path.relative_to(root)
-            if not LEFT_OUT & {*inside.parts[:-1]} and SMALLEST <= (size := path.stat().st_size) <= LARGEST:
+            if (
+                not LEFT_OUT & {*inside.parts[:-1]}
+                and SMALLEST <= (size := path.stat().st_size) <= LARGEST
+            ):
                 listed.append(File(f"{name}/{inside.as_posix()}", path, size))
     return tuple(sorted(listed, key=lambda f: f.name))
 
@@ -76,7 +121,9 @@ def shuffled(seed: int, *about: object) -> random.Random:
 
 
 def mixed(names: list[str], rng: random.Random) -> list[str]:
-    """In random order, but a name of each package before a second one of any: some have many more files."""
+    """In random order, but a name of each package before a second one of any: some have many more
+    files.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition("/")[0], []).append(name)
@@ -111,7 +158,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(text: str) -> Iterator[tuple[str, Function]]:
-    """(its name with its classes', the function) for all that are not within others, in the file's order."""
+    """(its name with its classes', the function) for all that are not within others, in the file's
+    order.
+    """
     tree = parsed(text)
     yield from _functions(tree.body if tree else [], "")
 

@@ -1,4 +1,6 @@
-"""Prompts of a given number of tokens: a task's document is cut at a line, and nothing else of it is."""
+"""Prompts of a given number of tokens: a task's document is cut at a line, and nothing else of it
+is.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ Valid = Callable[[str], bool]
 class Fitting:
     """Counts and makes prompts as the target reads them.
 
-    Messages go through the model's chat template; a model without one gets their text, a blank line between them.
+    Messages go through the model's chat template; a model without one gets their text, a blank line
+    between them.
     """
 
     def __init__(self, tokenizer: Any):
-        self.tokenizer, self.template = tokenizer, has_template(tokenizer)
+        self.tokenizer = tokenizer
+        self.template = has_template(tokenizer)
 
     def tokens(self, messages: list[Message]) -> list[int]:
         """The prompt of a conversation."""
@@ -44,14 +48,16 @@ class Fitting:
         return len(text) / self.count(text)
 
     def fit(self, task: Task, context: int, valid: Valid = lambda text: True) -> Task:
-        """The task with as many of its document's first lines as a prompt of `context` tokens has room for.
+        """The task with as many of its document's first lines as a prompt of `context` tokens has
+        room for.
 
-        valid: what the rest of the document must be; more lines are left out until it is. Raises InputError if what
-        may not be cut does not fit.
+        valid: what the rest of the document must be; more lines are left out until it is. Raises
+        InputError if what may not be cut does not fit.
         """
         if self.size(task.with_document("")) > context:
             raise InputError(
-                f"the question of {task.kind} task {task.instance} has more than {context} tokens: give a longer"
+                f"the question of {task.kind} task {task.instance} has more than {context} "
+                "tokens: give a longer"
                 " --context"
             )
         lines = task.document.splitlines(keepends=True)
@@ -59,12 +65,16 @@ class Fitting:
         def first(n: int) -> Task:
             return task.with_document("".join(lines[:n]))
 
-        fits, over = 0, len(lines) + 1
+        fits = 0
+        over = len(lines) + 1
         while over - fits > 1:
             middle = (fits + over) // 2
             fits, over = (middle, over) if self.size(first(middle)) <= context else (fits, middle)
         while fits and not (valid(first(fits).document) and self.size(first(fits)) <= context):
             fits -= 1
         if lines and not fits:
-            raise InputError(f"{task.kind} task {task.instance} has no room for text in {context} tokens: give more")
+            raise InputError(
+                f"{task.kind} task {task.instance} has no room for text in {context} "
+                "tokens: give more"
+            )
         return first(fits)

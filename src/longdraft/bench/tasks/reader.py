@@ -1,10 +1,13 @@
-"""Files of tasks that a user brings, told apart by their fields: our own, Spec-Bench's, SPEED-Bench's, LongBench's.
+"""Files of tasks that a user brings, told apart by their fields: our own, Spec-Bench's,
+SPEED-Bench's, LongBench's.
 
-A file has one JSON object per line, or is one JSON list (LongBench v2). Nothing is shipped. The fields that are read:
+A file has one JSON object per line, or is one JSON list (LongBench v2). Nothing is shipped. The
+fields that are read:
 
 - our own: task, turns; and, if wanted, id, document, before, after, max_new_tokens;
 - Spec-Bench and SPEED-Bench: question_id, category, turns;
-- LongBench: context, input; and, if wanted, dataset, _id. v2: context, question, choice_A to choice_D, domain.
+- LongBench: context, input; and, if wanted, dataset, _id. v2: context, question, choice_A to
+  choice_D, domain.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from longdraft.bench.tasks.task import Task, sha256
 from longdraft.core.files import parse, read_bytes
 from longdraft.errors import InputError
 
-GIVE = "give JSON lines of Spec-Bench, SPEED-Bench, LongBench, or with task and turns (docs/tasks.md)"
+GIVE = (
+    "give JSON lines of Spec-Bench, SPEED-Bench, LongBench, or with task and turns (docs/tasks.md)"
+)
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 WITHOUT_INPUT = {  # LongBench's data sets whose question is in its own prompts, not in `input`
@@ -44,7 +49,15 @@ class Own(_Line):
 
     def made(self, number: int) -> Task:
         name = str(number if self.id is None else self.id)
-        return Task(self.task, name, tuple(self.turns), self.document, self.before, self.after, self.max_new_tokens)
+        return Task(
+            self.task,
+            name,
+            tuple(self.turns),
+            self.document,
+            self.before,
+            self.after,
+            self.max_new_tokens,
+        )
 
 
 class SpecBench(_Line):
@@ -66,7 +79,9 @@ class LongBench(_Line):
 
     def made(self, number: int) -> Task:
         question = self.input.strip() or WITHOUT_INPUT.get(self.dataset, SUMMARY)
-        return Task(self.dataset, str(number if self.id is None else self.id), (question,), self.context)
+        return Task(
+            self.dataset, str(number if self.id is None else self.id), (question,), self.context
+        )
 
 
 class LongBench2(_Line):
@@ -82,7 +97,12 @@ class LongBench2(_Line):
     def made(self, number: int) -> Task:
         choices = [f"({c}) {text}" for c in "ABCD" if (text := getattr(self, f"choice_{c}"))]
         asked = [self.question, *choices, *(["Which answer is right, and why?"] if choices else [])]
-        return Task(self.domain, str(number if self.id is None else self.id), ("\n".join(asked),), self.context)
+        return Task(
+            self.domain,
+            str(number if self.id is None else self.id),
+            ("\n".join(asked),),
+            self.context,
+        )
 
 
 Format = type[Own] | type[SpecBench] | type[LongBench] | type[LongBench2]
@@ -99,7 +119,8 @@ def format_of(line: dict[str, Any]) -> Format | None:
 
 def read(path: Path) -> list[Task]:
     """The tasks of a file, in its order. Raises InputError with the line that is wrong."""
-    tasks, names = [], set[tuple[str, str]]()
+    tasks = []
+    names = set[tuple[str, str]]()
     for number, where, line in _lines(path):
         kind = format_of(line) if isinstance(line, dict) else None
         if kind is None:
@@ -111,7 +132,10 @@ def read(path: Path) -> list[Task]:
             field = ".".join(str(part)[:40] for part in first["loc"][:2])
             raise InputError(f"{path}, {where}: {field}: {first['msg']}: {GIVE}") from None
         if (task.kind, task.instance) in names:
-            raise InputError(f"{path}, {where}: a second {task.kind} task {task.instance[:40]!r}: give each its own id")
+            raise InputError(
+                f"{path}, {where}: a second {task.kind} task {task.instance[:40]!r}: give "
+                "each its own id"
+            )
         names.add((task.kind, task.instance))
         tasks.append(task)
     if not tasks:

@@ -1,4 +1,6 @@
-"""Tasks `question`, `summary` and `chat`: what is asked about documentation, a book, source code or a user's text."""
+"""Tasks `question`, `summary` and `chat`: what is asked about documentation, a book, source code or
+a user's text.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,13 @@ from longdraft.errors import InputError
 Given = tuple[str, str]  # a user's text: its name and what it says
 CHAPTER = re.compile(r"^Chapter [IVXLC]+$", re.MULTILINE)
 NEW = {"question": 256, "summary": 320, "chat": 160}
-SUMMARY = "Summarize the text above in about 200 words: who does or says what, and what comes of it."
-QUESTION = "Which three statements in the text above matter most, and why? Quote the sentence for each of them."
+SUMMARY = (
+    "Summarize the text above in about 200 words: who does or says what, and what comes of it."
+)
+QUESTION = (
+    "Which three statements in the text above matter most, and why? Quote the sentence for "
+    "each of them."
+)
 ABOUT_TEXT = (
     "What is this text about? Answer in three sentences.",
     "List the people or things it names, each with one line on its part.",
@@ -39,13 +46,20 @@ SHORTEST = 120  # characters of a docstring that a question is about
 
 
 def question(fitting: Fitting, context: int, instance: int, seed: int, given: list[Given]) -> Task:
-    """A question about the documentation of a package, or about a user's text. Raises InputError."""
+    """A question about the documentation of a package, or about a user's text. Raises
+    InputError.
+    """
     if given:
         return _of_text(fitting, context, instance, given, "question", (QUESTION,))
     rng = shuffled(seed, "question", context, instance)
-    packages = {n: members for n, members in folders().items() if sum(f.bytes for f in members) > 3 * context}
+    packages = {
+        n: members
+        for n, members in folders().items()
+        if sum(f.bytes for f in members) > 3 * context
+    }
     for folder in mixed([*packages], rng):
-        used, entries = [], list[tuple[str, str]]()
+        used = []
+        entries = list[tuple[str, str]]()
         for file in packages[folder]:
             used.append(file)
             entries += documentation(file)
@@ -64,16 +78,24 @@ def question(fitting: Fitting, context: int, instance: int, seed: int, given: li
             task = fitting.fit(task, context)
         except InputError:
             continue
-        inside = [name for name, text in entries if len(text) > SHORTEST and text in task.document[: -len(text)]]
+        inside = [
+            name
+            for name, text in entries
+            if len(text) > SHORTEST and text in task.document[: -len(text)]
+        ]
         inside = [name for name in inside if len(name) <= 60]
         if inside and fitting.size(task) >= 0.8 * context:
             return fitting.fit(replace(task, turns=(_ask(rng.choice(inside)),)), context)
-    raise InputError(f"no package here has {context} tokens of documentation: give --prompt-file, or less --context")
+    raise InputError(
+        f"no package here has {context} tokens of documentation: give --prompt-file, or "
+        "less --context"
+    )
 
 
 def _ask(name: str) -> str:
     return (
-        f"According to this documentation, what does `{name}` do, and what does each of its parameters mean? Quote the"
+        f"According to this documentation, what does `{name}` do, and what does each of "
+        "its parameters mean? Quote the"
         " sentences that say so."
     )
 
@@ -88,17 +110,26 @@ def documentation(file: File) -> Iterator[tuple[str, str]]:
     for name, node in functions(file.text or ""):
         if (about := ast.get_docstring(node)) and not name.rpartition(".")[2].startswith("_"):
             indented = about.replace("\n", "\n    ")
-            yield f"{file.module}.{name}", f"{file.module}.{name}({ast.unparse(node.args)})\n\n    {indented}\n"
+            yield (
+                f"{file.module}.{name}",
+                f"{file.module}.{name}({ast.unparse(node.args)})\n\n    {indented}\n",
+            )
 
 
 def summary(fitting: Fitting, context: int, instance: int, seed: int, given: list[Given]) -> Task:
-    """A summary of a user's text, or of the bundled book from the beginning of a chapter. Raises InputError."""
+    """A summary of a user's text, or of the bundled book from the beginning of a chapter. Raises
+    InputError.
+    """
     if given:
         return _of_text(fitting, context, instance, given, "summary", (SUMMARY,))
     book = BOOK.read_text(encoding="utf-8")
     starts = [match.start() for match in CHAPTER.finditer(book)]
-    long_enough = [s for s in starts if len(book) - s > 1.1 * context * fitting.characters_per_token] or starts[:1]
-    shuffled(seed, "summary", context).shuffle(long_enough)  # not of the instance: each begins at another chapter
+    long_enough = [
+        s for s in starts if len(book) - s > 1.1 * context * fitting.characters_per_token
+    ] or starts[:1]
+    shuffled(seed, "summary", context).shuffle(
+        long_enough
+    )  # not of the instance: each begins at another chapter
     start = long_enough[instance % len(long_enough)]
     chapter = book[start:].partition("\n")[0]
     name = f"{instance} {BOOK.stem}, {chapter}"
@@ -107,7 +138,9 @@ def summary(fitting: Fitting, context: int, instance: int, seed: int, given: lis
 
 
 def chat(fitting: Fitting, context: int, instance: int, seed: int, given: list[Given]) -> Task:
-    """Six turns over a source file, or over a user's text; the first prompt has `context` tokens. Raises InputError."""
+    """Six turns over a source file, or over a user's text; the first prompt has `context` tokens.
+    Raises InputError.
+    """
     if given:
         return _of_text(fitting, context, instance, given, "chat", ABOUT_TEXT)
     rng = shuffled(seed, "chat", context, instance)
@@ -115,18 +148,32 @@ def chat(fitting: Fitting, context: int, instance: int, seed: int, given: list[G
         task = of_file(fitting, context, "chat", f"{instance} {file.name}", ABOUT_CODE, file)
         if task is None:
             continue
-        names = [name for name, node in functions(task.document) if (node.end_lineno or 0) - node.lineno > 5]
+        names = [
+            name
+            for name, node in functions(task.document)
+            if (node.end_lineno or 0) - node.lineno > 5
+        ]
         if names:
             name = rng.choice(names)
             turns = tuple(turn.format(name=name) for turn in ABOUT_CODE)
             return fitting.fit(replace(task, turns=turns, new_tokens=NEW["chat"]), context, is_code)
-    raise InputError(f"no source file here makes a chat of {context} tokens: give --prompt-file, or another --context")
+    raise InputError(
+        f"no source file here makes a chat of {context} tokens: give --prompt-file, or "
+        "another --context"
+    )
 
 
 def _of_text(
-    fitting: Fitting, context: int, instance: int, given: list[Given], kind: str, turns: tuple[str, ...]
+    fitting: Fitting,
+    context: int,
+    instance: int,
+    given: list[Given],
+    kind: str,
+    turns: tuple[str, ...],
 ) -> Task:
-    """About the first lines of the text; with more instances than texts, each text is used from later lines on."""
+    """About the first lines of the text; with more instances than texts, each text is used from
+    later lines on.
+    """
     name, text = given[instance % len(given)]
     lines = text.splitlines(keepends=True)
     parts = 4  # where instances may begin

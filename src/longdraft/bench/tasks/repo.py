@@ -1,4 +1,6 @@
-"""Tasks `repo`: files of one package, then one whose function has lost its body (the form of RepoBench)."""
+"""Tasks `repo`: files of one package, then one whose function has lost its body (the form of
+RepoBench).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
     """A function to complete after `context` tokens of its package. Raises InputError."""
     rng = shuffled(seed, "repo", context, instance)
     enough = context * fitting.characters_per_token
-    packages = {n: members for n, members in folders().items() if sum(f.bytes for f in members) > enough}
+    packages = {
+        n: members for n, members in folders().items() if sum(f.bytes for f in members) > enough
+    }
     for name in mixed([n for n, members in packages.items() if len(members) > 2], rng)[:TRIES]:
         members = packages[name]
         rng.shuffle(members)
@@ -28,11 +32,18 @@ def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
             task = _complete(fitting, context, instance, file, members, rng)
             if task is not None:
                 return task
-    raise InputError(f"no package here makes a repo task of {context} tokens: give another --context")
+    raise InputError(
+        f"no package here makes a repo task of {context} tokens: give another --context"
+    )
 
 
 def _complete(
-    fitting: Fitting, context: int, instance: int, file: File, members: list[File], rng: random.Random
+    fitting: Fitting,
+    context: int,
+    instance: int,
+    file: File,
+    members: list[File],
+    rng: random.Random,
 ) -> Task | None:
     text = file.text
     if text is None:
@@ -40,15 +51,21 @@ def _complete(
     most = SHARE * context * fitting.characters_per_token
     lines = text.splitlines(keepends=True)
     places = [(name, begin) for name, node in functions(text) if (begin := _body(node)) is not None]
-    places = [(name, begin) for name, begin in places if begin > 4 and len("".join(lines[:begin])) <= most]
+    places = [
+        (name, begin) for name, begin in places if begin > 4 and len("".join(lines[:begin])) <= most
+    ]
     if not places:
         return None
     name, begin = rng.choice(places)
     others = sorted(
         (f for f in members if f is not file and f.text),
-        key=lambda f: (f.module.rpartition(".")[2] not in text, f.name),  # those that the file names come first
+        key=lambda f: (
+            f.module.rpartition(".")[2] not in text,
+            f.name,
+        ),  # those that the file names come first
     )
-    used, document = [], ""
+    used = []
+    document = ""
     for other in others:
         used.append(other)
         document += f"# {other.name}\n{other.text}\n\n"
@@ -57,7 +74,10 @@ def _complete(
     task = Task(
         "repo",
         f"{instance} {file.module}.{name}",
-        (f"Write the function `{name}` in full, with its body. Answer with one code block, and with nothing else.",),
+        (
+            f"Write the function `{name}` in full, with its body. Answer with one code "
+            "block, and with nothing else.",
+        ),
         document,
         f"These are files of the package {file.folder}:\n\n```python\n",
         f"```\n\nThis is {file.name} up to where the body of `{name}` was removed:\n\n```python\n"
@@ -73,7 +93,9 @@ def _complete(
 
 
 def _body(node: Function) -> int | None:
-    """The number of lines up to the body of a function with a docstring; None for one that is not asked for."""
+    """The number of lines up to the body of a function with a docstring; None for one that is not
+    asked for.
+    """
     if ast.get_docstring(node) is None or len(node.body) < 2 or node.end_lineno is None:
         return None
     begin = node.body[0].end_lineno or 0

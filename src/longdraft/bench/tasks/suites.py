@@ -25,9 +25,11 @@ NAMES = (*OF_CODE, *OF_TEXT, "long")
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite's name and its tasks. contexts: prompt lengths in tokens; a file's tasks keep their length without.
+    """A suite's name and its tasks. contexts: prompt lengths in tokens; a file's tasks keep their
+    length without.
 
-    instances: of each task and context; None: INSTANCES, or all that a file has. given: texts for OF_TEXT.
+    instances: of each task and context; None: INSTANCES, or all that a file has. given: texts for
+    OF_TEXT.
     """
 
     name: str
@@ -38,7 +40,10 @@ class Suite:
 
     def __post_init__(self) -> None:
         if self.file is None and self.name not in NAMES:
-            raise InputError(f"there is no suite {self.name[:60]!r}: choose {', '.join(NAMES)}, or give a .jsonl file")
+            raise InputError(
+                f"there is no suite {self.name[:60]!r}: choose {', '.join(NAMES)}, or give "
+                "a .jsonl file"
+            )
         if self.given and self.name not in OF_TEXT:
             raise InputError(f"suite {self.name} has its own texts: leave --prompt-file out")
 
@@ -54,7 +59,9 @@ class Suite:
         return self.name if self.file is None else self.file.name
 
     def tasks(self, fitting: Fitting) -> Iterator[tuple[Task, int]]:
-        """(task, context) of each that is to be measured; context 0: its own length. Raises InputError."""
+        """(task, context) of each that is to be measured; context 0: its own length. Raises
+        InputError.
+        """
         if self.file is not None:
             tasks = reader.spread(reader.read(self.file), self.instances)
             yield from ((task, context) for context in self.contexts or [0] for task in tasks)

@@ -11,11 +11,12 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Task:
-    """A conversation. Its first message has the document between `before` and `after`, then turns[0]; next, turns[1:].
+    """A conversation. Its first message has the document between `before` and `after`, then
+    turns[0]; next, turns[1:].
 
-    Only the document may be shortened (Fitting). kind: the row of a report that it belongs to. instance: its name
-    within the suite. new_tokens: the most for each answer; None: the caller's default. sources: the files that it was
-    made from, by name and sha256.
+    Only the document may be shortened (Fitting). kind: the row of a report that it belongs to.
+    instance: its name within the suite. new_tokens: the most for each answer; None: the caller's
+    default. sources: the files that it was made from, by name and sha256.
     """
 
     kind: str
@@ -30,7 +31,11 @@ class Task:
     @property
     def opening(self) -> str:
         """The first message."""
-        return f"{self.before}{self.document}{self.after}{self.turns[0]}" if self.document else self.turns[0]
+        return (
+            f"{self.before}{self.document}{self.after}{self.turns[0]}"
+            if self.document
+            else self.turns[0]
+        )
 
     def messages(self, answers: list[str]) -> list[Message]:
         """The conversation after these answers, up to the next question."""
@@ -45,7 +50,12 @@ class Task:
     def fields(self) -> dict[str, Any]:
         """What a record says of it."""
         sources = [{"name": name, "sha256": sha256} for name, sha256 in self.sources]
-        return {"kind": self.kind, "instance": self.instance, "turns": len(self.turns), "sources": sources}
+        return {
+            "kind": self.kind,
+            "instance": self.instance,
+            "turns": len(self.turns),
+            "sources": sources,
+        }
 
 
 def sha256(text: str) -> str:

@@ -8,33 +8,48 @@ from longdraft.core import UNBOUNDED, Tree, Verdict
 FADE = 0.98  # weight of a draft's outcome one draft later
 WEIGHT = 3.0  # drafted tokens that what is usual counts as
 FIRM = 4.0  # drafted tokens of one depth that the mean over all depths counts as
-ALIKE = 0.5  # the share refused of w choices falls like w ** -ALIKE: from 0.5 of one to 0.25 of four
+ALIKE = (
+    0.5  # the share refused of w choices falls like w ** -ALIKE: from 0.5 of one to 0.25 of four
+)
 WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most
 
 
 class Acceptance:
-    """Of each width and depth, how often a node was accepted whose parent was; counts fade, and begin as `usual` says.
+    """Of each width and depth, how often a node was accepted whose parent was; counts fade, and
+    begin as `usual` says.
 
-    A wider tree also shows it for narrower ones, whose nodes are the first of a level. Drafters that do not always find
-    something to draft have `found` and `asked`; how deep and how full their drafts are is counted apart, because what
-    was not drafted was not refused. usual: the acceptance of a drafted token before any was seen. finds: the share of
-    steps in which such a drafter usually finds something.
+    A wider tree also shows it for narrower ones, whose nodes are the first of a level. Drafters
+    that do not always find something to draft have `found` and `asked`; how deep and how full their
+    drafts are is counted apart, because what was not drafted was not refused. usual: the acceptance
+    of a drafted token before any was seen. finds: the share of steps in which such a drafter
+    usually finds something.
     """
 
     def __init__(self, usual: float = 0.7, finds: float = 1.0) -> None:
-        self.usual, self.finds = usual, finds
+        self.usual = usual
+        self.finds = finds
         self.accepted: dict[int, list[float]] = {w: [] for w in WIDTHS}  # by width and level
-        self.tried: dict[int, list[float]] = {w: [] for w in WIDTHS}  # nodes' levels whose parent was accepted
-        self.found = self.asked = 0.0
-        self.searched: list[float] = []  # by level: drafts that found something and were asked for this depth
+        self.tried: dict[int, list[float]] = {
+            w: [] for w in WIDTHS
+        }  # nodes' levels whose parent was accepted
+        self.found = 0.0
+        self.asked = 0.0
+        self.searched: list[
+            float
+        ] = []  # by level: drafts that found something and were asked for this depth
         self.present: list[float] = []  # of these, those that were as deep
-        self.filled: list[float] = []  # sums of the share of the level's allowed nodes that these drafted
+        self.filled: list[
+            float
+        ] = []  # sums of the share of the level's allowed nodes that these drafted
 
-    def add(self, asked: int, width: int, nodes: list[float], ranks: list[list[int]], kept: float = 1.0) -> None:
+    def add(
+        self, asked: int, width: int, nodes: list[float], ranks: list[list[int]], kept: float = 1.0
+    ) -> None:
         """Record one draft.
 
-        asked: the depth that it was limited to. nodes: of each level drafted, the share of its allowed nodes. ranks: by
-        row, see `ranks`. kept: the share of acceptance that the age of its view has left (1: a new view).
+        asked: the depth that it was limited to. nodes: of each level drafted, the share of its
+        allowed nodes. ranks: by row, see `ranks`. kept: the share of acceptance that the age of its
+        view has left (1: a new view).
         """
         self.fade(FADE)
         self.asked += 1
@@ -48,7 +63,8 @@ class Acceptance:
             self.present[level] += 1
             self.filled[level] += share
         for w in WIDTHS[: WIDTHS.index(width) + 1]:
-            accepted, tried = self.accepted[w], self.tried[w]
+            accepted = self.accepted[w]
+            tried = self.tried[w]
             _extend(len(nodes), accepted, tried)
             for row in ranks:
                 good = next((i for i, rank in enumerate(row) if rank >= w), len(row))
@@ -59,7 +75,13 @@ class Acceptance:
     def fade(self, share: float) -> None:
         """Let what was seen so far count this much less."""
         self.found, self.asked = self.found * share, self.asked * share
-        for levels in (self.searched, self.present, self.filled, *self.accepted.values(), *self.tried.values()):
+        for levels in (
+            self.searched,
+            self.present,
+            self.filled,
+            *self.accepted.values(),
+            *self.tried.values(),
+        ):
             levels[:] = [n * share for n in levels]
 
     @property
@@ -68,8 +90,12 @@ class Acceptance:
         return (self.found + WEIGHT * self.finds) / (self.asked + WEIGHT)
 
     def means(self, widths: list[int]) -> list[float]:
-        """The acceptance of a token in trees of these widths, ascending: each builds on the narrower one's."""
-        means, below, before = [], self.usual, 1
+        """The acceptance of a token in trees of these widths, ascending: each builds on the
+        narrower one's.
+        """
+        means = []
+        below = self.usual
+        before = 1
         for w in widths:
             of = next(x for x in WIDTHS if x >= w or x == UNBOUNDED)
             prior = 1 - (1 - below) * (before / w) ** ALIKE
@@ -78,20 +104,28 @@ class Acceptance:
             means.append(min(below, 1.0))
         return means
 
-    def expected(self, width: int, mean: float, levels: list[float], kept: float = 1.0) -> list[tuple[float, float]]:
-        """Of each draft depth 0..len(levels): tokens of a step, the bonus token included, and nodes if one is found.
+    def expected(
+        self, width: int, mean: float, levels: list[float], kept: float = 1.0
+    ) -> list[tuple[float, float]]:
+        """Of each draft depth 0..len(levels): tokens of a step, the bonus token included, and nodes
+        if one is found.
 
         mean: see `means`. levels: the nodes that each level may have. kept: as in `add`.
         """
-        accepted, tried = self.accepted[width], self.tried[width]
-        known, seen = len(tried), len(self.searched)
-        tokens, nodes, reached = 1.0, 0.0, self.share_found
+        accepted = self.accepted[width]
+        tried = self.tried[width]
+        known = len(tried)
+        seen = len(self.searched)
+        tokens = 1.0
+        nodes = 0.0
+        reached = self.share_found
         found = [(tokens, nodes)]
         for level, allowed in enumerate(levels):
             a, t = (accepted[level], tried[level]) if level < known else (0.0, 0.0)
             chance = kept * (a + FIRM * mean) / (t + FIRM)
             reached *= chance if chance < 1 else 1.0
-            deep = filled = 1.0
+            deep = 1.0
+            filled = 1.0
             if level < seen:
                 deep = (self.present[level] + 1) / (self.searched[level] + 1)
                 filled = (self.filled[level] + 1) / (self.present[level] + 1)
@@ -111,9 +145,11 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
     counts = verdict.count.tolist()
     if tree.size == int(tree.depth.max()) + 1:
         return [[0] * (n - 1) for n in counts]
-    by_row, rows = [], (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
+    by_row = []
+    rows = (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
     for depth, parent, path, n in zip(*rows, strict=True):
-        place, seen = [0] * len(depth), [0] * len(depth)
+        place = [0] * len(depth)
+        seen = [0] * len(depth)
         for i in range(1, len(depth)):
             if parent[i] >= 0:
                 place[i] = seen[depth[i]]
@@ -123,7 +159,9 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
 
 
 def filled(tree: Tree, depth: int, levels: list[float]) -> list[float]:
-    """Of each level of a tree of this depth, the share of its allowed nodes; levels: how many those are."""
+    """Of each level of a tree of this depth, the share of its allowed nodes; levels: how many those
+    are.
+    """
     if tree.size == depth + 1:
         return [1 / levels[d] if d < len(levels) else 1.0 for d in range(depth)]
     counts = [0] * (depth + 1)

@@ -1,10 +1,21 @@
-"""Draft depth and width chosen at every step by predicted costs and by what was accepted, down to no drafting."""
+"""Draft depth and width chosen at every step by predicted costs and by what was accepted, down to
+no drafting.
+"""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, Verifier, reject
+from longdraft.core import (
+    Captures,
+    CaptureSpec,
+    DraftLimits,
+    Sequences,
+    Tree,
+    Verdict,
+    Verifier,
+    reject,
+)
 from longdraft.costs.counts import counted
 from longdraft.drafters.adaptive.acceptance import Acceptance, filled, ranks
 from longdraft.drafters.adaptive.budget import Budget
@@ -15,39 +26,53 @@ from longdraft.drafters.combined import Combined
 
 GROWN = 1 / 16  # costs are predicted again once the rows are longer by this share
 MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
-TIMED = 8  # while drafting is off, one plain step in this many is timed, where that may correct predictions
+# while drafting is off, one plain step in this many is timed, where that may correct predictions
+TIMED = 8
 RENEW = 16  # drafts between two decisions how long a view stays
 ANCHOR = 4  # drafts after which a plain step is timed, if none was lately
 
 
 class AdaptiveDraft(Combined[Drafter]):
-    """Adapts the inner drafter's depth and width, and turns drafting off while none is expected to pay.
+    """Adapts the inner drafter's depth and width, and turns drafting off while none is expected to
+    pay.
 
-    Costs are predicted before the first step, so nothing is tried to learn them; what is learned is which drafts are
-    accepted, and it is kept from one text to the next. With several rows, costs are those of all rows together. While
-    drafting is off, plain steps capture nothing. prices (default: by arithmetic, once a pass has been verified): what
-    steps cost. fixed: the prices under verify=reject, where the output depends on what is drafted; they must be the
-    same in every run. budget: what drafting may lose; drafters that take turns share one.
+    Costs are predicted before the first step, so nothing is tried to learn them; what is learned is
+    which drafts are accepted, and it is kept from one text to the next. With several rows, costs
+    are those of all rows together. While drafting is off, plain steps capture nothing. prices
+    (default: by arithmetic, once a pass has been verified): what steps cost. fixed: the prices
+    under verify=reject, where the output depends on what is drafted; they must be the same in every
+    run. budget: what drafting may lose; drafters that take turns share one.
 
-    forecast: the expected tokens per predicted second, in plain decoding's, when the text began; None: not known.
+    forecast: the expected tokens per predicted second, in plain decoding's, when the text began;
+    None: not known.
     """
 
     def __init__(
-        self, inner: Drafter, prices: Prices | None = None, fixed: Prices | None = None, budget: Budget | None = None
+        self,
+        inner: Drafter,
+        prices: Prices | None = None,
+        fixed: Prices | None = None,
+        budget: Budget | None = None,
     ):
         self.combine((inner,))
-        self.inner, self.prices, self.fixed = inner, prices, fixed or prices
-        self.has_draft_probs, self.max_depth, self.is_chain = inner.has_draft_probs, inner.max_depth, False
+        self.inner = inner
+        self.prices = prices
+        self.fixed = fixed or prices
+        self.has_draft_probs = inner.has_draft_probs
+        self.max_depth = inner.max_depth
+        self.is_chain = False
         self.pace = Pace(Acceptance(finds=inner.finds), budget or Budget())
         self.forecast: float | None = None
         self.asked: int | None = None  # depth of the current step; None: no decision, it captures
-        self.depth, self.width = PLAIN, 1
+        self.depth = PLAIN
+        self.width = 1
         self._rejects = False
         self._first = True  # whether the current step is one before any decision
         self._lengths: tuple[int, int] = (0, 0)  # rows, and their slots, that the table is of
         self._levels = levels_of(inner)
         self._scales: list[float] = []
-        self._drafts = self._unanchored = 0
+        self._drafts = 0
+        self._unanchored = 0
         self._captures_nothing = inner.captures() == CaptureSpec()
         self._behind: int | None = None  # new tokens of the row that has the fewest
         self.just_rested = False  # whether the current step has turned drafting off
@@ -60,7 +85,8 @@ class AdaptiveDraft(Combined[Drafter]):
     def _decide_for(self, rejects: bool) -> None:
         """From now on the prices decide that may do so under this verifier."""
         if rejects is not self._rejects:
-            self._rejects, self._lengths = rejects, (0, 0)
+            self._rejects = rejects
+            self._lengths = (0, 0)
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
@@ -77,8 +103,13 @@ class AdaptiveDraft(Combined[Drafter]):
         self._sampled_as(seqs)
 
     def _meet(self, seqs: Sequences) -> None:
-        """Rows begin: forecast what drafting brings; if nothing, the step before the first draft captures nothing."""
-        self.asked, self.forecast, self._first, self._behind = None, None, True, None
+        """Rows begin: forecast what drafting brings; if nothing, the step before the first draft
+        captures nothing.
+        """
+        self.asked = None
+        self.forecast = None
+        self._first = True
+        self._behind = None
         if self.prices is not None and len(seqs.length):
             self._sampled_as(seqs)
             self._reprice(seqs)
@@ -94,12 +125,21 @@ class AdaptiveDraft(Combined[Drafter]):
         return self.pace.forecast(left)
 
     def begin_turn(self) -> None:
-        """Draft again after others have: the step that comes next captures what a draft needs, without a decision."""
-        self.asked, self.depth, self.pace.off, self.pace.glancing = None, 0, 0, False
+        """Draft again after others have: the step that comes next captures what a draft needs,
+        without a decision.
+        """
+        self.asked = None
+        self.depth = 0
+        self.pace.off = 0
+        self.pace.glancing = False
         self.pace.changed()
 
     def _sampled_as(self, seqs: Sequences) -> None:
-        usual = self.inner.usual[0 if seqs.sampler.greedy else 1] if len(seqs.length) else self.pace.acceptance.usual
+        usual = (
+            self.inner.usual[0 if seqs.sampler.greedy else 1]
+            if len(seqs.length)
+            else self.pace.acceptance.usual
+        )
         if usual != self.pace.acceptance.usual:
             self.pace.acceptance.usual = usual
             self.pace.changed()
@@ -110,11 +150,16 @@ class AdaptiveDraft(Combined[Drafter]):
         return self.fixed if self._rejects else self.prices
 
     def _reprice(self, seqs: Sequences) -> None:
-        """Predict costs again if the rows are others or have grown, or predictions were corrected."""
+        """Predict costs again if the rows are others or have grown, or predictions were
+        corrected.
+        """
         prices = self._now
         assert prices is not None
-        rows, slots = len(seqs.length), int(seqs.cache.length.sum())
-        same = rows == self._lengths[0] and abs(slots - self._lengths[1]) <= GROWN * self._lengths[1]
+        rows = len(seqs.length)
+        slots = int(seqs.cache.length.sum())
+        same = (
+            rows == self._lengths[0] and abs(slots - self._lengths[1]) <= GROWN * self._lengths[1]
+        )
         if same and self.pace.table is not None and not self._corrected(prices):
             return
         if rows != self._lengths[0] and self.pace.off:
@@ -147,12 +192,19 @@ class AdaptiveDraft(Combined[Drafter]):
         if self.prices is None:  # known once a pass has been verified
             return tree
         pace = self.pace
-        if pace.off > 1 and pace.off % TIMED and len(seqs.length) == self._lengths[0]:  # microseconds count here
+        if (
+            pace.off > 1 and pace.off % TIMED and len(seqs.length) == self._lengths[0]
+        ):  # microseconds count here
             pace.off -= 1
-            self.asked, self.depth, self._began, self._first = PLAIN, 0, 0.0, False
+            self.asked = PLAIN
+            self.depth = 0
+            self._began = 0.0
+            self._first = False
             self.just_rested = False
             return tree
-        if self._rejects is not (tree.draft_probs is not None):  # where it was not told what verifies
+        if self._rejects is not (
+            tree.draft_probs is not None
+        ):  # where it was not told what verifies
             self._decide_for(not self._rejects)
             self.asked = PLAIN  # so that what was decided by other prices does not show
         self._first = False
@@ -169,15 +221,24 @@ class AdaptiveDraft(Combined[Drafter]):
         if self.asked > 0 and times and prices is not None:
             self._unanchored = 0 if prices.anchored else self._unanchored + 1
             if self._unanchored > ANCHOR:
-                self.asked, self._unanchored = PLAIN, 0
+                self.asked = PLAIN
+                self._unanchored = 0
         if self.asked > 0:
             self.inner.ready(seqs)
             begin = perf_counter() if times else 0.0
             tree = self.inner.grow(tree, seqs, limits.within(self.asked, self.width))
             self.depth = int(tree.depth.max())
-            if prices is not None and times and self.depth == self.asked and self.pace.table is not None:
-                table, spent = self.pace.table, perf_counter() - begin
-                prices.observe(self.inner, table.drafted(self.asked, self.width) * table.plain, spent)
+            if (
+                prices is not None
+                and times
+                and self.depth == self.asked
+                and self.pace.table is not None
+            ):
+                table = self.pace.table
+                spent = perf_counter() - begin
+                prices.observe(
+                    self.inner, table.drafted(self.asked, self.width) * table.plain, spent
+                )
                 if self._corrected(prices):  # what this draft is held to have cost
                     self._lengths = (0, 0)
                     self._reprice(seqs)
@@ -185,9 +246,12 @@ class AdaptiveDraft(Combined[Drafter]):
         return tree
 
     def idle(self) -> None:
-        """Nothing is learned from the step, which captures what a draft needs unless drafting is off."""
+        """Nothing is learned from the step, which captures what a draft needs unless drafting is
+        off.
+        """
         super().idle()
-        self._began, self.depth = 0.0, 0
+        self._began = 0.0
+        self.depth = 0
         if self.asked != PLAIN:
             self.asked = None
 
@@ -221,12 +285,16 @@ class AdaptiveDraft(Combined[Drafter]):
 
     def _account(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Learn from a step: what it was expected to cost, and what it brought."""
-        pace, table, tokens = self.pace, self.pace.table, 1.0
+        pace = self.pace
+        table = self.pace.table
+        tokens = 1.0
         assert table is not None and self.asked is not None
         cost = self._verified(tree, captured)
         if self.asked > 0:
             cost += table.drafted(self.asked, self.width)
-            accepted = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
+            accepted = [
+                row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live
+            ]
             levels = table.levels.get(self.width, [])
             nodes = filled(tree, self.depth, levels) if self.depth else []
             pace.acceptance.add(self.asked, self.width, nodes, accepted, kept(pace.stays))
@@ -238,18 +306,25 @@ class AdaptiveDraft(Combined[Drafter]):
         pace.budget.owe(cost, self._slowest_gain(seqs, tokens))
 
     def _slowest_gain(self, seqs: Sequences, mean: float) -> float:
-        """What a step has brought to the row that is behind: the others end earlier, and a batch takes as long as it.
+        """What a step has brought to the row that is behind: the others end earlier, and a batch
+        takes as long as it.
 
         mean: of all rows, which counts where there is one row, or others than before.
         """
         if len(seqs.length) == 1:
             return mean
-        new, done = (seqs.length - seqs.prompt).tolist(), seqs.done.tolist()
+        new = (seqs.length - seqs.prompt).tolist()
+        done = seqs.done.tolist()
         behind = min((n for n, over in zip(new, done, strict=True) if not over), default=None)
-        before, self._behind = self._behind, behind
-        return mean if behind is None or before is None or behind <= before else float(behind - before)
+        before = self._behind
+        self._behind = behind
+        return (
+            mean if behind is None or before is None or behind <= before else float(behind - before)
+        )
 
 
 def remaining(seqs: Sequences) -> int:
     """The most tokens that any row may still emit."""
-    return max(((seqs.prompt + seqs.limit - seqs.length).masked_fill(seqs.done, 0)).tolist(), default=0)
+    return max(
+        ((seqs.prompt + seqs.limit - seqs.length).masked_fill(seqs.done, 0)).tolist(), default=0
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-# ALLOWED and EARLY are such that text that drafts badly costs 4% of 96 tokens and 2% of 512 at most, with room for
+# ALLOWED and EARLY are such that text that drafts badly costs 4% of 96 tokens and 2% of 512 at
+# most, with room for
 # errors of predicted costs; CREDIT is set by benchmarks/adaptive_simulation.py (docs/log).
 ALLOWED = 0.31  # plain steps, times the root of the tokens since drafting last had gained something
 EARLY = 16  # tokens that count from the beginning, so that something may be tried at once
@@ -14,10 +15,11 @@ CREDIT = 8.0  # plain steps: the largest gain that may be lost again
 
 @dataclass
 class Budget:
-    """debt: what drafting has cost beyond plain decoding of the same tokens, in plain steps; below 0: it has gained.
+    """debt: what drafting has cost beyond plain decoding of the same tokens, in plain steps; below
+    0: it has gained.
 
-    It never exceeds ALLOWED * sqrt(EARLY + tokens), whatever the target accepts, if no draft is made that `allows`
-    refuses. tokens: of each row since the debt was last below 0.
+    It never exceeds ALLOWED * sqrt(EARLY + tokens), whatever the target accepts, if no draft is
+    made that `allows` refuses. tokens: of each row since the debt was last below 0.
     """
 
     debt: float = 0.0

@@ -12,14 +12,17 @@ from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.prices import Table
 
 # All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log).
-PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
+# in place of a depth: no draft; no draft, but captures for the next one
+PLAIN = 0
+CAPTURE = -1
 MARGIN = 1.02  # a draft must promise this many times plain decoding's rate: predictions have errors
 FURTHER = 0.02  # for each further row, more: what many rows cost together is less well predicted
 GLANCE = 1  # tokens drafted to test whether drafting that was turned off has become worthwhile
 OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
 LEAST = 0.1  # plain steps: the smallest cost that counts for it
 DATED = 0.5  # what was seen before drafting was turned off counts this much less
-HOPELESS = 64  # plain steps without drafting where even fully accepted drafts would not pay, or may not be tried
+# plain steps without drafting where even fully accepted drafts would not pay, or may not be tried
+HOPELESS = 64
 CHOOSING = 0.04  # the share of acceptance that each step of a view's age costs
 STAYS = (1, 2, 4, 8)  # for how many steps a view may stay
 RARE = 0.01  # deeper levels are not considered where fewer drafts than this are accepted so far
@@ -34,7 +37,9 @@ class Choice(NamedTuple):
 
 
 def kept(stays: int) -> float:
-    """The share of acceptance that is left, on average, where each view stays for this many steps."""
+    """The share of acceptance that is left, on average, where each view stays for this many
+    steps.
+    """
     return 1 - CHOOSING * (stays - 1) / 2
 
 
@@ -42,8 +47,9 @@ def kept(stays: int) -> float:
 class Pace:
     """Decides from what is expected to be accepted and from predicted costs; no clock is read here.
 
-    No draft is made that could bring the budget's debt above its limit. While drafting is off, plain steps capture
-    nothing; now and then GLANCE tokens are drafted, at intervals that grow with the debt.
+    No draft is made that could bring the budget's debt above its limit. While drafting is off,
+    plain steps capture nothing; now and then GLANCE tokens are drafted, at intervals that grow with
+    the debt.
     """
 
     acceptance: Acceptance
@@ -53,10 +59,14 @@ class Pace:
     rows: int = 1  # that a step decodes
     off: int = 0  # plain steps until the next glance
     glancing: bool = False  # whether the next draft is a glance
-    _choice: Choice | None = field(default=None, repr=False)  # the best shape whatever the budget; None: not known
+    _choice: Choice | None = field(
+        default=None, repr=False
+    )  # the best shape whatever the budget; None: not known
 
     def shape(self, captured: bool = False) -> tuple[int, int]:
-        """Depth and width of the next draft. captured: whether the step before has captured what a draft needs."""
+        """Depth and width of the next draft. captured: whether the step before has captured what a
+        draft needs.
+        """
         if self.table is None:
             return CAPTURE, UNBOUNDED
         if self.off:
@@ -67,7 +77,8 @@ class Pace:
         if self.glancing:
             wait = self.budget.wait(self._glance(captured))
             if wait:
-                self.off, self.glancing = min(wait, HOPELESS), False
+                self.off = min(wait, HOPELESS)
+                self.glancing = False
                 return PLAIN, UNBOUNDED
             if not captured:
                 return CAPTURE, UNBOUNDED
@@ -95,7 +106,8 @@ class Pace:
 
     def reprice(self, table: Table, rows: int = 1) -> None:
         """Costs are now these: the rows have become longer, more or fewer."""
-        self.table, self.rows = table, rows
+        self.table = table
+        self.rows = rows
         self.changed()
 
     def renew(self) -> None:
@@ -107,7 +119,9 @@ class Pace:
         self.changed()
 
     def forecast(self, remaining: float) -> float:
-        """Expected tokens per predicted second over plain decoding's, for this many tokens; below 1: it would lose."""
+        """Expected tokens per predicted second over plain decoding's, for this many tokens; below
+        1: it would lose.
+        """
         if self.table is None or remaining <= 0:
             return 0.0
         rate = self._search(least=0.0).rate
@@ -122,7 +136,9 @@ class Pace:
         self.changed()
 
     def _glance(self, captured: bool) -> float:
-        """Plain steps that a glance costs beyond its one token, with the step before that captures what it needs."""
+        """Plain steps that a glance costs beyond its one token, with the step before that captures
+        what it needs.
+        """
         assert self.table is not None
         glance = Choice(0.0, GLANCE, self.table.widths[0])
         return self._cost(glance) - 1 + self.table.once + (0.0 if captured else self.table.look)
@@ -137,24 +153,33 @@ class Pace:
         """Plain steps that a draft of this shape takes if it is as large as it may be."""
         assert self.table is not None
         nodes = sum(self.table.levels[choice.width][: choice.depth])
-        return self.table.draft[choice.width][choice.depth] + self.table.verify(nodes) + self.table.look / self.stays
+        return (
+            self.table.draft[choice.width][choice.depth]
+            + self.table.verify(nodes)
+            + self.table.look / self.stays
+        )
 
     @property
     def margin(self) -> float:
         return MARGIN + FURTHER * (self.rows - 1)
 
     def _search(self, slack: float = UNBOUNDED, least: float | None = None) -> Choice:
-        """The shape of the highest rate of those that cost at most `slack` more than a plain step; no draft below
-        a rate of `least`.
+        """The shape of the highest rate of those that cost at most `slack` more than a plain step;
+        no draft below a rate of `least`.
         """
-        table, accepted = self.table, self.acceptance
+        table = self.table
+        accepted = self.acceptance
         assert table is not None
         least = self.margin if least is None else least
-        best, share, look = Choice(least), accepted.share_found, table.look / self.stays
+        best = Choice(least)
+        share = accepted.share_found
+        look = table.look / self.stays
         means = accepted.means([table.sizes[w] for w in table.widths])
         left = kept(self.stays)
         for width, mean in zip(table.widths, means, strict=True):
-            draft, before, most = table.draft[width], 1.0, 0.0
+            draft = table.draft[width]
+            before = 1.0
+            most = 0.0
             expected = accepted.expected(width, mean, table.levels[width], left)
             for depth in range(1, len(expected)):
                 tokens, nodes = expected[depth]

@@ -15,17 +15,36 @@ from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 
 DEEPEST = 32  # levels: drafts of a drafter without its own limit are no deeper
-KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
-TOGETHER, APART = 0.2, 0.05  # how fast measurements correct all predictions, and one part's alone
+KNOTS = (
+    0,
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+)  # drafted nodes of a row whose verification is predicted
+# how fast measurements correct all predictions, and one part's alone
+TOGETHER = 0.2
+APART = 0.05
 FIRST = 8  # measurements that correct all predictions alike where no plain step has been measured
 SOON = 2  # a part's first measurements count more: 1 / (SOON + their number), at least APART
 ROUGH = 0.1  # as APART, of drafts whose predictions are rough
 ANCHORED = 128  # measurements of other parts for which a plain step's tells how fast the machine is
-OUTLIER, FIRST_OUTLIER = 2.0, 4.0  # a measurement counts as at most this many times the prediction, or as 1 / this
+# a measurement counts as at most this many times the prediction, or as 1 / this
+OUTLIER = 2.0
+FIRST_OUTLIER = 4.0
 FARTHEST = 10.0  # a correction of one part multiplies it by at most this, or divides it
 
 
-Part = str | Drafter  # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
+Part = (
+    str | Drafter
+)  # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
 
 
 def verification(spec: CaptureSpec) -> Part:
@@ -34,7 +53,9 @@ def verification(spec: CaptureSpec) -> Part:
 
 
 class Prices(Protocol):
-    """Predicted seconds; only their ratios matter. corrects: measured seconds may be passed to `observe`."""
+    """Predicted seconds; only their ratios matter. corrects: measured seconds may be passed to
+    `observe`.
+    """
 
     corrects: bool
 
@@ -64,23 +85,31 @@ class Prices(Protocol):
         ...
 
     def scale(self, part: Part) -> float:
-        """What measurements have made of the predictions of this part, by itself: 1 if they were right."""
+        """What measurements have made of the predictions of this part, by itself: 1 if they were
+        right.
+        """
         ...
 
 
 class Predicted:
     """Prices from the costs of passes; no clock is read here.
 
-    corrects: measurements correct predictions. Those of plain steps correct all of them (a busy or throttled machine),
-    those of another part that part's alone, since its ratio to a plain step is what decides. Where no plain step has
-    been measured lately, the other parts correct both. Only for a target whose output does not depend on decisions.
+    corrects: measurements correct predictions. Those of plain steps correct all of them (a busy or
+    throttled machine), those of another part that part's alone, since its ratio to a plain step is
+    what decides. Where no plain step has been measured lately, the other parts correct both. Only
+    for a target whose output does not depend on decisions.
     """
 
     def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
-        self.target, self.costs, self.corrects = target, costs, corrects
+        self.target = target
+        self.costs = costs
+        self.corrects = corrects
         self.counts = counts_of(target)
-        self.together, self.apart = 0.0, dict[Part, float]()  # logarithms of scales
-        self._count, self._seen = 0, dict[Part, int]()
+        # logarithms of scales
+        self.together = 0.0
+        self.apart = dict[Part, float]()
+        self._count = 0
+        self._seen = dict[Part, int]()
         self._since = ANCHORED  # measurements since that of a plain step
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
@@ -94,7 +123,8 @@ class Predicted:
     def _pass(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
         lengths = seqs.cache.length.tolist()
         if lengths != self._lengths:
-            self._lengths, self._known = lengths, {}
+            self._lengths = lengths
+            self._known = {}
         key = nodes, spec
         if key not in self._known:
             work = pass_over(self.counts, lengths, nodes, scored=spec, chosen=spec.rows is not None)
@@ -113,10 +143,14 @@ class Predicted:
     def observe(self, part: Part, predicted: float, measured: float) -> None:
         if predicted <= 0 or measured <= 0:
             return
-        off, seen = log(measured / predicted) - self.together, self._seen.get(part, 0) + 1
+        off = log(measured / predicted) - self.together
+        seen = self._seen.get(part, 0) + 1
         if part == "plain":
-            self._since, self._seen[part] = 0, seen
-            self.together += off / seen if seen <= 1 / TOGETHER else TOGETHER * _within(off, OUTLIER)
+            self._since = 0
+            self._seen[part] = seen
+            self.together += (
+                off / seen if seen <= 1 / TOGETHER else TOGETHER * _within(off, OUTLIER)
+            )
             return
         self._since += 1
         rough = isinstance(part, Drafter) and part.rough
@@ -129,7 +163,10 @@ class Predicted:
             off *= 1 - TOGETHER
         rate = max(ROUGH if rough else APART, 1 / (SOON + seen))
         off = _within(off, FIRST_OUTLIER if seen <= SOON else OUTLIER) * rate
-        self._seen[part], self.apart[part] = seen, _within(self.apart.get(part, 0.0) + off, FARTHEST)
+        self._seen[part], self.apart[part] = (
+            seen,
+            _within(self.apart.get(part, 0.0) + off, FARTHEST),
+        )
 
     @property
     def anchored(self) -> bool:
@@ -141,10 +178,11 @@ class Predicted:
 class Table:
     """The costs of all shapes of a drafter's trees, in plain steps, for the current rows.
 
-    plain: seconds of a plain step. widths: limits that make a difference, ascending, each a key of the tables below.
-    levels {width: nodes of each level}; draft {width: cost by depth, 0 for depth 0}. verified: cost of verifying 0, 1,
-    .. drafted nodes, where nothing is captured. look: what capturing and choosing a view adds. once: what the drafter
-    must read first. captures: whether a step before a draft must capture something.
+    plain: seconds of a plain step. widths: limits that make a difference, ascending, each a key of
+    the tables below. levels {width: nodes of each level}; draft {width: cost by depth, 0 for depth
+    0}. verified: cost of verifying 0, 1, .. drafted nodes, where nothing is captured. look: what
+    capturing and choosing a view adds. once: what the drafter must read first. captures: whether a
+    step before a draft must capture something.
     """
 
     plain: float
@@ -154,7 +192,9 @@ class Table:
     verified: list[float]
     look: float = 0.0
     once: float = 0.0
-    sizes: dict[int, int] = field(default_factory=dict)  # of each width limit, the nodes of the widest level
+    sizes: dict[int, int] = field(
+        default_factory=dict
+    )  # of each width limit, the nodes of the widest level
 
     def drafted(self, depth: int, width: int) -> float:
         """The cost of a draft within these limits, also of one that is not in the table."""
@@ -166,11 +206,15 @@ class Table:
         whole = int(nodes)
         if whole + 1 >= len(self.verified):
             return self.verified[-1] * max(nodes / max(len(self.verified) - 1, 1), 1.0)
-        return self.verified[whole] + (nodes - whole) * (self.verified[whole + 1] - self.verified[whole])
+        return self.verified[whole] + (nodes - whole) * (
+            self.verified[whole + 1] - self.verified[whole]
+        )
 
 
 def levels_of(drafter: Drafter) -> dict[int, list[float]]:
-    """{width limit: the maximum number of nodes of each level}, for the limits that make a difference."""
+    """{width limit: the maximum number of nodes of each level}, for the limits that make a
+    difference.
+    """
     levels: dict[int, list[float]] = {}
     for width in WIDTHS:
         nodes = [drafter.most_nodes(d, width) for d in range(min(drafter.max_depth, DEEPEST) + 1)]
@@ -180,9 +224,15 @@ def levels_of(drafter: Drafter) -> dict[int, list[float]]:
     return levels
 
 
-def tabulate(prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int, list[float]]) -> Table:
-    """The costs of a drafter's shapes now: some are predicted, and those between them interpolated."""
-    plain, spec, draft = prices.plain(seqs), drafter.choosing(), {}
+def tabulate(
+    prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int, list[float]]
+) -> Table:
+    """The costs of a drafter's shapes now: some are predicted, and those between them
+    interpolated.
+    """
+    plain = prices.plain(seqs)
+    spec = drafter.choosing()
+    draft = {}
     deepest = len(next(iter(levels.values())))
     for width in levels:
         known = sorted({d for d in (1, 2, 4, deepest) if d <= deepest})
@@ -191,14 +241,18 @@ def tabulate(prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int
     most = max(int(sum(x)) for x in levels.values())
     knots = [n for n in KNOTS if n < most] + [most]
     none = CaptureSpec()
-    verified = [(n, max(prices.verify(seqs, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots]
+    verified = [
+        (n, max(prices.verify(seqs, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots
+    ]
     middle = 1 + min(most, 4)
     look = (prices.verify(seqs, middle, spec) - prices.verify(seqs, middle, none)) / plain
     sizes = {w: int(max(x, default=1)) for w, x in levels.items()}
     if not drafter.renews:
         look /= drafter.lasts
     once = prices.ready(drafter, seqs) / plain
-    return Table(plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes)
+    return Table(
+        plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes
+    )
 
 
 def _within(x: float, ratio: float) -> float:

@@ -24,10 +24,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def taps(layers: int, count: int) -> list[int]:
-    """After how many of the target's layers its states are read: evenly spaced, as published, without repeats."""
+    """After how many of the target's layers its states are read: evenly spaced, as published,
+    without repeats.
+    """
     if count == 1:
         return [min(layers // 2 + 1, layers)]
-    low, high = min(1, layers - 1), max(layers - 3, 0)
+    low = min(1, layers - 1)
+    high = max(layers - 3, 0)
     return sorted({round(low + i * (high - low) / (count - 1)) + 1 for i in range(count)})
 
 
@@ -40,7 +43,9 @@ def shape_of(
     causal: bool = False,
     vocab: int = 0,
 ) -> dict[str, Any]:
-    """What a block for this target is built from, as JSON. The names are those of a Transformers config."""
+    """What a block for this target is built from, as JSON. The names are those of a Transformers
+    config.
+    """
     c = target.layer_config
     heads = query_heads(c)
     return {
@@ -62,14 +67,21 @@ def shape_of(
 
 
 class Layer(nn.Module):
-    """A Qwen3 layer. Its keys and values are projections of its own input and of the target's features."""
+    """A Qwen3 layer. Its keys and values are projections of its own input and of the target's
+    features.
+    """
 
     def __init__(self, shape: dict[str, Any]):
         super().__init__()
-        d, mlp, self.dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
-        heads, kv = shape["num_attention_heads"] * self.dim, shape["num_key_value_heads"] * self.dim
-        eps, bias = shape["rms_norm_eps"], shape["attention_bias"]
-        self.q_proj, self.o_proj = nn.Linear(d, heads, bias), nn.Linear(heads, d, bias)
+        d = shape["hidden_size"]
+        mlp = shape["intermediate_size"]
+        self.dim = shape["head_dim"]
+        heads = shape["num_attention_heads"] * self.dim
+        kv = shape["num_key_value_heads"] * self.dim
+        eps = shape["rms_norm_eps"]
+        bias = shape["attention_bias"]
+        self.q_proj = nn.Linear(d, heads, bias)
+        self.o_proj = nn.Linear(heads, d, bias)
         self.k_proj, self.v_proj = (nn.Linear(d, kv, bias) for _ in range(2))
         self.q_norm, self.k_norm = (nn.RMSNorm(self.dim, eps) for _ in range(2))
         self.gate_proj, self.up_proj = (nn.Linear(d, mlp, bias=False) for _ in range(2))
@@ -84,7 +96,9 @@ class Layer(nn.Module):
         """Features, or the normed input, [B,N,d] -> k, v [B,K,N,D]."""
         return rotate(self.k_norm(self._split(self.k_proj(x))), turn), self._split(self.v_proj(x))
 
-    def forward(self, x: Tensor, turn: Turn, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, turn: Turn, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> Tensor:
         """x [B,N,d] -> [B,N,d]."""
         normed = self.attention_norm(x)
         q = rotate(self.q_norm(self._split(self.q_proj(normed))), turn)
@@ -94,28 +108,42 @@ class Layer(nn.Module):
 
 
 class DFlashBlock(nn.Module):
-    """Slot 0 holds the root's embedding, the others a mask's; the output of slot j predicts the token at slot j itself.
+    """Slot 0 holds the root's embedding, the others a mask's; the output of slot j predicts the
+    token at slot j itself.
 
-    Every layer attends to the target's features at the `window` positions before a slot, of which the last is that of
-    the token before the root, and to the block: to all slots, or in a `causal` layer to those up to its own. Embedding
-    and output matrix are the target's; the mask's embedding is the block's own. `vocab` of the shape: how many of the
-    target's tokens it can draft (0: all).
+    Every layer attends to the target's features at the `window` positions before a slot, of which
+    the last is that of the token before the root, and to the block: to all slots, or in a `causal`
+    layer to those up to its own. Embedding and output matrix are the target's; the mask's embedding
+    is the block's own. `vocab` of the shape: how many of the target's tokens it can draft (0: all).
     """
 
     def __init__(self, shape: dict[str, Any]):
         super().__init__()
-        d, eps = shape["hidden_size"], shape["rms_norm_eps"]
-        self.shape, self.taps, self.causal = shape, list(shape["taps"]), list(shape["causal"])
-        self.slots, self.window = int(shape["slots"]), int(shape["window"])
+        d = shape["hidden_size"]
+        eps = shape["rms_norm_eps"]
+        self.shape = shape
+        self.taps = list(shape["taps"])
+        self.causal = list(shape["causal"])
+        self.slots = int(shape["slots"])
+        self.window = int(shape["window"])
         self.fuse = nn.Linear(len(self.taps) * d, d, bias=False)
         self.feature_norm, self.norm_out = (nn.RMSNorm(d, eps) for _ in range(2))
         self.mask = nn.Parameter(torch.zeros(d))
         self.layers = nn.ModuleList(Layer(shape) for _ in self.causal)
         known = shape.get("vocab", 0)
-        self.vocabulary = DraftVocabulary(torch.arange(known), shape["vocab_size"]) if known else None
-        sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
+        self.vocabulary = (
+            DraftVocabulary(torch.arange(known), shape["vocab_size"]) if known else None
+        )
+        sizes = (
+            "hidden_size",
+            "num_attention_heads",
+            "head_dim",
+            "rope_parameters",
+            "max_position_embeddings",
+        )
         rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(shape[k]) for k in sizes}))
-        self.frequency, self.scaling = rotary.inv_freq.double(), rotary.attention_scaling
+        self.frequency = rotary.inv_freq.double()
+        self.scaling = rotary.attention_scaling
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,10 +154,13 @@ class DFlashBlock(nn.Module):
         return self.feature_norm(self.fuse(torch.cat(states, -1).to(self.dtype)))
 
     def compilable(self, target: LM) -> DraftLayers | None:
-        """The layers as backends see them, without what they read of the target; None if their masks differ."""
+        """The layers as backends see them, without what they read of the target; None if their
+        masks differ.
+        """
         if len(set(self.causal)) > 1:
             return None
-        names, known = ("q", "k", "v", "o", "gate", "up", "down"), self.vocabulary
+        names = ("q", "k", "v", "o", "gate", "up", "down")
+        known = self.vocabulary
         layers = [
             DraftLayer(
                 **{name: getattr(layer, f"{name}_proj") for name in names},
@@ -153,7 +184,9 @@ class DFlashBlock(nn.Module):
     def compilable_keys(self) -> DraftLayers:
         """What makes keys and values of the target's states."""
         layers = [
-            DraftLayer(k=layer.k_proj, v=layer.v_proj, input_norm=self.feature_norm, k_norm=layer.k_norm)
+            DraftLayer(
+                k=layer.k_proj, v=layer.v_proj, input_norm=self.feature_norm, k_norm=layer.k_norm
+            )
             for layer in self._each
         ]
         return DraftLayers(layers, **self._sizes, starts="given", fuse=self.fuse, keys_only=True)
@@ -175,10 +208,14 @@ class DFlashBlock(nn.Module):
         }
 
     def turn(self, position: Tensor) -> Turn:
-        """position [B,N] -> its rotation; angles in float64, so that only differences of positions matter."""
+        """position [B,N] -> its rotation; angles in float64, so that only differences of positions
+        matter.
+        """
         self.frequency = self.frequency.to(position.device)
         angle = (position[..., None] * self.frequency)[:, None]
-        return (self.scaling * angle.cos()).to(self.dtype), (self.scaling * angle.sin()).to(self.dtype)
+        return (self.scaling * angle.cos()).to(self.dtype), (self.scaling * angle.sin()).to(
+            self.dtype
+        )
 
     def keys(self, feature: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B,N,d], position [B,N] -> k, v [B,layers,K,N,D]."""
@@ -191,7 +228,9 @@ class DFlashBlock(nn.Module):
         B, A, d = roots.shape
         masks = self.mask.expand(B, A, self.slots - 1, d)
         x = torch.cat([roots.to(self.dtype)[:, :, None], masks], 2).flatten(1, 2)
-        turn = self.turn((position[..., None] + torch.arange(self.slots, device=x.device)).flatten(1))
+        turn = self.turn(
+            (position[..., None] + torch.arange(self.slots, device=x.device)).flatten(1)
+        )
         for n, layer in enumerate(self.layers):
             x = layer(x, turn, lambda q, k, v, n=n: attend(n, q, k, v))
         return self.norm_out(x).view(B, A, self.slots, d)
@@ -205,7 +244,8 @@ def rotate(x: Tensor, turn: Turn) -> Tensor:
 
 def random_dflash(target: LM, seed: int, **options: Any) -> DFlashBlock:
     """An untrained block in the target's dtype and on its device; options: those of shape_of."""
-    block, generator = DFlashBlock(shape_of(target, **options)), torch.Generator().manual_seed(seed)
+    block = DFlashBlock(shape_of(target, **options))
+    generator = torch.Generator().manual_seed(seed)
     for p in block.parameters():
         if p.dim() > 1:
             nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=generator)

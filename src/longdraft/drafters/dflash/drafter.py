@@ -1,11 +1,22 @@
-"""DFlash: one pass of a block over masks drafts the tokens of several depths, and the best paths become a tree."""
+"""DFlash: one pass of a block over masks drafts the tokens of several depths, and the best paths
+become a tree.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, PromptSpec, Sequences, Tree, Verdict
+from longdraft.core import (
+    UNBOUNDED,
+    Captures,
+    CaptureSpec,
+    DraftLimits,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+)
 from longdraft.core.draft_layers import DraftKeys
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
@@ -22,26 +33,36 @@ from longdraft.ops import Segment, attend
 
 
 class DFlash(Drafter):
-    """Before a draft, the ring holds the features of the latest `window` tokens in the target's cache, all computed
-    from the target's states, except those of tokens that recurrent layers could not take back.
+    """Before a draft, the ring holds the features of the latest `window` tokens in the target's
+    cache, all computed from the target's states, except those of tokens that recurrent layers could
+    not take back.
 
-    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. The prefill keeps the states of the
-    prompt's last `window` tokens. Where it did not, and after steps that were not passed to `update`, the target reads
-    the missing tokens again before a draft, at most the last `window`. The whole block runs whatever the limits,
-    because its slots see each other. window 0: the block's own. Not for use inside a hierarchy, which verifies under a
-    view.
+    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. The prefill keeps the
+    states of the prompt's last `window` tokens. Where it did not, and after steps that were not
+    passed to `update`, the target reads the missing tokens again before a draft, at most the last
+    `window`. The whole block runs whatever the limits, because its slots see each other. window 0:
+    the block's own. Not for use inside a hierarchy, which verifies under a view.
     """
 
     name = "block"
     rough = True
     usual = (0.6, 0.5)
 
-    def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
+    def __init__(
+        self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0
+    ):
         if gamma >= block.slots:
-            raise InputError(f"option gamma is {gamma}: give at most {block.slots - 1}, the most that its block drafts")
-        self.target, self.block, self.window = target, block, window or block.window
-        self.shape, self.width = BestPaths(gamma or nodes), 1 if gamma else UNBOUNDED
-        self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1
+            raise InputError(
+                f"option gamma is {gamma}: give at most {block.slots - 1}, the most that "
+                "its block drafts"
+            )
+        self.target = target
+        self.block = block
+        self.window = window or block.window
+        self.shape = BestPaths(gamma or nodes)
+        self.width = 1 if gamma else UNBOUNDED
+        self.max_depth = min(gamma or nodes, block.slots - 1)
+        self.is_chain = bool(gamma) or nodes == 1
         layers = block.compilable(target)
         self.compiled = None if layers is None else target.backend.compile_layers(layers)
         self.compiled_keys = target.backend.compile_layers(block.compilable_keys())
@@ -55,7 +76,8 @@ class DFlash(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         size = max(min(self.window, seqs.tokens.shape[1]), 1)
-        shared, self._text = seqs.shared(self._text), seqs.tokens
+        shared = seqs.shared(self._text)
+        self._text = seqs.tokens
         if shared:
             self.ring.rewind(torch.full_like(self.ring.end, shared))
             self.ring = self.ring.resized(self.block, size)
@@ -81,8 +103,11 @@ class DFlash(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """One pass of the block, whatever the depth."""
-        known, rows, keys = self.block.vocabulary, len(seqs.length), 2 * self.ring.k.nbytes
-        read, native = weights_read(size_of(self.block), self.target, known), self.compiled is not None
+        known = self.block.vocabulary
+        rows = len(seqs.length)
+        keys = 2 * self.ring.k.nbytes
+        read = weights_read(size_of(self.block), self.target, known)
+        native = self.compiled is not None
         drawn = float(rows * self.block.slots * known_count(self.target, known))
         call = block_seconds(costs, rows, self.block.slots, read, keys, drawn, native)
         return call + costs.tree * self.most_nodes(depth, width)
@@ -95,7 +120,9 @@ class DFlash(Drafter):
         """Compute missing features of rows that are not done."""
         lacking = (seqs.cache.length - self.ring.end).masked_fill(seqs.done, 0)
         for b in lacking.nonzero()[:, 0].tolist():
-            self._feed_row(seqs, b, *read_again(self.target, seqs, b, self._missing(seqs, b), self.captures()))
+            self._feed_row(
+                seqs, b, *read_again(self.target, seqs, b, self._missing(seqs, b), self.captures())
+            )
 
     def _missing(self, seqs: Sequences, b: int) -> int:
         """The first position that a row lacks, of those that the ring would hold."""
@@ -108,28 +135,42 @@ class DFlash(Drafter):
             self._feed_row(seqs, b, first, states)
 
     def _feed_row(self, seqs: Sequences, b: int, first: int, states: States) -> None:
-        """Append the features of a row's positions from `first` on, which have these states; missing ones before them
-        are left out."""
-        self.ring.end[b], count = first, int(seqs.cache.length[b]) - first
+        """Append the features of a row's positions from `first` on, which have these states;
+        missing ones before them are left out.
+        """
+        self.ring.end[b] = first
+        count = int(seqs.cache.length[b]) - first
         if count:
             features = [states[tap] for tap in self.block.taps]
-            self._feed(torch.tensor([b], device=self.ring.end.device), features, torch.tensor([count]))
+            self._feed(
+                torch.tensor([b], device=self.ring.end.device), features, torch.tensor([count])
+            )
 
     def _feed(self, rows: Tensor, states: list[Tensor], count: Tensor) -> None:
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""
         count = count.to(rows.device)
-        position = self.ring.end[rows][:, None] + torch.arange(states[0].shape[1], device=rows.device)
-        if self.compiled_keys is not None and len(rows) == len(self.ring.end) and position.shape[1] <= self.block.slots:
+        position = self.ring.end[rows][:, None] + torch.arange(
+            states[0].shape[1], device=rows.device
+        )
+        if (
+            self.compiled_keys is not None
+            and len(rows) == len(self.ring.end)
+            and position.shape[1] <= self.block.slots
+        ):
             fed = Tree.chain(torch.zeros_like(position))
             keys = DraftKeys(self.ring.places(), torch.full_like(count, self.ring.size))
-            self.compiled_keys.forward(fed, 0, position, fed.mask, keys, torch.cat(states, -1), sources=True)
+            self.compiled_keys.forward(
+                fed, 0, position, fed.mask, keys, torch.cat(states, -1), sources=True
+            )
             self.ring.append_scratch(position.shape[1], count)
         else:
             self.ring.append(rows, *self.block.keys(self.block.feature(states), position), count)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.ring.end  # new tokens of each row; 0 if it was done
-        count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
+        count = count.where(
+            count <= verdict.count, 0
+        )  # rows that missed steps or were never read are left to `ready`
         path = verdict.path[..., None]
         states = [captured.states[tap] for tap in self.block.taps]
         kept = [x.gather(1, path.expand(-1, -1, x.shape[-1])) for x in states]
@@ -146,9 +187,15 @@ class DFlash(Drafter):
     def logits(self, roots: Tensor, depth: int) -> Tensor:
         """Tokens of the roots [B] -> logits [B,depth,known] of the tokens after them, float32."""
         if self.compiled is None:
-            return known_logits(self.target, self.block.vocabulary, self.states(roots)[:, :depth]).float()
-        B, slots, ring = len(roots), self.block.slots, self.ring
-        block = Tree.chain(roots[:, None].expand(-1, slots))  # slots after the root's have no tokens
+            return known_logits(
+                self.target, self.block.vocabulary, self.states(roots)[:, :depth]
+            ).float()
+        B = len(roots)
+        slots = self.block.slots
+        ring = self.ring
+        block = Tree.chain(
+            roots[:, None].expand(-1, slots)
+        )  # slots after the root's have no tokens
         embedded = self.target.hf.get_input_embeddings()(roots)[:, None].float()
         inputs = torch.cat([embedded, self.block.mask.float().expand(B, slots - 1, -1)], 1)
         own = block.mask if self.block.causal[0] else torch.ones_like(block.mask)
@@ -161,16 +208,23 @@ class DFlash(Drafter):
         return logits[:, :depth]
 
     def states(self, roots: Tensor) -> Tensor:
-        """Tokens of the roots [B] -> the normed states [B,slots-1,d] that predict the tokens after them."""
+        """Tokens of the roots [B] -> the normed states [B,slots-1,d] that predict the tokens after
+        them.
+        """
         seen = self.ring.visible(self.block.slots, self.window)
         causal = torch.ones_like(seen[0, :, :1]).expand(-1, self.block.slots).tril()
 
         def attended(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            own, outputs = causal if self.block.causal[layer] else None, []
+            own = causal if self.block.causal[layer] else None
+            outputs = []
             for b, query in enumerate(q):
-                keys, values = (x[layer, b, :, : self.ring.size] for x in (self.ring.k, self.ring.v))
+                keys, values = (
+                    x[layer, b, :, : self.ring.size] for x in (self.ring.k, self.ring.v)
+                )
                 context = Segment(keys, values, seen[b])
-                outputs.append(attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out)
+                outputs.append(
+                    attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out
+                )
             return torch.stack(outputs).flatten(2)
 
         embedded = self.target.hf.get_input_embeddings()(roots)[:, None]

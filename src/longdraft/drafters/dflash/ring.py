@@ -1,4 +1,6 @@
-"""The keys of the latest features of a text: memory of fixed size, whatever the length of the context."""
+"""The keys of the latest features of a text: memory of fixed size, whatever the length of the
+context.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,29 @@ from longdraft.drafters.dflash.block import DFlashBlock
 
 
 class FeatureRing:
-    """Slot p % size holds every layer's key and value of position p, if held [B,size] says so, and no row holds a
-    position from its `end` [B] on; k, v [layers,B,K,size+slots,D], where a block's own slots have room after the ring.
+    """Slot p % size holds every layer's key and value of position p, if held [B,size] says so, and
+    no row holds a position from its `end` [B] on; k, v [layers,B,K,size+slots,D], where a block's
+    own slots have room after the ring.
 
-    A slot without a position holds -1. Positions are written in order, from `end` on; what is left out by setting `end`
-    stays missing, as do, after a rewind, the positions whose slots had been overwritten.
+    A slot without a position holds -1. Positions are written in order, from `end` on; what is left
+    out by setting `end` stays missing, as do, after a rewind, the positions whose slots had been
+    overwritten.
     """
 
     def __init__(self, block: DFlashBlock, size: int, end: Tensor):
         """end [B]: the first position that each row will hold."""
-        s, self.size = block.shape, size
-        shape = (len(block.layers), len(end), s["num_key_value_heads"], size + block.slots, s["head_dim"])
-        self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=end.device) for _ in range(2))
+        s = block.shape
+        self.size = size
+        shape = (
+            len(block.layers),
+            len(end),
+            s["num_key_value_heads"],
+            size + block.slots,
+            s["head_dim"],
+        )
+        self.k, self.v = (
+            torch.zeros(shape, dtype=block.dtype, device=end.device) for _ in range(2)
+        )
         self.end = end.clone()
         self.held = self.end.new_full((len(end), size), -1)
 
@@ -37,12 +50,16 @@ class FeatureRing:
 
     def enter(self, end: int) -> None:
         """Add an empty row."""
-        self.k, self.v = (torch.cat([x, x.new_zeros(len(x), 1, *x.shape[2:])], 1) for x in (self.k, self.v))
+        self.k, self.v = (
+            torch.cat([x, x.new_zeros(len(x), 1, *x.shape[2:])], 1) for x in (self.k, self.v)
+        )
         self.end = torch.cat([self.end, self.end.new_full((1,), end)])
         self.held = torch.cat([self.held, self.held.new_full((1, self.size), -1)])
 
     def leave(self, row: int) -> None:
-        self.k, self.v = (without(x.transpose(0, 1), row).transpose(0, 1).contiguous() for x in (self.k, self.v))
+        self.k, self.v = (
+            without(x.transpose(0, 1), row).transpose(0, 1).contiguous() for x in (self.k, self.v)
+        )
         self.held, self.end = without(self.held, row), without(self.end, row)
 
     def rewind(self, length: Tensor) -> None:
@@ -56,7 +73,9 @@ class FeatureRing:
         self.append(torch.arange(len(count), device=count.device), k, v, count)
 
     def append(self, rows: Tensor, k: Tensor, v: Tensor, count: Tensor) -> None:
-        """k, v [R,layers,K,N,D] of the positions from `end` on of these rows, of which count [R] are real."""
+        """k, v [R,layers,K,N,D] of the positions from `end` on of these rows, of which count [R]
+        are real.
+        """
         steps = torch.arange(k.shape[3], device=k.device)
         real = (steps < count[:, None]) & (steps >= count[:, None] - self.size)
         which, offset = real.nonzero(as_tuple=True)
@@ -68,11 +87,17 @@ class FeatureRing:
         self.end[rows] += count
 
     def places(self) -> list[tuple[int, int, int]]:
-        """For each layer the addresses of the first row's keys and values, and the slots of a row."""
-        return [(k.data_ptr(), v.data_ptr(), k.shape[2]) for k, v in zip(self.k, self.v, strict=True)]
+        """For each layer the addresses of the first row's keys and values, and the slots of a
+        row.
+        """
+        return [
+            (k.data_ptr(), v.data_ptr(), k.shape[2]) for k, v in zip(self.k, self.v, strict=True)
+        ]
 
     def visible(self, slots: int, window: int) -> Tensor:
-        """[B,slots,size]: what the slots of a block whose root is at `end` attend to, `window` positions back."""
+        """[B,slots,size]: what the slots of a block whose root is at `end` attend to, `window`
+        positions back.
+        """
         query = self.end[:, None] + torch.arange(slots, device=self.end.device)
         position = self.held[:, None]
         return (position >= 0) & (position > query[..., None] - window)

@@ -22,11 +22,13 @@ B = TypeVar("B", bound="EagleBlock")
 
 
 class EagleBlock(nn.Module, ABC):
-    """Reads the feature of token t and the embedding of token t+1; returns the feature of t+1 and scores for t+2.
+    """Reads the feature of token t and the embedding of token t+1; returns the feature of t+1 and
+    scores for t+2.
 
-    The layer is a Llama layer: attention, then an MLP after a norm. A subclass defines what a feature is, how it is
-    combined with an embedding (`wide`: the width of attention's input) and how scores are computed from the output.
-    known: the number of the target's tokens that it can draft.
+    The layer is a Llama layer: attention, then an MLP after a norm. A subclass defines what a
+    feature is, how it is combined with an embedding (`wide`: the width of attention's input) and
+    how scores are computed from the output. known: the number of the target's tokens that it can
+    draft.
     """
 
     known: int
@@ -34,8 +36,10 @@ class EagleBlock(nn.Module, ABC):
 
     def __init__(self, config: Any, wide: int):
         super().__init__()
-        d, heads = config.hidden_size, query_heads(config)
-        self.kv, mlp = key_heads(config), mlp_width(config)
+        d = config.hidden_size
+        heads = query_heads(config)
+        self.kv = key_heads(config)
+        mlp = mlp_width(config)
         self.dim = getattr(config, "head_dim", None) or d // heads
         self.eps = getattr(config, "rms_norm_eps", 1e-6)
         self.layer = {
@@ -50,9 +54,17 @@ class EagleBlock(nn.Module, ABC):
             "vocab_size": config.vocab_size,
             "qkv_bias": bool(getattr(config, "qkv_bias", False)),
         }
-        sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
+        sizes = (
+            "hidden_size",
+            "num_attention_heads",
+            "head_dim",
+            "rope_parameters",
+            "max_position_embeddings",
+        )
         rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(self.layer[k]) for k in sizes}))
-        self.frequency, self.scaling = rotary.inv_freq, rotary.attention_scaling  # float32 for weights of any dtype
+        # float32 for weights of any dtype
+        self.frequency = rotary.inv_freq
+        self.scaling = rotary.attention_scaling
         bias = self.layer["qkv_bias"]
         self.q = nn.Linear(wide, heads * self.dim, bias)
         self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias) for _ in range(2))
@@ -97,7 +109,9 @@ class EagleBlock(nn.Module, ABC):
 
     @abstractmethod
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """feature, token [B,W,d] -> the residual stream [B,W,d] and attention's input [B,W,wide]."""
+        """feature, token [B,W,d] -> the residual stream [B,W,d] and attention's input
+        [B,W,wide].
+        """
 
     @abstractmethod
     def known_scores(self, target: LM, output: Tensor) -> Tensor:
@@ -109,8 +123,11 @@ class EagleBlock(nn.Module, ABC):
         return None
 
     def scores(self, target: LM, output: Tensor) -> Tensor:
-        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf for tokens it cannot draft."""
-        logits, tokens = self.known_scores(target, output), self.tokens
+        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf for tokens it cannot
+        draft.
+        """
+        logits = self.known_scores(target, output)
+        tokens = self.tokens
         if tokens is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], target.vocab), float("-inf"))
@@ -128,10 +145,12 @@ class EagleBlock(nn.Module, ABC):
         tail: Tensor | None = None,
         sink: int = 0,
     ) -> Tensor:
-        """feature, token [B,W,d] and position [B,W] of nodes start.. of scratch, mask [B,W,start+W] -> output [B,W,d].
+        """feature, token [B,W,d] and position [B,W] of nodes start.. of scratch, mask [B,W,start+W]
+        -> output [B,W,d].
 
-        The output is the next feature and the input of `scores`. Keys and values go to scratch slots from `start` on.
-        tail [B], sink: of the slots before scratch only those from `tail` on and the first `sink` are seen.
+        The output is the next feature and the input of `scores`. Keys and values go to scratch
+        slots from `start` on. tail [B], sink: of the slots before scratch only those from `tail` on
+        and the first `sink` are seen.
         """
         W = feature.shape[1]
         residual, x = self.mix(feature, token)
@@ -150,7 +169,9 @@ class EagleBlock(nn.Module, ABC):
 
     def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Attention's input [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
         q, k = self._rotate(torch.cat([q, k], 1), position).split([q.shape[1], k.shape[1]], 1)
         return q, k, v
 
@@ -171,13 +192,16 @@ class EagleBlock(nn.Module, ABC):
 
 
 class Eagle2Block(EagleBlock):
-    """A feature is the target's last state after its norm; scores use the target's output matrix (EAGLE sec. 3)."""
+    """A feature is the target's last state after its norm; scores use the target's output matrix
+    (EAGLE sec. 3).
+    """
 
     def __init__(self, config: Any):
         d = config.hidden_size
         super().__init__(config, d)
         bias = self.layer["fuse_bias"] = bool(getattr(config, "fuse_bias", True))
-        self.fuse, self.known = nn.Linear(2 * d, d, bias), config.vocab_size
+        self.fuse = nn.Linear(2 * d, d, bias)
+        self.known = config.vocab_size
 
     @staticmethod
     def captured_layers(layers: int) -> list[int]:
@@ -200,9 +224,9 @@ class Eagle2Block(EagleBlock):
 class Eagle3Block(EagleBlock):
     """A feature combines states from three depths; scores use a separate head (EAGLE-3 sec. 3).
 
-    The head has at most `vocab` tokens: draft token i is the target's token i + d2t[i]. Attention reads the feature
-    after a norm. The residual stream starts with the feature itself, or with the normed feature if the config has
-    norm_before_residual (as `speculators` trains it).
+    The head has at most `vocab` tokens: draft token i is the target's token i + d2t[i]. Attention
+    reads the feature after a norm. The residual stream starts with the feature itself, or with the
+    normed feature if the config has norm_before_residual (as `speculators` trains it).
     """
 
     d2t: Tensor
@@ -210,9 +234,14 @@ class Eagle3Block(EagleBlock):
     def __init__(self, config: Any, vocab: int | None = None):
         d = config.hidden_size
         super().__init__(config, 2 * d)
-        self.normed_residual = self.layer["norm_before_residual"] = bool(getattr(config, "norm_before_residual", False))
-        self.fuse, self.known = nn.Linear(3 * d, d, bias=False), min(vocab or config.vocab_size, config.vocab_size)
-        self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, self.eps) for _ in range(3))
+        self.normed_residual = self.layer["norm_before_residual"] = bool(
+            getattr(config, "norm_before_residual", False)
+        )
+        self.fuse = nn.Linear(3 * d, d, bias=False)
+        self.known = min(vocab or config.vocab_size, config.vocab_size)
+        self.norm_feature, self.norm_token, self.norm_out = (
+            nn.RMSNorm(d, self.eps) for _ in range(3)
+        )
         self.head = nn.Linear(d, self.known, bias=False)
         self.register_buffer("d2t", torch.zeros(self.known, dtype=torch.long))
 
@@ -244,7 +273,9 @@ class Eagle3Block(EagleBlock):
 
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.norm_feature(feature)
-        return normed if self.normed_residual else feature, torch.cat([self.norm_token(token), normed], -1)
+        return normed if self.normed_residual else feature, torch.cat(
+            [self.norm_token(token), normed], -1
+        )
 
     def known_scores(self, target: LM, output: Tensor) -> Tensor:
         return self.head(self.norm_out(output.to(self.head.weight.dtype))).float()
@@ -256,7 +287,11 @@ class Eagle3Block(EagleBlock):
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Raises ValueError unless d2t maps the draft tokens to different tokens of the target."""
         tokens = torch.arange(self.known) + state_dict["d2t"].cpu()
-        if tokens.min() < 0 or tokens.max() >= self.layer["vocab_size"] or len(tokens.unique()) < self.known:
+        if (
+            tokens.min() < 0
+            or tokens.max() >= self.layer["vocab_size"]
+            or len(tokens.unique()) < self.known
+        ):
             raise ValueError("d2t does not map the draft tokens to different tokens of the target")
         return super().load_state_dict(state_dict, *args, **kwargs)
 
@@ -267,9 +302,15 @@ def random_eagle2(target: LM, seed: int) -> Eagle2Block:
 
 
 def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> Eagle3Block:
-    """An untrained EAGLE-3 layer; if the target has more than `vocab` tokens, it can draft a random subset of them."""
+    """An untrained EAGLE-3 layer; if the target has more than `vocab` tokens, it can draft a random
+    subset of them.
+    """
     block = Eagle3Block(target.layer_config, vocab)
-    tokens = torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: block.known].sort().values
+    tokens = (
+        torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: block.known]
+        .sort()
+        .values
+    )
     block.d2t.copy_(tokens - torch.arange(block.known))
     return _filled(block, target, seed)
 

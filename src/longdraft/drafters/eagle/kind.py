@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from longdraft.drafters.checkpoint import ModuleKind
-from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.eagle.block import (
+    Eagle2Block,
+    Eagle3Block,
+    EagleBlock,
+    random_eagle2,
+    random_eagle3,
+)
 from longdraft.drafters.kind import Layout, Training
 from longdraft.drafters.released import TABLES, Names, Released, original, renamed
 from longdraft.drafters.rotations import released_ropes
@@ -37,9 +43,15 @@ def _build_eagle3(target: LM, layer: dict[str, Any], vocab: int) -> Eagle3Block:
 
 
 def _version(source: Released) -> int | None:
-    if "fc.weight" not in source or not any(f"{prefix}.self_attn.q_proj.weight" in source for prefix in PREFIXES):
+    if "fc.weight" not in source or not any(
+        f"{prefix}.self_attn.q_proj.weight" in source for prefix in PREFIXES
+    ):
         return None
-    return 3 if "d2t" in source or any(f"{prefix}.hidden_norm.weight" in source for prefix in PREFIXES) else 2
+    return (
+        3
+        if "d2t" in source or any(f"{prefix}.hidden_norm.weight" in source for prefix in PREFIXES)
+        else 2
+    )
 
 
 def _read_eagle2(source: Released, target: LM) -> Eagle2Block | None:
@@ -56,17 +68,27 @@ def _read_eagle3(source: Released, target: LM) -> Eagle3Block | None:
     if _version(source) != 3:
         return None
     layer = _layer_of(source, target)
-    if "speculators_model_type" in source.config and "norm_before_residual" not in source.config:  # readers disagree
-        raise InputError(f"{source.folder}/config.json lacks norm_before_residual: download it with its own config")
+    if (
+        "speculators_model_type" in source.config and "norm_before_residual" not in source.config
+    ):  # readers disagree
+        raise InputError(
+            f"{source.folder}/config.json lacks norm_before_residual: download it with its "
+            "own config"
+        )
     source.check_tables(target, embeddings_only=True)
     ids = source.config.get("eagle_aux_hidden_state_layer_ids")
     layers = Eagle3Block.captured_layers(target.depth)
     if ids and list(ids) != layers:
-        raise InputError(f"{source.folder} reads states before layers {ids}; longdraft supports those before {layers}")
+        raise InputError(
+            f"{source.folder} reads states before layers {ids}; longdraft supports those "
+            f"before {layers}"
+        )
     block = _build_eagle3(target, layer, len(source.get("lm_head.weight")))
     names = _names(source, block, OWN3)
     if "d2t" not in source and block.known != target.vocab:
-        raise InputError(f"{source.folder} lacks d2t, which maps its {block.known} tokens to the target's")
+        raise InputError(
+            f"{source.folder} lacks d2t, which maps its {block.known} tokens to the target's"
+        )
     if "d2t" in source:
         names["d2t"] = "d2t"
     source.fill(block, names, {"embed_tokens.weight", "t2d"}, {"d2t"} - names.keys())
@@ -80,23 +102,37 @@ def _check_vocabulary(source: Released, block: Eagle3Block) -> None:
     if said != block.known:
         fault = f"{block.known} rows in lm_head for a draft_vocab_size of {said}"
         raise InputError(f"{source.folder} has {fault}: download it again")
-    if "t2d" in source and not torch.equal(source.get("t2d").nonzero()[:, 0], block.tokens.sort().values):
-        raise InputError(f"{source.folder}: its d2t and t2d name different tokens: download it again")
+    if "t2d" in source and not torch.equal(
+        source.get("t2d").nonzero()[:, 0], block.tokens.sort().values
+    ):
+        raise InputError(
+            f"{source.folder}: its d2t and t2d name different tokens: download it again"
+        )
 
 
 def _export_eagle3(block: Eagle3Block, target: LM) -> Layout:
-    """The layer is written as layers.0, with the target's embeddings beside it, as `speculators` does."""
-    layer, tokens = dict(block.layer), block.tokens.cpu()
+    """The layer is written as layers.0, with the target's embeddings beside it, as `speculators`
+    does.
+    """
+    layer = dict(block.layer)
+    tokens = block.tokens.cpu()
     if layer.pop("qkv_bias"):
         fault = "its q, k and v have biases, which `speculators` only has together with one of o"
         raise InputError(f"{fault}: this layer cannot be written in its layout")
     normed = layer.pop("norm_before_residual")
-    fixed = {"model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "tie_word_embeddings": False}
+    fixed = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
     weights = original(block, renamed(block, _places("layers.0") | OWN3))
     if not torch.equal(tokens, torch.arange(target.vocab)):
         known = torch.zeros(target.vocab, dtype=torch.bool).index_fill(0, tokens, True)
         weights |= {"d2t": block.d2t, "t2d": known}
-    weights["embed_tokens.weight"] = target.hf.get_input_embeddings().weight.to(block.o.weight.dtype)
+    weights["embed_tokens.weight"] = target.hf.get_input_embeddings().weight.to(
+        block.o.weight.dtype
+    )
     config = {
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": block.known,
@@ -120,18 +156,34 @@ def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
 
 
 def _layer_of(source: Released, target: LM) -> dict[str, Any]:
-    """The layer's config as EagleBlock takes it. Raises InputError for what the block does not support."""
+    """The layer's config as EagleBlock takes it. Raises InputError for what the block does not
+    support.
+    """
     c = source.config | source.config.get("transformer_layer_config", {})
-    used = (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True)))
+    used = (
+        k
+        for k in UNSUPPORTED
+        if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True))
+    )
     odd = next(used, None)
     if odd or c.get("hidden_act", "silu") != "silu":
         setting = f"{odd}={c[odd]}" if odd else f"hidden_act={c['hidden_act']}"
-        raise InputError(f"{source.folder} was made with {setting}, which longdraft's EAGLE layer does not support")
-    missing = next((k for k in ("hidden_size", "intermediate_size", "num_attention_heads") if k not in c), None)
+        raise InputError(
+            f"{source.folder} was made with {setting}, which longdraft's EAGLE layer does "
+            "not support"
+        )
+    missing = next(
+        (k for k in ("hidden_size", "intermediate_size", "num_attention_heads") if k not in c), None
+    )
     if missing:
-        raise InputError(f"{source.folder}/config.json lacks {missing}: download it with the drafter's own config")
+        raise InputError(
+            f"{source.folder}/config.json lacks {missing}: download it with the drafter's "
+            "own config"
+        )
     if c["hidden_size"] != target.config.hidden_size:
-        sizes = f"its hidden_size is {c['hidden_size']}, the target's is {target.config.hidden_size}"
+        sizes = (
+            f"its hidden_size is {c['hidden_size']}, the target's is {target.config.hidden_size}"
+        )
         raise InputError(f"{source.folder}: {sizes}: give the target that it was trained for (-m)")
     return c | {
         "rms_norm_eps": float(c.get("rms_norm_eps", 1e-6)),
@@ -161,6 +213,8 @@ EAGLE3 = ModuleKind(
     importer=_read_eagle3,
     exporter=_export_eagle3,
     training=Training(
-        "eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"
+        "eagle",
+        "Train an EAGLE-3 layer on its own outputs.",
+        "longdraft.drafters.eagle.objective:objective",
     ),
 )

@@ -1,4 +1,6 @@
-"""EAGLE-3: the layer is trained on its own outputs, as it reads them when drafting (training-time test, sec. 3)."""
+"""EAGLE-3: the layer is trained on its own outputs, as it reads them when drafting (training-time
+test, sec. 3).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ DECAY = 0.8  # weight of each depth relative to the previous one
 
 @dataclass
 class EagleObjective:
-    """Depth 1 reads the target's states; depth i+1 reads depth i's output at the previous position, as in drafting.
+    """Depth 1 reads the target's states; depth i+1 reads depth i's output at the previous position,
+    as in drafting.
 
     Pair t is the feature of token t with the embedding of token t+1; its output predicts token t+2.
     """
@@ -33,7 +36,9 @@ class EagleObjective:
     depth: int = 5
 
     def _outputs(self, tokens: Tensor) -> tuple[list[Tensor], Tensor]:
-        """tokens [B,S+1] -> the outputs [B,S,d] of every depth, and the labels [B,S]: the token after token t+1."""
+        """tokens [B,S+1] -> the outputs [B,S,d] of every depth, and the labels [B,S]: the token
+        after token t+1.
+        """
         layers = self.module.captured_layers(self.frozen.last)
         seen = self.frozen.read(tokens, states=sorted(set(layers)), predict=self.labels == "target")
         states = seen.states
@@ -44,7 +49,9 @@ class EagleObjective:
         feature = self.module.feature(self.frozen.lm, [states[n][:, :-1] for n in layers])
         token = self.frozen.lm.hf.get_input_embeddings()(tokens[:, 1:]).to(feature.dtype)
         position = torch.arange(feature.shape[1], device=tokens.device).expand(feature.shape[:2])
-        outputs, keys, values = [], [], []
+        outputs = []
+        keys = []
+        values = []
         for _ in range(self.depth):
             residual, x = self.module.mix(feature, token)
             q, k, v = self.module.heads(x, position)
@@ -60,7 +67,9 @@ class EagleObjective:
         labels = draft_ids(wanted, self.module.tokens, self.frozen.lm.vocab)
         total = outputs[0].new_zeros((), dtype=torch.float32)
         for i, output in enumerate(outputs):
-            some = by_function(output[:, i:].flatten(0, 1), self._head, labels[:, i:].flatten(), self.module.known)
+            some = by_function(
+                output[:, i:].flatten(0, 1), self._head, labels[:, i:].flatten(), self.module.known
+            )
             total = total + DECAY**i * some
         return total / sum(DECAY**i for i in range(self.depth))
 
@@ -76,9 +85,12 @@ class EagleObjective:
 def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     """q [B,H,S,D] of the deepest; keys, values [B,K,S,D] of every depth -> [B,H,S,D].
 
-    At depth n, counted from 1, pair t attends to pairs 0..t-n+1 of depth 1 and to pair t-n+i of each depth 1 < i <= n.
+    At depth n, counted from 1, pair t attends to pairs 0..t-n+1 of depth 1 and to pair t-n+i of
+    each depth 1 < i <= n.
     """
-    deep, size, groups = len(keys), q.shape[2], q.shape[1] // keys[0].shape[1]
+    deep = len(keys)
+    size = q.shape[2]
+    groups = q.shape[1] // keys[0].shape[1]
     keys, values = ([x.repeat_interleave(groups, 1) for x in kv] for kv in (keys, values))
     if deep == 1:
         return F.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
@@ -99,7 +111,9 @@ def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
-    """A new layer whose head has the `vocab` most frequent tokens of the text, initialized with the target's rows."""
+    """A new layer whose head has the `vocab` most frequent tokens of the text, initialized with the
+    target's rows.
+    """
     block = Eagle3Block(target.layer_config, vocab)
     tokens = torch.from_numpy(corpus.frequent(block.known, target.vocab))
     block.d2t.copy_(tokens - torch.arange(block.known))
@@ -109,6 +123,10 @@ def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
 
 
 def objective(
-    frozen: Frozen, corpus: Corpus, labels: Labels = "target", depth: Positive = 5, vocab: Positive = 32000
+    frozen: Frozen,
+    corpus: Corpus,
+    labels: Labels = "target",
+    depth: Positive = 5,
+    vocab: Positive = 32000,
 ) -> EagleObjective:
     return EagleObjective(frozen, layer_for(frozen.lm, corpus, vocab), labels, depth)

@@ -18,16 +18,20 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of some positions
-Own = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]
+Own = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]
 Cross = Callable[[Tensor], Tensor]  # q [B,H,W,D] -> [B,W,H,Dv]
 
 
 class Host:
-    """What a block shares with its target: embeddings, head, rotation, and the layer whose keys it reads.
+    """What a block shares with its target: embeddings, head, rotation, and the layer whose keys it
+    reads.
 
-    layer: of the target's layers with their own keys, the last with full attention, or the last if all have
-    windows. keys, dim, value_dim: the number of its KV heads, and the width of a cached key and of a value. Raises
-    InputError if no layer has keys, or if they are rotated in a way that cannot be repeated.
+    layer: of the target's layers with their own keys, the last with full attention, or the last if
+    all have windows. keys, dim, value_dim: the number of its KV heads, and the width of a cached
+    key and of a value. Raises InputError if no layer has keys, or if they are rotated in a way that
+    cannot be repeated.
     """
 
     def __init__(self, target: LM):
@@ -42,39 +46,61 @@ class Host:
         self._layout = target.architecture.layout
         self._rotary = self._layout.rotary
         self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
-        by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
+        by_type = (
+            self._rotary is not None
+            and "layer_type" in inspect.signature(self._rotary.forward).parameters
+        )
         self._kind = (self._rotated_type(target.config.layer_types[self.layer]),) if by_type else ()
         # most models' function rotates queries and keys, some models' a single tensor
-        self._alone = self._apply is not None and list(inspect.signature(self._apply).parameters)[1] == "cos"
+        self._alone = (
+            self._apply is not None and list(inspect.signature(self._apply).parameters)[1] == "cos"
+        )
         start, later = (self._key(position) for position in (0, 11))
         if not self.value_dim:
             kind = target.config.model_type
-            raise InputError(f"{kind} caches latents, and longspec reads keys and values: use another method")
+            raise InputError(
+                f"{kind} caches latents, and longspec reads keys and values: use another method"
+            )
         self.rotated = not bool(torch.allclose(start, later, rtol=0.01, atol=1e-6))
         if not self._rotates(start, later if self.rotated else start, 11 * self.rotated):
             kind = target.config.model_type
-            raise InputError(f"{kind} rotates keys in a way that longspec does not support: use another method")
+            raise InputError(
+                f"{kind} rotates keys in a way that longspec does not support: use another method"
+            )
 
     def _rotated_type(self, kind: str) -> str:
-        """The type of layers whose rotation the block has: this one, or another if its layers do not rotate."""
+        """The type of layers whose rotation the block has: this one, or another if its layers do
+        not rotate.
+        """
         rotated = getattr(self._rotary, "rope_type", None)
         return kind if not isinstance(rotated, dict) or kind in rotated else next(iter(rotated))
 
     @torch.no_grad()
     def _key(self, position: int) -> Tensor:
-        """[1,K,1,D] the layer's key of a token without context: it depends on the position only through rotation."""
-        ones, cache = torch.ones(1, 1, dtype=torch.long, device=self.target.device), self.target.new_cache(1, 1)
+        """[1,K,1,D] the layer's key of a token without context: it depends on the position only
+        through rotation.
+        """
+        ones = torch.ones(1, 1, dtype=torch.long, device=self.target.device)
+        cache = self.target.new_cache(1, 1)
         self.target(Tree(ones, -ones, ones * position, ones[..., None].bool()), cache)
         k, v = cache.read(self.layer, 0)
-        self.keys, self.dim, self.value_dim = len(k) * self.target.team.size, k.shape[-1], v.shape[-1]
+        self.keys = len(k) * self.target.team.size
+        self.dim = k.shape[-1]
+        self.value_dim = v.shape[-1]
         return k[None]
 
     def _rotates(self, start: Tensor, later: Tensor, position: int) -> bool:
         """Whether `rotate` maps the key at position 0 to the key at `position`, [1,K,1,D] each."""
         try:
             positions = torch.tensor([[0, position]], device=start.device)
-            first, turned = self.rotate(start.repeat(1, 1, 2, 1), self.rotation(positions)).split(1, 2)
-        except (AttributeError, RuntimeError, TypeError):  # the functions are missing, or take other shapes
+            first, turned = self.rotate(start.repeat(1, 1, 2, 1), self.rotation(positions)).split(
+                1, 2
+            )
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+        ):  # the functions are missing, or take other shapes
             return False
         turned = turned * (start.norm() / first.norm())  # yarn also scales what it rotates
         return float((turned - later).norm()) < 0.05 * float(later.norm())
@@ -92,19 +118,25 @@ class Host:
 class Glide(nn.Module):
     """One layer; embedding, head and rotation are the target's and are not in its state dict.
 
-    z = c + SwiGLU(N3(c)),  c = s + Oc Cross(Qc N2(s)),  s = e + Os Self(Qs N1(e), Ks N1(e), Vs N1(e)),  e = E[token].
-    Self attends to a node's ancestors up to `window` positions back; Cross attends to the cached keys and values of one
-    of the target's layers. The caller provides both: from a drafter's ring, or with a trainer's masks. Logits are G z,
-    or G N(z) with_norm, where G is the target's output matrix and N its final norm. vocab: the number of tokens that it
-    can draft (0: all).
+    z = c + SwiGLU(N3(c)),  c = s + Oc Cross(Qc N2(s)),  s = e + Os Self(Qs N1(e), Ks N1(e), Vs
+    N1(e)),  e = E[token]. Self attends to a node's ancestors up to `window` positions back; Cross
+    attends to the cached keys and values of one of the target's layers. The caller provides both:
+    from a drafter's ring, or with a trainer's masks. Logits are G z, or G N(z) with_norm, where G
+    is the target's output matrix and N its final norm. vocab: the number of tokens that it can
+    draft (0: all).
     """
 
     def __init__(self, target: LM, window: int = 512, with_norm: bool = False, vocab: int = 0):
         super().__init__()
-        host, c = Host(target), target.layer_config
-        self.host, self.window, self.with_norm = host, window, with_norm
+        host = Host(target)
+        c = target.layer_config
+        self.host = host
+        self.window = window
+        self.with_norm = with_norm
         self.vocabulary = draft_vocabulary(target, vocab)
-        d, mlp, eps = c.hidden_size, mlp_width(c), float(getattr(c, "rms_norm_eps", None) or 1e-6)
+        d = c.hidden_size
+        mlp = mlp_width(c)
+        eps = float(getattr(c, "rms_norm_eps", None) or 1e-6)
         self.heads = c.num_attention_heads
         self.self_norm, self.cross_norm, self.mlp_norm = (nn.RMSNorm(d, eps) for _ in range(3))
         self.q_proj = nn.Linear(d, self.heads * host.dim)
@@ -133,8 +165,12 @@ class Glide(nn.Module):
         return self.host.rotate(self._split(self.q_proj(normed)), rotation)
 
     def keys(self, normed: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """N1(e) [B,W,d] -> self-attention's k, v [B,K,W,D]: functions of token and position only."""
-        return self.host.rotate(self._split(self.k_proj(normed)), rotation), self._split(self.v_proj(normed))
+        """N1(e) [B,W,d] -> self-attention's k, v [B,K,W,D]: functions of token and position
+        only.
+        """
+        return self.host.rotate(self._split(self.k_proj(normed)), rotation), self._split(
+            self.v_proj(normed)
+        )
 
     def keys_of(self, tokens: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """tokens, position [B,W] -> k, v [B,K,W,D]."""
@@ -142,9 +178,12 @@ class Glide(nn.Module):
 
     def hidden(self, tokens: Tensor, position: Tensor, own: Own, cross: Cross) -> Tensor:
         """tokens, position [B,W] -> z [B,W,d], the input of `head`."""
-        x, rotation = self.embed(tokens), self.host.rotation(position)
+        x = self.embed(tokens)
+        rotation = self.host.rotation(position)
         normed = self.self_norm(x)
-        x = x + self.o_proj(own(self.queries(normed, rotation), *self.keys(normed, rotation)).flatten(2))
+        x = x + self.o_proj(
+            own(self.queries(normed, rotation), *self.keys(normed, rotation)).flatten(2)
+        )
         q = self._split(self.cross_q_proj(self.cross_norm(x)))
         q = self.host.rotate(q, rotation) if self.host.rotated else q
         x = x + self.cross_o_proj(cross(q).flatten(2))
@@ -152,9 +191,13 @@ class Glide(nn.Module):
         return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[B,W,d] -> logits [B,W,V] of the target's output matrix, after its final norm if with_norm."""
+        """[B,W,d] -> logits [B,W,V] of the target's output matrix, after its final norm if
+        with_norm.
+        """
         target = self.host.target
-        return draft_logits(target, self.vocabulary, target.norm(hidden) if self.with_norm else hidden)
+        return draft_logits(
+            target, self.vocabulary, target.norm(hidden) if self.with_norm else hidden
+        )
 
     def forward(self, tokens: Tensor, position: Tensor, own: Own, cross: Cross) -> Tensor:
         """tokens, position [B,W] -> logits [B,W,V]."""

@@ -1,4 +1,6 @@
-"""LongSpec: a block of one layer drafts from the target's KV cache, with its own cache of fixed size."""
+"""LongSpec: a block of one layer drafts from the target's KV cache, with its own cache of fixed
+size.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
+from longdraft.core import (
+    Captures,
+    CaptureSpec,
+    ChainDraws,
+    DraftLimits,
+    KVView,
+    Sequences,
+    Tree,
+    Verdict,
+    without,
+)
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.block_costs import block_seconds, weights_read
@@ -24,21 +36,28 @@ from longdraft.views.base import Full, Policy
 
 
 class Ring:
-    """Slot p % window holds the self-attention key and value of position p, for the `window` positions before the root.
+    """Slot p % window holds the self-attention key and value of position p, for the `window`
+    positions before the root.
 
-    A key and value depend only on token and position, and every slot records the pair that it holds. After any commits
-    or rollbacks, outdated slots are found by comparison and computed again. Slots after the ring hold the nodes of a
-    tree. Memory does not depend on the context length.
+    A key and value depend only on token and position, and every slot records the pair that it
+    holds. After any commits or rollbacks, outdated slots are found by comparison and computed
+    again. Slots after the ring hold the nodes of a tree. Memory does not depend on the context
+    length.
     """
 
     def __init__(self, block: Glide, rows: int, window: int):
         host = block.host
-        self.block, self.window = block, window
+        self.block = block
+        self.window = window
         shape = (rows, host.keys, window, host.dim)
-        self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=host.target.device) for _ in range(2))
+        self.k, self.v = (
+            torch.zeros(shape, dtype=block.dtype, device=host.target.device) for _ in range(2)
+        )
         self._slots = torch.arange(window, device=host.target.device)
         self._owner = torch.full((rows, window), -1, device=host.target.device)
-        self.drafted: Tensor | None = None  # tokens [B,N] of the tree's nodes whose keys are stored after the ring
+        self.drafted: Tensor | None = (
+            None  # tokens [B,N] of the tree's nodes whose keys are stored after the ring
+        )
 
     def enter(self) -> None:
         """Add an empty row."""
@@ -52,31 +71,43 @@ class Ring:
     def refresh(self, tokens: Tensor, root: Tensor) -> None:
         """Make the ring hold the keys of the tokens [B,N] before position root [B]."""
         self.root = root
-        self.position = root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window  # below 0: empty
+        self.position = (
+            root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window
+        )  # below 0: empty
         mine = tokens.gather(1, self.position.clamp(min=0))
         owner = self.position * self.block.host.target.vocab + mine
         rows, slots = ((owner != self._owner) & (self.position >= 0)).nonzero(as_tuple=True)
         if len(rows):
             k, v = self.block.keys_of(mine[rows, slots][None], self.position[rows, slots][None])
-            self.k[rows, :, slots], self.v[rows, :, slots] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+            self.k[rows, :, slots], self.v[rows, :, slots] = (
+                k[0].transpose(0, 1),
+                v[0].transpose(0, 1),
+            )
             self._owner = owner
 
     def keep(self, verdict: Verdict) -> None:
-        """Move the keys of accepted nodes into the ring, so that they need not be computed again."""
+        """Move the keys of accepted nodes into the ring, so that they need not be computed
+        again.
+        """
         if self.drafted is None:
             return
         steps = torch.arange(verdict.path.shape[1], device=self._slots.device)
         mine = (steps < verdict.count[:, None]) & (verdict.path < self.drafted.shape[1])
         rows, depth = mine.nonzero(as_tuple=True)
-        node, position = verdict.path[rows, depth], self.root[rows] + depth
+        node = verdict.path[rows, depth]
+        position = self.root[rows] + depth
         slots = position % self.window
         for x in (self.k, self.v):
             x[rows, :, slots] = x[rows, :, self.window + node]
-        self._owner[rows, slots] = position * self.block.host.target.vocab + self.drafted[rows, node]
+        self._owner[rows, slots] = (
+            position * self.block.host.target.vocab + self.drafted[rows, node]
+        )
         self.drafted = None
 
     def visible(self, tree: Tree, start: int) -> Tensor:
-        """[B,W,window+size]: which slots nodes [start, size) attend to, at most `window` positions back."""
+        """[B,W,window+size]: which slots nodes [start, size) attend to, at most `window` positions
+        back.
+        """
         low = (self.root[:, None] + tree.depth[:, start:] - self.window).clamp(min=0)
         return torch.cat([self.position[:, None] >= low[..., None], tree.mask[:, start:]], 2)
 
@@ -87,38 +118,57 @@ class Ring:
             self.k, self.v = (F.pad(x, (0, 0, 0, missing)) for x in (self.k, self.v))
 
     def attend(self, tree: Tree, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; k and v are stored after the ring."""
-        first, end = self.window + start, self.window + tree.size
+        """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; k and v are stored after
+        the ring.
+        """
+        first = self.window + start
+        end = self.window + tree.size
         self.room(tree.size)
-        self.k[:, :, first:end], self.v[:, :, first:end] = k, v
-        rows, scale = self.visible(tree, start), self.block.host.dim**-0.5
+        self.k[:, :, first:end] = k
+        self.v[:, :, first:end] = v
+        rows = self.visible(tree, start)
+        scale = self.block.host.dim**-0.5
         keys = zip(q, self.k[:, :, :end], self.v[:, :, :end], rows, strict=True)
-        return torch.stack([attend(query, [Segment(k, v, seen)], scale).out for query, k, v, seen in keys])
+        return torch.stack(
+            [attend(query, [Segment(k, v, seen)], scale).out for query, k, v, seen in keys]
+        )
 
 
 class GlideDrafter(UnderView):
-    """Draft nodes attend only to the target's keys of verified tokens: to all of them, or to the policy's view.
+    """Draft nodes attend only to the target's keys of verified tokens: to all of them, or to the
+    policy's view.
 
-    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3). window 0: the block's own. nodes above 0: it
-    drafts a chain as deep as `widths`, and the tree has that many of the likeliest paths of the chain's distributions.
+    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3). window 0: the block's own.
+    nodes above 0: it drafts a chain as deep as `widths`, and the tree has that many of the
+    likeliest paths of the chain's distributions.
     """
 
     name = "block"
     rough = True
 
     def __init__(
-        self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0, nodes: int = 0
+        self,
+        block: Glide,
+        widths: Sequence[int],
+        policy: Policy | None = None,
+        window: int = 0,
+        nodes: int = 0,
     ):
         super().__init__(block.host.target, policy or Full(), widths)
         self.usual = 0.4, 0.3
-        self.has_draft_probs, self.shape = not nodes, BestPaths(nodes) if nodes else None
+        self.has_draft_probs = not nodes
+        self.shape = BestPaths(nodes) if nodes else None
         if nodes:
-            self.max_depth, self.is_chain = min(len(widths), nodes), nodes == 1
-        self.block, self.window = block, window or block.window
+            self.max_depth = min(len(widths), nodes)
+            self.is_chain = nodes == 1
+        self.block = block
+        self.window = window or block.window
         self.compiled = self.target.backend.compile_block(block)
 
     def captures(self) -> CaptureSpec:
-        return replace(super().captures(), only=self.block.host.layer)  # the block reads this layer only
+        return replace(
+            super().captures(), only=self.block.host.layer
+        )  # the block reads this layer only
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
@@ -142,13 +192,16 @@ class GlideDrafter(UnderView):
         keys = keys_read(self.target, seqs.cache, self.policy.seen, [self.block.host.layer])
         read = weights_read(size_of(self.block), self.target, self.block.vocabulary)
         widths = [1, *(1 if self.shape else min(w, width) for w in self.widths[: depth - 1])]
-        rows, tokens = len(seqs.length), known_count(self.target, self.block.vocabulary)
+        rows = len(seqs.length)
+        tokens = known_count(self.target, self.block.vocabulary)
         native = self.compiled is not None
         inside = native and set(widths) == {1}  # a chain is one call
 
         def level(i: int, w: int) -> float:
             drawn = float(rows * w * tokens)
-            return block_seconds(costs, rows, w, read, keys, drawn, native, calls=0 if inside and i else 1)
+            return block_seconds(
+                costs, rows, w, read, keys, drawn, native, calls=0 if inside and i else 1
+            )
 
         levels = sum(level(i, w) for i, w in enumerate(widths))
         return levels + costs.tree * self.most_nodes(depth, width)
@@ -169,7 +222,9 @@ class GlideDrafter(UnderView):
         self.ring.drafted = None  # its nodes are the chain's, not the tree's
         return tree
 
-    def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[ChainDraws], Tensor] | None:
+    def chain(
+        self, tree: Tree, seqs: Sequences, view: KVView | None
+    ) -> Callable[[ChainDraws], Tensor] | None:
         """A function that drafts a chain in one call; None if the block is not compiled."""
         if self.compiled is None or not self.compiled.supports(view):
             return None
@@ -177,18 +232,25 @@ class GlideDrafter(UnderView):
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""
-        position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
+        position = self.ring.root[:, None] + tree.depth[:, start:]
+        self.ring.drafted = tree.tokens
         if self.compiled is not None and self.compiled.supports(view):
             return self.compiled.forward(tree, start, position, self.ring, seqs.cache, view)
 
         def cross(q: Tensor) -> Tensor:
             return torch.stack([self._cross(row, b, seqs, view) for b, row in enumerate(q)])
 
-        return self.block(tree.tokens[:, start:], position, partial(self.ring.attend, tree, start), cross)
+        return self.block(
+            tree.tokens[:, start:], position, partial(self.ring.attend, tree, start), cross
+        )
 
     def _cross(self, q: Tensor, b: int, seqs: Sequences, view: KVView | None) -> Tensor:
-        """Attention of row b's nodes to verified tokens, slots 0..m-1 (LongSpec sec. 3.1): q [H,W,D] -> [W,H,Dv]."""
-        host, m, team = self.block.host, int(seqs.cache.length[b]), self.target.team
+        """Attention of row b's nodes to verified tokens, slots 0..m-1 (LongSpec sec. 3.1): q
+        [H,W,D] -> [W,H,Dv].
+        """
+        host = self.block.host
+        m = int(seqs.cache.length[b])
+        team = self.target.team
         if m == 0:
             return q.new_zeros(q.shape[1], q.shape[0], host.value_dim)
         k, v = seqs.cache.read(host.layer, b)

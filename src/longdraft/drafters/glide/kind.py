@@ -18,12 +18,15 @@ NAMES = {
     **{f"cross_{p}_proj": f"cross_attn.{p}_proj" for p in "qo"},
     **{f"{p}_proj": f"mlp.{p}_proj" for p in ("gate", "up", "down")},
 }
-# Cross-attention reads the target's keys and values, so its own projections for them are never used.
+# Cross-attention reads the target's keys and values, so its own projections for them are never
+# used.
 UNUSED = re.compile(r"cross_attn\.[kv]_proj\.(weight|bias)|(self|cross)_attn\.rotary_emb\.inv_freq")
 
 
 def _read(source: Released, target: LM) -> Glide | None:
-    """sail/longspec-*: one decoder layer with cross-attention and a window of 512 positions, without its target."""
+    """sail/longspec-*: one decoder layer with cross-attention and a window of 512 positions,
+    without its target.
+    """
     if "cross_attn.q_proj.weight" not in source:
         return None
     block = Glide(target)

@@ -1,4 +1,6 @@
-"""Heads on a hidden state predict several tokens ahead: chained heads (TokenSwift) and separate ones (Medusa)."""
+"""Heads on a hidden state predict several tokens ahead: chained heads (TokenSwift) and separate
+ones (Medusa).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from longdraft.views.base import Policy
 
 NODES = 1024
 M = TypeVar("M", "ChainedHeads", "MedusaHeads")
-# Per level, the number of children of each node of the level above; zeros at the end may be left out.
+# Per level, the number of children of each node of the level above; zeros at the end may be left
+# out.
 Counts = Sequence[Sequence[int]]
 # Medusa's fixed tree (its "mc_sim_7b_63"): 63 nodes from the ten best tokens of each head.
 SPARSE: Counts = (
@@ -37,9 +40,13 @@ SPARSE: Counts = (
 
 
 def cartesian(widths: Sequence[int]) -> Counts:
-    """Each node of depth i has widths[i] children: TokenSwift's [1,3,3,3] has 1, 3, 9 and 27 nodes."""
+    """Each node of depth i has widths[i] children: TokenSwift's [1,3,3,3] has 1, 3, 9 and 27
+    nodes.
+    """
     if prod(widths) > NODES:
-        raise InputError(f"a tree of widths {list(widths)} has over {NODES} leaves: give smaller widths")
+        raise InputError(
+            f"a tree of widths {list(widths)} has over {NODES} leaves: give smaller widths"
+        )
     return [[width] * prod(widths[:depth]) for depth, width in enumerate(widths)]
 
 
@@ -48,11 +55,15 @@ def within(counts: Counts, depth: int, width: int) -> int:
     return sum(min(sum(level), width) for level in counts[:depth])
 
 
-def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits) -> Tree:
-    """Grow a tree from the root; logits [B,D,V] are those of depths 1..D, shared by all nodes of a level.
+def add_product(
+    tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits
+) -> Tree:
+    """Grow a tree from the root; logits [B,D,V] are those of depths 1..D, shared by all nodes of a
+    level.
 
-    A node's children are the top-k of its own processed scores: penalties count its own path, and at a temperature the
-    noise is the target's, so the children are draws without replacement, coupled to the target's draw.
+    A node's children are the top-k of its own processed scores: penalties count its own path, and
+    at a temperature the noise is the target's, so the children are draws without replacement,
+    coupled to the target's draw.
     """
     if tree.size != 1:
         raise ValueError("heads can only grow from the root: put them first")
@@ -60,23 +71,35 @@ def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, lim
     for level, children in list(enumerate(counts))[: min(logits.shape[1], limits.depth)]:
         children = list(children)[: tree.size - start]
         here = logits[:, level, None].expand(-1, len(children), -1)
-        ranked = seqs.sampler.scores(here, tree, seqs, start).topk(min(max(children), logits.shape[-1]), -1).indices
-        pairs = [(node, rank) for node, n in enumerate(children) for rank in range(min(n, ranked.shape[-1]))]
+        ranked = (
+            seqs.sampler.scores(here, tree, seqs, start)
+            .topk(min(max(children), logits.shape[-1]), -1)
+            .indices
+        )
+        pairs = [
+            (node, rank)
+            for node, n in enumerate(children)
+            for rank in range(min(n, ranked.shape[-1]))
+        ]
         pairs = sorted(sorted(pairs, key=lambda p: (p[0] + 1) * (p[1] + 1))[: limits.width])
         node, rank = torch.tensor(pairs, device=logits.device).T
         parent = (start + node).expand(len(tree.tokens), -1)
-        start, tree = tree.size, tree.grow(parent, ranked[:, node, rank])
+        start = tree.size
+        tree = tree.grow(parent, ranked[:, node, rank])
     return tree
 
 
 class ChainedHeads(nn.Module):
-    """h_i = h_{i-1} + W_i RMS_in(h_{i-1}), logits G RMS_out(h_i): head i reads head i-1 (TokenSwift eq. 1).
+    """h_i = h_{i-1} + W_i RMS_in(h_{i-1}), logits G RMS_out(h_i): head i reads head i-1 (TokenSwift
+    eq. 1).
 
-    h_0 is the target's residual stream after its last layer, before the final norm; G is its output matrix. W_i starts
-    at zero, so an untrained head predicts from h_0 alone.
+    h_0 is the target's residual stream after its last layer, before the final norm; G is its output
+    matrix. W_i starts at zero, so an untrained head predicts from h_0 alone.
     """
 
-    def __init__(self, dim: int, heads: int = 3, eps: float = 1e-6, vocabulary: DraftVocabulary | None = None):
+    def __init__(
+        self, dim: int, heads: int = 3, eps: float = 1e-6, vocabulary: DraftVocabulary | None = None
+    ):
         super().__init__()
         self.vocabulary = vocabulary
         self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
@@ -87,8 +110,11 @@ class ChainedHeads(nn.Module):
         return len(self.weight)
 
     def forward(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden h_0 [..,d] -> logits [..,heads,V]; head i predicts token t+2+i from the state of token t."""
-        hidden, normed = hidden.to(self.weight.dtype), []
+        """hidden h_0 [..,d] -> logits [..,heads,V]; head i predicts token t+2+i from the state of
+        token t.
+        """
+        hidden = hidden.to(self.weight.dtype)
+        normed = []
         for w, norm_in, norm_out in zip(self.weight, self.norm_in, self.norm_out, strict=True):
             hidden = hidden + F.linear(F.rms_norm(hidden, norm_in.shape, norm_in, self.eps), w)
             normed.append(F.rms_norm(hidden, norm_out.shape, norm_out, self.eps))
@@ -96,30 +122,48 @@ class ChainedHeads(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Each head reads only the target's normed state: h + SiLU(Wh + b), then an output matrix (Medusa sec. 2.1).
+    """Each head reads only the target's normed state: h + SiLU(Wh + b), then an output matrix
+    (Medusa sec. 2.1).
 
-    W and b start at zero, as published. own: the heads' output matrices [heads,V,d]; None: they use the target's, or
-    its rows for the vocabulary.
+    W and b start at zero, as published. own: the heads' output matrices [heads,V,d]; None: they use
+    the target's, or its rows for the vocabulary.
     """
 
-    def __init__(self, dim: int, heads: int = 4, own: Tensor | None = None, vocabulary: DraftVocabulary | None = None):
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 4,
+        own: Tensor | None = None,
+        vocabulary: DraftVocabulary | None = None,
+    ):
         super().__init__()
         self.vocabulary = vocabulary
-        self.weight, self.bias = nn.Parameter(torch.zeros(heads, dim, dim)), nn.Parameter(torch.zeros(heads, dim))
+        self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
+        self.bias = nn.Parameter(torch.zeros(heads, dim))
         self.out = None if own is None else nn.Parameter(own)
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def forward(self, normed: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        """normed [..,d] -> logits [..,heads,V]; head i predicts token t+2+i from the state of token t."""
+        """normed [..,d] -> logits [..,heads,V]; head i predicts token t+2+i from the state of token
+        t.
+        """
         normed = normed.to(self.weight.dtype)
-        states = normed[..., None, :] + F.silu(torch.einsum("...d,hed->...he", normed, self.weight) + self.bias)
-        return project(states) if self.out is None else torch.einsum("...hd,hvd->...hv", states, self.out)
+        states = normed[..., None, :] + F.silu(
+            torch.einsum("...d,hed->...he", normed, self.weight) + self.bias
+        )
+        return (
+            project(states)
+            if self.out is None
+            else torch.einsum("...hd,hvd->...hv", states, self.out)
+        )
 
 
 class Heads(UnderView):
-    """The target drafts a token under a partial view, chained heads those after it (TokenSwift): two passes a step."""
+    """The target drafts a token under a partial view, chained heads those after it (TokenSwift):
+    two passes a step.
+    """
 
     name = "heads"
     rough = True
@@ -130,7 +174,8 @@ class Heads(UnderView):
             raise InputError(f"{len(widths)} widths are given; {drafted}")
         super().__init__(target, policy, widths)
         self.usual = 0.5, 0.4
-        self.module, self.counts = module, cartesian(widths)
+        self.module = module
+        self.counts = cartesian(widths)
         self.project = partial(draft_logits, target, module.vocabulary)
 
     def most_nodes(self, depth: int, width: int) -> int:
@@ -140,7 +185,8 @@ class Heads(UnderView):
         """One pass of the target, then all heads at once, whatever the depth."""
         first = self.pass_seconds(costs, seqs, self.target, 1)
         read = weights_read(size_of(self.module), self.target, self.module.vocabulary)
-        rows, drawn = len(seqs.length), float(self.target.vocab * (1 + len(self.module)))
+        rows = len(seqs.length)
+        drawn = float(self.target.vocab * (1 + len(self.module)))
         heads = block_seconds(costs, rows, 1, read, drawn=rows * drawn)
         return first + heads + costs.tree * self.most_nodes(depth, width)
 
@@ -151,32 +197,45 @@ class Heads(UnderView):
         captured = Captures(CaptureSpec(hidden=(last,)))
         first = self.target(tree, seqs.cache, view=self.look(seqs), captured=captured)
         later = self.module(captured.states[last][:, -1], self.project)
-        return add_product(tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs, limits)
+        return add_product(
+            tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs, limits
+        )
 
 
 class Medusa(Drafter):
-    """Heads read the last verified token's state, captured in the verify pass: a draft needs no pass of the target."""
+    """Heads read the last verified token's state, captured in the verify pass: a draft needs no
+    pass of the target.
+    """
 
     name = "heads"
     rough = True
     usual = (0.4, 0.3)
 
     def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):
-        self.target, self.module, self.shape = target, module, shape
+        self.target = target
+        self.module = module
+        self.shape = shape
         self.project = partial(draft_logits, target, module.vocabulary)
         if isinstance(shape, BestPaths):
-            self.max_depth, self.is_chain = min(len(module), shape.nodes), shape.nodes == 1
+            self.max_depth = min(len(module), shape.nodes)
+            self.is_chain = shape.nodes == 1
         elif len(shape) > len(module):
-            raise InputError(f"a tree of depth {len(shape)} needs {len(shape)} heads; the drafter has {len(module)}")
+            raise InputError(
+                f"a tree of depth {len(shape)} needs {len(shape)} heads; the drafter has "
+                f"{len(module)}"
+            )
         else:
-            self.max_depth, self.is_chain = len(shape), all(level == [1] for level in shape)
+            self.max_depth = len(shape)
+            self.is_chain = all(level == [1] for level in shape)
         self._last = target.depth
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=(self._last,))
 
     def start(self, seqs: Sequences) -> None:
-        self._state: Tensor | None = None  # [B,d] of each row's last verified token; None before the first step
+        self._state: Tensor | None = (
+            None  # [B,d] of each row's last verified token; None before the first step
+        )
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self._state = None if self._state is None else without(self._state, row)
@@ -188,8 +247,11 @@ class Medusa(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """All heads at once, whatever the depth."""
-        used = read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0.0
-        rows, drawn = len(seqs.length), float(self.target.vocab * len(self.module))
+        used = (
+            read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0.0
+        )
+        rows = len(seqs.length)
+        drawn = float(self.target.vocab * len(self.module))
         read = Read(size_of(self.module), used, self.target.dtype.itemsize)
         heads = block_seconds(costs, rows, 1, read, drawn=rows * drawn)
         return heads + costs.tree * self.most_nodes(depth, width)

@@ -1,4 +1,6 @@
-"""TokenSwift's and Medusa's heads as kinds of drafters: how they are created, stored, imported and trained."""
+"""TokenSwift's and Medusa's heads as kinds of drafters: how they are created, stored, imported and
+trained.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def _build_chained(target: LM, heads: int = 3, eps: float = 1e-6, vocab: int = 0
 
 def _build_medusa(target: LM, heads: int, own: bool, vocab: int = 0) -> MedusaHeads:
     d = target.config.hidden_size
-    return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None, draft_vocabulary(target, vocab))
+    return MedusaHeads(
+        d,
+        heads,
+        torch.zeros(heads, target.vocab, d) if own else None,
+        draft_vocabulary(target, vocab),
+    )
 
 
 def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
@@ -37,7 +44,8 @@ def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
     count = _count(source, {int(m[1]) for m in matches})
     heads = _build_chained(target, count, float(getattr(target.config, "rms_norm_eps", 1e-6)))
     names: Names = {
-        ours: [f"medusa_layers.{i}.{theirs}.weight" for i in range(count)] for ours, theirs in NAMES.items()
+        ours: [f"medusa_layers.{i}.{theirs}.weight" for i in range(count)]
+        for ours, theirs in NAMES.items()
     }
     return source.fill(heads, names, dropped)
 
@@ -48,10 +56,17 @@ def _read_medusa(source: Released, target: LM) -> MedusaHeads | None:
     if not matches:
         return None
     dropped = _tables(source, target)
-    count, start = _count(source, {int(m[2]) for m in matches}), matches[0][1]
+    count = _count(source, {int(m[2]) for m in matches})
+    start = matches[0][1]
     if f"{start}0.1.linear.weight" in source:
-        raise InputError(f"{source.folder} has several blocks per head; longdraft supports one: import another drafter")
-    names: Names = {field: [f"{start}{i}.0.linear.{field}" for i in range(count)] for field in ("weight", "bias")}
+        raise InputError(
+            f"{source.folder} has several blocks per head; longdraft supports one: import "
+            "another drafter"
+        )
+    names: Names = {
+        field: [f"{start}{i}.0.linear.{field}" for i in range(count)]
+        for field in ("weight", "bias")
+    }
     own = f"{start}0.1.weight" in source
     if own:
         names["out"] = [f"{start}{i}.1.weight" for i in range(count)]
@@ -59,7 +74,9 @@ def _read_medusa(source: Released, target: LM) -> MedusaHeads | None:
 
 
 def _tables(source: Released, target: LM) -> set[str]:
-    """Names of the copy of the target that is stored with the heads; its tables must equal the target's."""
+    """Names of the copy of the target that is stored with the heads; its tables must equal the
+    target's.
+    """
     source.check_tables(target)
     return TABLES | {n for n in source.places if BODY.fullmatch(n)}
 
@@ -76,11 +93,17 @@ CHAINED = ModuleKind(
     title="TokenSwift's heads",
     weights=ChainedHeads,
     random=random_heads,
-    options_of=lambda heads: {"heads": len(heads), "eps": heads.eps, "vocab": len(heads.vocabulary or ())},
+    options_of=lambda heads: {
+        "heads": len(heads),
+        "eps": heads.eps,
+        "vocab": len(heads.vocabulary or ()),
+    },
     build=_build_chained,
     importer=_read_chained,
     training=Training(
-        "heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"
+        "heads",
+        "Train TokenSwift's chained heads.",
+        "longdraft.drafters.heads.objective:chained_objective",
     ),
 )
 MEDUSA = ModuleKind(
@@ -95,5 +118,7 @@ MEDUSA = ModuleKind(
     },
     build=_build_medusa,
     importer=_read_medusa,
-    training=Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
+    training=Training(
+        "medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"
+    ),
 )

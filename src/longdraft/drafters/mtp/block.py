@@ -1,4 +1,6 @@
-"""MTP layers: each is a decoder layer of the target's own class, behind a projection of a token and a feature."""
+"""MTP layers: each is a decoder layer of the target's own class, behind a projection of a token and
+a feature.
+"""
 
 from __future__ import annotations
 
@@ -17,41 +19,55 @@ from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import Weights, size_of
 from longdraft.models.stock_layers import stock_parts
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 
 class MtpLayer(nn.Module):
-    """Reads the feature of token t and the embedding of token t+1; its output is the next feature and predicts t+2.
+    """Reads the feature of token t and the embedding of token t+1; its output is the next feature
+    and predicts t+2.
 
-    layer(fuse [norm(token); norm(feature)]), then a norm; hidden_first: the feature comes before the token. layer is a
-    decoder layer of the target's class, with that class's attention, rotation and experts.
+    layer(fuse [norm(token); norm(feature)]), then a norm; hidden_first: the feature comes before
+    the token. layer is a decoder layer of the target's class, with that class's attention, rotation
+    and experts.
     """
 
     def __init__(self, target: LM, config: Any, number: int, hidden_first: bool):
         super().__init__()
-        layout, d = target.architecture.layout, config.hidden_size
+        layout = target.architecture.layout
+        d = config.hidden_size
         eps = float(getattr(config, "rms_norm_eps", None) or 1e-6)
-        self.norm_token, self.norm_feature, self.norm_out = (type(layout.norm)(d, eps=eps) for _ in range(3))
+        self.norm_token, self.norm_feature, self.norm_out = (
+            type(layout.norm)(d, eps=eps) for _ in range(3)
+        )
         self.fuse = nn.Linear(2 * d, d, bias=False)
         layer: Any = type(layout.layers[number])
-        typed = {"layer_type": FULL} if "layer_type" in inspect.signature(layer).parameters else {}  # Bamba's
+        typed = (
+            {"layer_type": FULL} if "layer_type" in inspect.signature(layer).parameters else {}
+        )  # Bamba's
         self.layer = layer(config, number, **typed)
         self.hidden_first = hidden_first
 
     def forward(self, feature: Tensor, token: Tensor, attention: RingPass, **place: Any) -> Tensor:
-        """feature, token [B,W,d], and what tells the decoder layer their positions -> output [B,W,d]."""
+        """feature, token [B,W,d], and what tells the decoder layer their positions -> output
+        [B,W,d].
+        """
         parts = [self.norm_token(token), self.norm_feature(feature)]
         x = self.fuse(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
-        output = self.layer(x, attention_mask=None, past_key_values=None, longdraft=attention, **place)
+        output = self.layer(
+            x, attention_mask=None, past_key_values=None, longdraft=attention, **place
+        )
         return self.norm_out(output[0] if isinstance(output, tuple) else output)
 
 
 class MtpLayers(nn.Module):
-    """One or more MTP layers; embedding, head and rotation are the target's and are not in the state dict.
+    """One or more MTP layers; embedding, head and rotation are the target's and are not in the
+    state dict.
 
-    The first layer's feature is the target's last hidden state, after its final norm unless `raw`; the feature of a
-    later one is the output of the layer before. sparse: the layers have experts, if the target has some. sliding: they
-    have the target's window, else `window` is None. options: the arguments besides the target. Raises InputError.
+    The first layer's feature is the target's last hidden state, after its final norm unless `raw`;
+    the feature of a later one is the output of the layer before. sparse: the layers have experts,
+    if the target has some. sliding: they have the target's window, else `window` is None. options:
+    the arguments besides the target. Raises InputError.
     """
 
     def __init__(
@@ -64,9 +80,18 @@ class MtpLayers(nn.Module):
         raw: bool = False,
     ):
         super().__init__()
-        self.options = {"count": count, "sparse": sparse, "sliding": sliding, "hidden_first": hidden_first, "raw": raw}
+        self.options = {
+            "count": count,
+            "sparse": sparse,
+            "sliding": sliding,
+            "hidden_first": hidden_first,
+            "raw": raw,
+        }
         if not target.architecture.by_interface:
-            fault = f"{target.config.model_type}'s layers do not use the attention interface of Transformers"
+            fault = (
+                f"{target.config.model_type}'s layers do not use the attention interface of "
+                "Transformers"
+            )
             raise InputError(f"{fault}: use another method than mtp")
         if not target.architecture.with_keys:
             fault = "has no layers with attention, of which MTP layers are built"
@@ -79,23 +104,39 @@ class MtpLayers(nn.Module):
         config = layer_config(target.layer_config_of(kind), sparse, kind)
         self.window: int | None = config.sliding_window if sliding else None
         try:
-            self.layers = nn.ModuleList(MtpLayer(target, config, number, hidden_first) for _ in range(count))
+            self.layers = nn.ModuleList(
+                MtpLayer(target, config, number, hidden_first) for _ in range(count)
+            )
         except (AttributeError, IndexError, KeyError, TypeError) as error:
-            fault = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
+            fault = (
+                f"{target.config.model_type}'s layers cannot be built one by one "
+                f"({type(error).__name__}: {error})"
+            )
             raise InputError(f"{fault}: use another method than mtp") from None
         indexed = any(getattr(m, "indexer", None) is not None for m in self.layers.modules())
         if indexed or target.architecture.layout.join is not None:
-            fault = f"{target.config.model_type}'s layers have an indexer, or several residual streams"
+            fault = (
+                f"{target.config.model_type}'s layers have an indexer, or several residual streams"
+            )
             raise InputError(f"{fault}, which mtp does not run: use another method")
         if target.architecture.has_scans(self.layers):
-            fault = "layers of this kind have a state beside their keys, which MTP layers do not have"
+            fault = (
+                "layers of this kind have a state beside their keys, which MTP layers do not have"
+            )
             raise InputError(f"{target.config.model_type}'s {fault}: use another method than mtp")
-        self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
+        self.host = (
+            target,
+        )  # in a tuple, so that the target's weights do not become this module's
         self._rotary = target.architecture.layout.rotary
-        by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
+        by_type = (
+            self._rotary is not None
+            and "layer_type" in inspect.signature(self._rotary.forward).parameters
+        )
         self._kind = (kind,) if by_type else ()
         rotated: Any = getattr(self._rotary, "rope_type", None)
-        if by_type and isinstance(rotated, dict) and kind not in rotated:  # layers of this type do not rotate
+        if (
+            by_type and isinstance(rotated, dict) and kind not in rotated
+        ):  # layers of this type do not rotate
             self._rotary = None
 
     def __len__(self) -> int:
@@ -108,14 +149,22 @@ class MtpLayers(nn.Module):
     @property
     def weights(self) -> Weights:
         """Bytes of one layer's weights, without embedding and head."""
-        experts = sum(p.nbytes for name, p in self.layers[0].named_parameters() if ".experts." in name)
+        experts = sum(
+            p.nbytes for name, p in self.layers[0].named_parameters() if ".experts." in name
+        )
         each = getattr(self.target.config, "num_experts_per_tok", None) or 1
-        return Weights(size_of(self.layers[0]) - experts, experts, min(each / max(self.target.experts, 1), 1.0))
+        return Weights(
+            size_of(self.layers[0]) - experts, experts, min(each / max(self.target.experts, 1), 1.0)
+        )
 
     def compilable(self, i: int) -> DraftLayers | None:
         """Layer i as backends see it; None if its class is one that no backend compiles."""
         part: Any = self.layers[i]
-        norms = {"token_norm": part.norm_token, "feature_norm": part.norm_feature, "norm": part.norm_out}
+        norms = {
+            "token_norm": part.norm_token,
+            "feature_norm": part.norm_feature,
+            "norm": part.norm_out,
+        }
         parts = stock_parts(self.target, part.layer, [*norms.values(), part.fuse])
         if parts is None:
             return None
@@ -130,7 +179,9 @@ class MtpLayers(nn.Module):
         )
 
     def feature(self, state: Tensor) -> Tensor:
-        """The target's residual stream after its last layer [B,W,d] -> the first layer's feature [B,W,d]."""
+        """The target's residual stream after its last layer [B,W,d] -> the first layer's feature
+        [B,W,d].
+        """
         return state.to(self.target.dtype) if self.options["raw"] else self.target.norm(state)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -141,17 +192,27 @@ class MtpLayers(nn.Module):
         """output [B,W,d] -> logits [B,W,V] of the target's output matrix."""
         return self.target.project(output).float()
 
-    def run(self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: RingPass) -> Tensor:
-        """feature [B,W,d] with the tokens [B,W] after it, at their position [B,W] -> output [B,W,d]."""
-        position, token = position.clamp(max=self.target.reach - 1), self.embed(tokens)
+    def run(
+        self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: RingPass
+    ) -> Tensor:
+        """feature [B,W,d] with the tokens [B,W] after it, at their position [B,W] -> output
+        [B,W,d].
+        """
+        position = position.clamp(max=self.target.reach - 1)
+        token = self.embed(tokens)
         rotation = (
-            None if self._rotary is None else self.target.architecture.layout.rotations(token, position, *self._kind)
+            None
+            if self._rotary is None
+            else self.target.architecture.layout.rotations(token, position, *self._kind)
         )
-        return self.layers[layer](feature, token, attention, position_ids=position, position_embeddings=rotation)
+        return self.layers[layer](
+            feature, token, attention, position_ids=position, position_embeddings=rotation
+        )
 
 
 def layer_config(config: Any, sparse: bool, kind: str) -> Any:
-    """The target's config, changed so that each layer is an MTP layer: with experts or not, and of this type.
+    """The target's config, changed so that each layer is an MTP layer: with experts or not, and of
+    this type.
 
     Where types follow from other fields, only those layers are that have this type.
     """
@@ -167,7 +228,9 @@ def layer_config(config: Any, sparse: bool, kind: str) -> Any:
 
 
 def placed(module: MtpLayers) -> MtpLayers:
-    """The module in the target's dtype, except for what the target keeps in float32, and on its device."""
+    """The module in the target's dtype, except for what the target keeps in float32, and on its
+    device.
+    """
     target = module.target
     module.to(target.device, target.dtype)
     whole = getattr(target.hf, "_keep_in_fp32_modules_strict", None) or ()
@@ -180,7 +243,8 @@ def placed(module: MtpLayers) -> MtpLayers:
 def random_mtp(target: LM, seed: int, count: int = 1) -> MtpLayers:
     """Untrained layers of the type of the target's last layer with keys."""
     sliding = bool(set(target.architecture.with_keys[-1:]) & set(target.windows))
-    module, generator = MtpLayers(target, count, sliding=sliding), torch.Generator().manual_seed(seed)
+    module = MtpLayers(target, count, sliding=sliding)
+    generator = torch.Generator().manual_seed(seed)
     for name, p in module.named_parameters():
         if p.dim() > 1:
             nn.init.normal_(p, std=p.shape[-1] ** -0.5, generator=generator)

@@ -28,9 +28,10 @@ PARTS = ("norm_token", "norm_feature", "fuse", "norm_out")
 class Layout:
     """Where a family of models puts MTP layers.
 
-    layer: how the names of layer i begin, with i in place of {} (after_body: the target's number of layers plus i).
-    parts: the names of PARTS, in the layer or `outside`, where only one layer can have them. The rest of a layer has
-    the names of the target's own layers, except for `inner`: ours -> theirs.
+    layer: how the names of layer i begin, with i in place of {} (after_body: the target's number of
+    layers plus i). parts: the names of PARTS, in the layer or `outside`, where only one layer can
+    have them. The rest of a layer has the names of the target's own layers, except for `inner`:
+    ours -> theirs.
     """
 
     layer: str
@@ -67,29 +68,42 @@ LAYOUTS = (
     Layout(
         "model.mtp.layers.{}.",
         "enorm hnorm eh_proj final_layernorm",
-        inner={"post_attention_layernorm": "pre_mlp_layernorm", "self_attn.sinks": "self_attn.attention_sink_bias"},
+        inner={
+            "post_attention_layernorm": "pre_mlp_layernorm",
+            "self_attn.sinks": "self_attn.attention_sink_bias",
+        },
         sliding=True,
     ),
 )
 
 
 def read_mtp(target: LM) -> MtpLayers:
-    """The MTP layers in the target's own checkpoint. Raises InputError if it has none, or not whole ones."""
+    """The MTP layers in the target's own checkpoint. Raises InputError if it has none, or not whole
+    ones.
+    """
     folder = folder_of(target)
     places = places_in(folder)
     for layout in LAYOUTS:
         count = 0
-        while layout.of_part("fuse", layout.prefix(target, count)) in places and (not layout.outside or not count):
+        while layout.of_part("fuse", layout.prefix(target, count)) in places and (
+            not layout.outside or not count
+        ):
             count += 1
         if count:
             return Reader(folder, places, target, layout).read(count)
-    fault = f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the model's own layers)"
+    fault = (
+        f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the "
+        "model's own layers)"
+    )
     raise InputError(f"{fault}: use another method than mtp, or a checkpoint that still has them")
 
 
 def has_layers(folder: Path) -> bool:
     """Whether a model's folder has MTP layers. Raises InputError."""
-    names = [re.escape(layout.of_part("fuse", layout.layer)).replace(r"\{\}", r"\d+") for layout in LAYOUTS]
+    names = [
+        re.escape(layout.of_part("fuse", layout.layer)).replace(r"\{\}", r"\d+")
+        for layout in LAYOUTS
+    ]
     return any(re.fullmatch("|".join(names), name) for name in places_in(folder))
 
 
@@ -101,10 +115,13 @@ def folder_of(target: LM) -> Path:
     if not where or Path(where).is_file():
         source = "a GGUF file" if where else "no folder of weights"
         raise InputError(
-            f"mtp reads layers from the model's safetensors, but this one comes from {source}: give a folder"
+            "mtp reads layers from the model's safetensors, but this one comes from "
+            f"{source}: give a folder"
         )
     try:
-        return Path(snapshot_download(where, local_files_only=True))  # the target has been loaded from it
+        return Path(
+            snapshot_download(where, local_files_only=True)
+        )  # the target has been loaded from it
     except Exception as error:  # the library raises many types
         raise InputError(
             f"cannot find {where} among the Hub's downloads ({type(error).__name__}): download it"
@@ -136,18 +153,30 @@ class Reader:
         starts = [self.layout.prefix(self.target, i) for i in range(count)]
         roots = (*starts, self.layout.outside or starts[0])
         own = {name for name in self.places if name.startswith(roots)}
-        self.left = {name for name in own if not any(COPIES.fullmatch(name.removeprefix(root)) for root in roots)}
+        self.left = {
+            name
+            for name in own
+            if not any(COPIES.fullmatch(name.removeprefix(root)) for root in roots)
+        }
         sparse = any(".mlp.experts." in name for name in self.left)
-        types = getattr(self.target.config, "mtp_layer_types", None) or getattr(self.target.config, "layer_types", None)
+        types = getattr(self.target.config, "mtp_layer_types", None) or getattr(
+            self.target.config, "layer_types", None
+        )
         sliding = types[-1] == "sliding_attention" if types else bool(self.target.windows)
-        sliding, hidden_first = self.layout.sliding or sliding, self.layout.hidden_first
-        module = placed(MtpLayers(self.target, count, sparse, sliding, hidden_first, self.layout.raw))
+        sliding = self.layout.sliding or sliding
+        hidden_first = self.layout.hidden_first
+        module = placed(
+            MtpLayers(self.target, count, sparse, sliding, hidden_first, self.layout.raw)
+        )
         with torch.no_grad():
             for name, mine in module.state_dict().items():
                 _, i, rest = name.split(".", 2)
                 mine.copy_(self.tensor(rest, starts[int(i)], list(mine.shape)))
         if self.left:
-            fault = f"{self.folder}: an MTP layer of {self.target.config.model_type} has no {min(self.left)}"
+            fault = (
+                f"{self.folder}: an MTP layer of {self.target.config.model_type} has no "
+                f"{min(self.left)}"
+            )
             raise InputError(f"{fault}: longdraft does not know this layout of MTP layers")
         return module
 
@@ -164,20 +193,31 @@ class Reader:
             return self.stored(prefix + name, shape)
         parts, (count, rows, *rest) = EXPERTS[last], shape
         each = [rows // len(parts), *rest]
-        experts = [[self.stored(f"{prefix}{base}.{e}.{p}.weight", each) for p in parts] for e in range(count)]
+        experts = [
+            [self.stored(f"{prefix}{base}.{e}.{p}.weight", each) for p in parts]
+            for e in range(count)
+        ]
         return torch.stack([torch.cat(expert) for expert in experts])
 
     def stored(self, name: str, shape: list[int]) -> Tensor:
         """A stored tensor of this shape."""
         if name not in self.places:
-            raise InputError(f"{self.folder} lacks {name}: its MTP layers are incomplete, download it again")
+            raise InputError(
+                f"{self.folder} lacks {name}: its MTP layers are incomplete, download it again"
+            )
         with safe_open(self.places[name], "pt") as f:
             tensor = f.get_tensor(name)
         self.left.discard(name)
         if tensor.dtype.itemsize < 2:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise InputError(f"{self.folder}: {name} is stored as {kind}: give a checkpoint in bfloat16 or float32")
+            raise InputError(
+                f"{self.folder}: {name} is stored as {kind}: give a checkpoint in bfloat16 "
+                "or float32"
+            )
         if list(tensor.shape) != shape:
-            fault = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {shape} by its config.json"
+            fault = (
+                f"{self.folder}: {name} is {list(tensor.shape)}, and must be {shape} by its "
+                "config.json"
+            )
             raise InputError(f"{fault}: use weights and a config that belong together")
         return tensor

@@ -1,4 +1,6 @@
-"""MTP layers that the target's backend computes, with the output matrix behind them or a whole chain in one call."""
+"""MTP layers that the target's backend computes, with the output matrix behind them or a whole
+chain in one call.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,38 @@ class CompiledLayer:
     dtype: torch.dtype
 
     def run(
-        self, ring: Ring, rows: slice, nodes: Tree, start: int, pair: Tensor, feature: Tensor, scored: int | None
+        self,
+        ring: Ring,
+        rows: slice,
+        nodes: Tree,
+        start: int,
+        pair: Tensor,
+        feature: Tensor,
+        scored: int | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Nodes [start, size) of scratch, pairs pair [B,W] of these rows, after feature [B,W,d] -> output [B,W,d].
+        """Nodes [start, size) of scratch, pairs pair [B,W] of these rows, after feature [B,W,d] ->
+        output [B,W,d].
 
         And the logits of the last `scored` nodes; None: of none.
         """
-        seen, keys = ring.seen(rows, pair, nodes.mask[:, start:]), self._keys(ring, rows, nodes.size)
+        seen = ring.seen(rows, pair, nodes.mask[:, start:])
+        keys = self._keys(ring, rows, nodes.size)
         return self.made.forward(nodes, start, pair + 1, seen, keys, feature, logits=scored)
 
-    def chain(self, ring: Ring, roots: Tensor, output: Tensor, first: Tensor, draws: ChainDraws) -> Tensor:
+    def chain(
+        self, ring: Ring, roots: Tensor, output: Tensor, first: Tensor, draws: ChainDraws
+    ) -> Tensor:
         """A chain below the roots [B], whose output [B,1,d] is known -> its tokens [B,count].
 
         first [B]: the pair of the first of them.
         """
-        rows, nodes = slice(0, len(roots)), draws.count - 1  # the last one is not run
+        # the last one is not run
+        rows = slice(0, len(roots))
+        nodes = draws.count - 1
         pair = first[:, None] + torch.arange(nodes, device=roots.device)
         above = torch.ones(nodes, nodes, dtype=torch.bool, device=roots.device).tril()
-        seen, keys = ring.seen(rows, pair, above.expand(len(roots), -1, -1)), self._keys(ring, rows, nodes)
+        seen = ring.seen(rows, pair, above.expand(len(roots), -1, -1))
+        keys = self._keys(ring, rows, nodes)
         return self.made.draft_chain(roots, output, first + 1, keys, draws, seen)
 
     def _keys(self, ring: Ring, rows: slice, nodes: int) -> DraftKeys:
@@ -48,7 +64,8 @@ class CompiledLayer:
 
 def compiled(module: MtpLayers) -> list[CompiledLayer]:
     """The layers as the target's backend computes them; [] unless it computes all of them."""
-    target, found = module.target, list[CompiledLayer]()
+    target = module.target
+    found = list[CompiledLayer]()
     for i in range(len(module)):
         layer = module.compilable(i)
         made = None if layer is None else target.backend.compile_layers(layer)

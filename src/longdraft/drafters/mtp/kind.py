@@ -1,4 +1,6 @@
-"""MTP layers as a kind of drafter: read from the target's own checkpoint, or stored like other drafters."""
+"""MTP layers as a kind of drafter: read from the target's own checkpoint, or stored like other
+drafters.
+"""
 
 from __future__ import annotations
 

@@ -13,15 +13,19 @@ from longdraft.ops import Segment, attend
 
 
 class Ring:
-    """Pair t is in slot t if t < sink, else in slot sink + (t - sink) % window; held [rows,slots]: each slot's pair.
+    """Pair t is in slot t if t < sink, else in slot sink + (t - sink) % window; held [rows,slots]:
+    each slot's pair.
 
-    Pair t is the feature of token t with token t+1. A slot without a pair holds -1. The slots behind are scratch: what
-    a pass runs is there until `keep` moves it, so a refused draft never reaches a slot. A slot's key is rotated for
-    its own position and stays unchanged. Neither memory nor what a pass reads grows with the text.
+    Pair t is the feature of token t with token t+1. A slot without a pair holds -1. The slots
+    behind are scratch: what a pass runs is there until `keep` moves it, so a refused draft never
+    reaches a slot. A slot's key is rotated for its own position and stays unchanged. Neither memory
+    nor what a pass reads grows with the text.
     """
 
     def __init__(self, rows: int, sink: int, window: int, device: torch.device):
-        self.sink, self.window, self.slots = sink, window, sink + window
+        self.sink = sink
+        self.window = window
+        self.slots = sink + window
         self.held = torch.full((rows, self.slots), -1, device=device)
         self.cache = KVCache(rows, self.slots + 64, device)
         self.cache.length += self.slots
@@ -36,20 +40,25 @@ class Ring:
         self.held[to] = self.held[source]
 
     def over(self, rows: slice, pair: Tensor, mask: Tensor) -> RingPass:
-        """A pass over nodes that are pairs pair [B,W] of these rows; mask [B,W,N]: those of scratch that each sees.
+        """A pass over nodes that are pairs pair [B,W] of these rows; mask [B,W,N]: those of scratch
+        that each sees.
 
-        The nodes are the last W of the N in scratch. They see the first `sink` pairs, and of the latest those that are
-        less than `window` before their own.
+        The nodes are the last W of the N in scratch. They see the first `sink` pairs, and of the
+        latest those that are less than `window` before their own.
         """
         used = min(int(self.held[rows].max()) + 1, self.slots)
         return RingPass(self.cache.rows(rows), self.slots, self._near(rows, pair)[..., :used], mask)
 
     def seen(self, rows: slice, pair: Tensor, mask: Tensor) -> Tensor:
-        """What the nodes of such a pass see as one mask over all slots and scratch: bool [B,W,slots+N]."""
+        """What the nodes of such a pass see as one mask over all slots and scratch: bool
+        [B,W,slots+N].
+        """
         return torch.cat([self._near(rows, pair), mask], -1)
 
     def _near(self, rows: slice, pair: Tensor) -> Tensor:
-        """Which slots are seen by nodes that are pairs pair [B,W] of these rows: bool [B,W,slots]."""
+        """Which slots are seen by nodes that are pairs pair [B,W] of these rows: bool
+        [B,W,slots].
+        """
         held = self.held[rows, None]
         near = (held < self.sink) | (held > pair[..., None] - self.window)
         return (held >= 0) & near
@@ -57,10 +66,13 @@ class Ring:
     def keys(self, rows: slice, nodes: int, heads: int, dim: int, dtype: torch.dtype) -> DraftKeys:
         """Where the keys of these rows lie, with room for this many nodes in scratch."""
         cache = self.cache.rows(rows) if rows.start else self.cache
-        return DraftKeys(cache.pointers(self.slots + nodes, [0], heads, dim, dtype), None, ring=self.slots)
+        return DraftKeys(
+            cache.pointers(self.slots + nodes, [0], heads, dim, dtype), None, ring=self.slots
+        )
 
     def keep(self, rows: slice, pair: Tensor, real: Tensor) -> None:
-        """Move the first nodes of scratch, pairs pair [B,W], to their slots; only the `real` [B,W] ones.
+        """Move the first nodes of scratch, pairs pair [B,W], to their slots; only the `real` [B,W]
+        ones.
 
         W is at most `window`, so that no two of them have the same slot.
         """
@@ -74,8 +86,9 @@ class Ring:
 
 @dataclass
 class RingPass:
-    """Attention of the last W nodes of scratch: to the slots that each sees, held [B,W,used], and to scratch, mask
-    [B,W,N]."""
+    """Attention of the last W nodes of scratch: to the slots that each sees, held [B,W,used], and
+    to scratch, mask [B,W,N].
+    """
 
     cache: KVCache
     slots: int
@@ -84,15 +97,28 @@ class RingPass:
     calls: int = 0
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        softcap: float | None,
+        sink: Tensor | None,
+        /,
     ) -> Tensor:
-        """q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,Dv]; k and v are written to scratch."""
-        used, end = self.held.shape[2], self.slots + self.mask.shape[2]
+        """q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,Dv]; k and v are written to
+        scratch.
+        """
+        used = self.held.shape[2]
+        end = self.slots + self.mask.shape[2]
         self.cache.write(0, k, v, [end - k.shape[2]] * len(k))
         outputs = []
         for b, query in enumerate(q):
             keys, values = self.cache.read(0, b)
-            segments = [Segment(keys[:, self.slots : end], values[:, self.slots : end], self.mask[b])]
+            segments = [
+                Segment(keys[:, self.slots : end], values[:, self.slots : end], self.mask[b])
+            ]
             if used:
                 segments.insert(0, Segment(keys[:, :used], values[:, :used], self.held[b]))
             outputs.append(attend(query, segments, scale, softcap, sink).out)

@@ -8,25 +8,32 @@ from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, with
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
-SHORT = 4  # the longest n-grams that are indexed; longer matches are searched where the last SHORT tokens occurred
+# the longest n-grams that are indexed; longer matches are searched where the last SHORT tokens
+# occurred
+SHORT = 4
 TRIES = 128  # occurrences that such a search compares, latest first
 
 
 class _Index:
-    """The latest end of each n-gram of a growing sequence, for n in 1..min(longest, SHORT), and the earlier ends of
-    those of SHORT tokens. Memory is proportional to the sequence, however long matches may be.
+    """The latest end of each n-gram of a growing sequence, for n in 1..min(longest, SHORT), and the
+    earlier ends of those of SHORT tokens. Memory is proportional to the sequence, however long
+    matches may be.
 
     An n-gram is added once a token follows it, so a suffix never matches itself.
     """
 
     def __init__(self, longest: int):
-        self.longest, self.text = longest, []
+        self.longest = longest
+        self.text = []
         self.ends: dict[tuple[int, ...], int] = {}
-        self.before: list[int] = []  # at i: the previous end of the SHORT tokens that end at i; 0: none
+        self.before: list[
+            int
+        ] = []  # at i: the previous end of the SHORT tokens that end at i; 0: none
 
     def extend(self, tokens: list[int]) -> None:
         for token in tokens:
-            end, last = len(self.text), 0
+            end = len(self.text)
+            last = 0
             for n in range(1, min(self.longest, SHORT, end) + 1):
                 gram = tuple(self.text[end - n : end])
                 if n == SHORT:
@@ -36,7 +43,9 @@ class _Index:
             self.text.append(token)
 
     def continuation(self, count: int) -> list[int]:
-        """Up to `count` tokens that followed the latest earlier occurrence of the longest suffix that has one."""
+        """Up to `count` tokens that followed the latest earlier occurrence of the longest suffix
+        that has one.
+        """
         for n in range(min(self.longest, SHORT, len(self.text)), 0, -1):
             end = self.ends.get(tuple(self.text[len(self.text) - n :]))
             if end is not None:
@@ -45,17 +54,24 @@ class _Index:
         return []
 
     def _longest(self, match: int) -> int:
-        """Of the TRIES latest ends of the last SHORT tokens, from `match` back: the end of the longest match."""
+        """Of the TRIES latest ends of the last SHORT tokens, from `match` back: the end of the
+        longest match.
+        """
         text = self.text
         end = len(self.text)
         best = match
         length = SHORT - 1
         for _ in range(TRIES):
-            n = SHORT if match > length and text[match - length - 1] == text[end - length - 1] else 0  # 0: not longer
+            n = (
+                SHORT
+                if match > length and text[match - length - 1] == text[end - length - 1]
+                else 0
+            )  # 0: not longer
             while 0 < n < min(self.longest, match) and text[match - n - 1] == text[end - n - 1]:
                 n += 1
             if n > length:
-                best, length = match, n
+                best = match
+                length = n
             match = self.before[match]
             if match == 0 or length == self.longest:
                 break
@@ -63,14 +79,18 @@ class _Index:
 
 
 class Lookup(Drafter):
-    """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens)."""
+    """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix
+    (up to n tokens).
+    """
 
     name = "n-grams"
     usual = (0.5, 0.2)
     finds = 0.5
 
     def __init__(self, n: int = 3, count: int = 10):
-        self.n, self.count, self.max_depth = n, count, count
+        self.n = n
+        self.count = count
+        self.max_depth = count
 
     def start(self, seqs: Sequences) -> None:
         self.rows = [_Index(self.n) for _ in range(len(seqs.length))]

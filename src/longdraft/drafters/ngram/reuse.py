@@ -1,4 +1,6 @@
-"""TokenSwift's token reutilization: frequent continuations of a drafted token become branches below it."""
+"""TokenSwift's token reutilization: frequent continuations of a drafted token become branches below
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,19 @@ TOKENS = 1 << 22  # most tokens in all n-grams of one sequence: 32 MB of memory
 
 
 class NGrams:
-    """Count and latest end of the n-grams of a growing sequence: the `capacity` most recently seen ones."""
+    """Count and latest end of the n-grams of a growing sequence: the `capacity` most recently seen
+    ones.
+    """
 
     def __init__(self, n: int, capacity: int):
-        self.n, self.capacity = n, capacity
-        self.size, self.tail = 0, deque[int](maxlen=n)  # tokens seen, and the last n of them
-        self.seen: OrderedDict[Gram, tuple[int, int]] = OrderedDict()  # n-gram: count, end; least recently seen first
+        self.n = n
+        self.capacity = capacity
+        # tokens seen, and the last n of them
+        self.size = 0
+        self.tail = deque[int](maxlen=n)
+        self.seen: OrderedDict[Gram, tuple[int, int]] = (
+            OrderedDict()
+        )  # n-gram: count, end; least recently seen first
         self.after: dict[int, set[Gram]] = {}  # n-grams by their first token
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -49,23 +58,40 @@ class NGrams:
     def best(self, key: int, k: int, seed: int | None = None) -> list[Gram]:
         """The k most frequent continuations of a token, best first, ties broken by recency.
 
-        With a seed: k draws without replacement, by frequency, determined by the seed and the sequence's length.
+        With a seed: k draws without replacement, by frequency, determined by the seed and the
+        sequence's length.
         """
         known = self.after.get(key, ())
         if seed is None:
-            chosen = nlargest(k, known, key=lambda g: self.seen[g])  # ends differ, so there are no ties
+            chosen = nlargest(
+                k, known, key=lambda g: self.seen[g]
+            )  # ends differ, so there are no ties
         else:
             grams = sorted(known, key=lambda g: self.seen[g][1])  # a set has no fixed order
-            noise = gumbel(torch.tensor([seed ^ DRAFT]), torch.tensor([[self.size]]), len(grams)).view(-1).tolist()
-            ranked = nlargest(k, zip(grams, noise, strict=True), key=lambda pair: log(self.seen[pair[0]][0]) + pair[1])
+            noise = (
+                gumbel(torch.tensor([seed ^ DRAFT]), torch.tensor([[self.size]]), len(grams))
+                .view(-1)
+                .tolist()
+            )
+            ranked = nlargest(
+                k,
+                zip(grams, noise, strict=True),
+                key=lambda pair: log(self.seen[pair[0]][0]) + pair[1],
+            )
             chosen = [gram for gram, _ in ranked]
         return [gram[1:] for gram in chosen]
 
 
 def add_branches(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
-    """Add paths to a tree without repeating nodes that it has. rows: by row, pairs (node, tokens below it)."""
+    """Add paths to a tree without repeating nodes that it has. rows: by row, pairs (node, tokens
+    below it).
+    """
     children = [
-        {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)) if parent >= 0}
+        {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
+            if parent >= 0
+        }
         for parents, tokens in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True)
     ]
     for depth in range(max((len(path) for row in rows for _, path in row), default=0)):
@@ -90,20 +116,30 @@ def add_branches(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
 
 
 class Reuse(Drafter):
-    """Below each node at depth `below`, adds the sequence's `topk` most frequent n-grams that begin with its token.
+    """Below each node at depth `below`, adds the sequence's `topk` most frequent n-grams that begin
+    with its token.
 
-    With a repetition penalty, n-grams that end inside its window are not counted yet, because the penalty makes the
-    target avoid them (TokenSwift sec. 3.3). choice="random" draws n-grams by frequency; the drafts then depend on the
-    seed, the output does not. Raises InputError.
+    With a repetition penalty, n-grams that end inside its window are not counted yet, because the
+    penalty makes the target avoid them (TokenSwift sec. 3.3). choice="random" draws n-grams by
+    frequency; the drafts then depend on the seed, the output does not. Raises InputError.
     """
 
     name = "n-grams"
     usual = (0.4, 0.3)
     finds = 0.5
 
-    def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
+    def __init__(
+        self,
+        n: int = 4,
+        topk: int = 20,
+        below: int = 1,
+        choice: str = "count",
+        capacity: int = 1 << 17,
+    ):
         if n < 2:
-            raise InputError(f"option n is {n}: give 2 or more, the length of a token with its continuation")
+            raise InputError(
+                f"option n is {n}: give 2 or more, the length of a token with its continuation"
+            )
         self.n = n
         self.topk = topk
         self.below = below
@@ -139,7 +175,13 @@ class Reuse(Drafter):
         seeds = seqs.seed.tolist() if self.choice == "random" else [None] * len(self.rows)
         by_row: list[list[tuple[int, Gram]]] = []
         for b, row in enumerate(self.rows):
-            parents = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
-            branches = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in parents]
-            by_row.append([(node, path[:deep]) for node, paths in branches for path in paths][: limits.width])
+            parents = (
+                ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
+            )
+            branches = [
+                (node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in parents
+            ]
+            by_row.append(
+                [(node, path[:deep]) for node, paths in branches for path in paths][: limits.width]
+            )
         return add_branches(tree, by_row)

@@ -1,4 +1,6 @@
-"""SuffixDecoding: drafts copied from earlier text, weighted by how often each continuation occurred."""
+"""SuffixDecoding: drafts copied from earlier text, weighted by how often each continuation
+occurred.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,28 @@ from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, with
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
-LONGEST = 256  # last tokens of a sequence that are matched again when the memory of earlier outputs has grown
-NESTED = 64  # limits the work per token: in a run of one token, every position ends as many repeats as precede it
+# last tokens of a sequence that are matched again when the memory of earlier outputs has grown
+LONGEST = 256
+# limits the work per token: in a run of one token, every position ends as many repeats as precede
+# it
+NESTED = 64
 
 
 class Automaton:
-    """A suffix automaton: a state is the set of substrings with the same end positions; state 0 is the empty string.
+    """A suffix automaton: a state is the set of substrings with the same end positions; state 0 is
+    the empty string.
 
-    next[s]: token -> the state of those substrings with the token appended. link[s]: the state of the longest suffix
-    with more end positions. count[s]: number of end positions, kept for the NESTED longest repeated suffixes of every
-    position. It is built token by token, with at most two new states and amortized constant time each.
+    next[s]: token -> the state of those substrings with the token appended. link[s]: the state of
+    the longest suffix with more end positions. count[s]: number of end positions, kept for the
+    NESTED longest repeated suffixes of every position. It is built token by token, with at most two
+    new states and amortized constant time each.
     """
 
     def __init__(self) -> None:
         self.next: list[dict[int, int]] = [{}]
-        self.link, self.length, self.count = [-1], [0], [0]
+        self.link = [-1]
+        self.length = [0]
+        self.count = [0]
         self.last = 0
 
     def _state(self, length: int, link: int, moves: dict[int, int], count: int) -> int:
@@ -35,7 +44,8 @@ class Automaton:
 
     def extend(self, token: int) -> None:
         new = self._state(self.length[self.last] + 1, 0, {}, 0)
-        state, self.last = self.last, new
+        state = self.last
+        self.last = new
         while state >= 0 and token not in self.next[state]:
             self.next[state][token] = new
             state = self.link[state]
@@ -48,11 +58,18 @@ class Automaton:
             new = self.link[new]
 
     def _ending(self, state: int, token: int) -> int:
-        """The state whose longest string is that of `state`, then token; split from a longer one's if necessary."""
+        """The state whose longest string is that of `state`, then token; split from a longer one's
+        if necessary.
+        """
         reached = self.next[state][token]
         if self.length[reached] == self.length[state] + 1:
             return reached
-        copy = self._state(self.length[state] + 1, self.link[reached], dict(self.next[reached]), self.count[reached])
+        copy = self._state(
+            self.length[state] + 1,
+            self.link[reached],
+            dict(self.next[reached]),
+            self.count[reached],
+        )
         self.link[reached] = copy
         while state >= 0 and self.next[state].get(token) == reached:
             self.next[state][token] = copy
@@ -65,20 +82,28 @@ class Automaton:
         return state, self.length[state]
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """State and length of the longest known suffix of: the string of `state` with this length, then token."""
+        """State and length of the longest known suffix of: the string of `state` with this length,
+        then token.
+        """
         while state and token not in self.next[state]:
             state = self.link[state]
             length = self.length[state]
         reached = self.next[state].get(token)
         return (0, 0) if reached is None else (reached, length + 1)
 
-    def likely(self, state: int, nodes: int, depth: int, min_probability: float) -> list[tuple[int, int]]:
-        """The `nodes` likeliest continuations of a state as a tree: pairs (parent, token), parent 0 for the state.
+    def likely(
+        self, state: int, nodes: int, depth: int, min_probability: float
+    ) -> list[tuple[int, int]]:
+        """The `nodes` likeliest continuations of a state as a tree: pairs (parent, token), parent 0
+        for the state.
 
-        A continuation's probability is the product of relative counts along its path, at least min_probability.
+        A continuation's probability is the product of relative counts along its path, at least
+        min_probability.
         """
         drafted: list[tuple[int, int]] = []
-        heap: list[tuple[float, int, int, int, int]] = []  # -probability, level, parent, token, state
+        heap: list[
+            tuple[float, int, int, int, int]
+        ] = []  # -probability, level, parent, token, state
 
         def offer(state: int, parent: int, probability: float, level: int) -> None:
             share = probability / max(sum(self.count[n] for n in self.next[state].values()), 1)
@@ -108,14 +133,17 @@ class Recent:
         self.seen += len(tokens)
         if len(self.tokens) + len(tokens) >= 2 * self.most:
             tokens = (self.tokens + tokens)[-self.most :]
-            self.tokens, self.index = [], Automaton()
+            self.tokens = []
+            self.index = Automaton()
         self.tokens += tokens
         for token in tokens:
             self.index.extend(token)
 
 
 class _Row(Recent):
-    """A row's latest tokens, its output, and its longest suffix that earlier outputs have (state, length)."""
+    """A row's latest tokens, its output, and its longest suffix that earlier outputs have (state,
+    length).
+    """
 
     def __init__(self, most: int):
         super().__init__(most)
@@ -128,11 +156,13 @@ class _Row(Recent):
 
 
 class Suffix(Drafter):
-    """Drafts a tree of what followed the longest suffix that occurred before, in this sequence or in earlier outputs.
+    """Drafts a tree of what followed the longest suffix that occurred before, in this sequence or
+    in earlier outputs.
 
-    nodes: most nodes of a tree; a match of m tokens allows `factor` * m (SuffixDecoding sec. 3.2). min_probability: the
-    least probability of a node. most: latest tokens of the sequence that are indexed. earlier: tokens of earlier
-    outputs that are kept (0: none, so that drafts depend on the sequence alone).
+    nodes: most nodes of a tree; a match of m tokens allows `factor` * m (SuffixDecoding sec. 3.2).
+    min_probability: the least probability of a node. most: latest tokens of the sequence that are
+    indexed. earlier: tokens of earlier outputs that are kept (0: none, so that drafts depend on the
+    sequence alone).
     """
 
     name = "n-grams"
@@ -140,7 +170,12 @@ class Suffix(Drafter):
     finds = 0.5
 
     def __init__(
-        self, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, most: int = 1 << 16, earlier: int = 0
+        self,
+        nodes: int = 16,
+        factor: float = 2.0,
+        min_probability: float = 0.1,
+        most: int = 1 << 16,
+        earlier: int = 0,
     ):
         self.nodes = nodes
         self.factor = factor
@@ -157,14 +192,17 @@ class Suffix(Drafter):
 
     def _remember(self, output: list[int]) -> None:
         if self.memory is not None:
-            self.memory.extend([*output, -1 - self.memory.seen])  # a separator that occurs only once
+            self.memory.extend(
+                [*output, -1 - self.memory.seen]
+            )  # a separator that occurs only once
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.rows.append(_Row(self.most))
 
     def leave(self, seqs: Sequences, row: int) -> None:
         """The row's output joins the earlier outputs, also for the rows that remain."""
-        output, self.rows = self.rows[row].output, without(self.rows, row)
+        output = self.rows[row].output
+        self.rows = without(self.rows, row)
         if self.memory is not None and output:
             self._remember(output)
             for kept in self.rows:
@@ -192,12 +230,18 @@ class Suffix(Drafter):
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self.ready(seqs)
-        rows = [[] if done else self._draft(b, limits.depth) for b, done in enumerate(seqs.done.tolist())]
+        rows = [
+            [] if done else self._draft(b, limits.depth)
+            for b, done in enumerate(seqs.done.tolist())
+        ]
         return tree.add_below_root(rows, limits.width)
 
     def best(self, b: int, count: int) -> list[int]:
-        """The likeliest continuation of row b, token by token: at most `count` tokens, as many as its tree is deep."""
-        path, node = [], 0
+        """The likeliest continuation of row b, token by token: at most `count` tokens, as many as
+        its tree is deep.
+        """
+        path = []
+        node = 0
         for i, (parent, token) in enumerate(self._draft(b, count), 1):
             if parent == node:
                 path.append(token)
@@ -205,7 +249,8 @@ class Suffix(Drafter):
         return path
 
     def _draft(self, b: int, room: int) -> list[tuple[int, int]]:
-        index, matched = self.rows[b].index, self.rows[b].matched
+        index = self.rows[b].index
+        matched = self.rows[b].matched
         state, length = index.repeated()
         if self.memory is not None and matched[1] > length:
             index, (state, length) = self.memory.index, matched
@@ -216,7 +261,8 @@ class Suffix(Drafter):
 
 def _without_separators(drafts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Drop the separators between earlier outputs and what was drafted after them."""
-    place, kept = {0: 0}, []
+    place = {0: 0}
+    kept = []
     for i, (parent, token) in enumerate(drafts, 1):
         if token >= 0 and parent in place:
             kept.append((place[parent], token))

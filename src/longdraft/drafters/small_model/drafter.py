@@ -1,4 +1,6 @@
-"""A separate small language model drafts: speculative decoding, BudgetDraft, TriForce's innermost level."""
+"""A separate small language model drafts: speculative decoding, BudgetDraft, TriForce's innermost
+level.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
+from longdraft.core import (
+    Captures,
+    CaptureSpec,
+    ChainDraws,
+    DraftLimits,
+    KVView,
+    Sequences,
+    Tree,
+    Verdict,
+    without,
+)
 from longdraft.costs.counts import counts_of, pass_over
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
@@ -29,32 +41,47 @@ GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 
 
 class SmallModelDrafter(Drafter):
-    """The drafter's cache holds a prefix of each row's excerpt; missing tokens run in the pass of the next root.
+    """The drafter's cache holds a prefix of each row's excerpt; missing tokens run in the pass of
+    the next root.
 
-    An excerpt is the part of a sequence that the small model reads: the first SINK tokens, the last `tail` tokens
-    before the row's first draft, and all later tokens (tail 0: the whole sequence). Nothing is read before that draft.
-    Slots and positions of the small model count tokens of the excerpt, so a view cannot select tokens that were left
-    out, and only distances to the first SINK tokens differ from those in the sequence. vocab: the target's vocabulary
-    size, if padding makes it differ from the small model's. Raises InputError if they differ by more than padding.
+    An excerpt is the part of a sequence that the small model reads: the first SINK tokens, the last
+    `tail` tokens before the row's first draft, and all later tokens (tail 0: the whole sequence).
+    Nothing is read before that draft. Slots and positions of the small model count tokens of the
+    excerpt, so a view cannot select tokens that were left out, and only distances to the first SINK
+    tokens differ from those in the sequence. vocab: the target's vocabulary size, if padding makes
+    it differ from the small model's. Raises InputError if they differ by more than padding.
     """
 
     has_draft_probs = True
     name = "small model"
 
-    def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
+    def __init__(
+        self,
+        small: LM,
+        policy: Policy,
+        widths: Sequence[int],
+        vocab: int | None = None,
+        tail: int = 0,
+    ):
         self.small = small
         self.policy = policy
         self.widths = widths
         self.tail = tail
-        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
-        self.lasts, self.renews = policy.lasts, policy.renews
+        self.max_depth = len(widths)
+        self.is_chain = set(widths) == {1}
+        self.lasts = policy.lasts
+        self.renews = policy.renews
         self.vocab = small.vocab if vocab is None else vocab
-        larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
+        larger = max(self.vocab, small.vocab)
+        apart = abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
             fault = f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}"
             raise InputError(f"{fault}: use a drafter that was trained with the target's tokenizer")
         if tail and policy.captures().rows is not None:
-            raise ValueError("captures refer to slots of the whole sequence: a policy that uses them needs tail=0")
+            raise ValueError(
+                "captures refer to slots of the whole sequence: a policy that uses them "
+                "needs tail=0"
+            )
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of the current tree that have keys in scratch slots
 
@@ -74,7 +101,9 @@ class SmallModelDrafter(Drafter):
         self._whole_cache = self.small.new_cache(seqs.capacity, slots + 128)
         self._whole_text = seqs.tokens.new_zeros(seqs.capacity, wide)
         self._whole_left = seqs.length.new_zeros(seqs.capacity)
-        self._copied = [0] * len(seqs.length)  # tokens of each excerpt that were copied from the sequence
+        self._copied = [0] * len(
+            seqs.length
+        )  # tokens of each excerpt that were copied from the sequence
         self._have_rows(seqs)
         self.policy.start(self.small, self._text, self.cache)
 
@@ -89,29 +118,46 @@ class SmallModelDrafter(Drafter):
         last = len(seqs.length)
         if row != last:
             self._whole_cache.move(last, row)
-            self._whole_text[row], self._whole_left[row] = self._whole_text[last], self._whole_left[last]
+            self._whole_text[row], self._whole_left[row] = (
+                self._whole_text[last],
+                self._whole_left[last],
+            )
         self._copied = without(self._copied, row)
         self._have_rows(seqs)
         self.policy.leave(self.small, self._text, self.cache, row)
 
     def _have_rows(self, seqs: Sequences) -> None:
-        """Select the rows in use: excerpts [B,N], and the number of tokens that each leaves out [B]."""
+        """Select the rows in use: excerpts [B,N], and the number of tokens that each leaves out
+        [B].
+        """
         rows = len(seqs.length)
-        self.cache, self._run = self._whole_cache.first(rows), 0
+        self.cache = self._whole_cache.first(rows)
+        self._run = 0
         self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
 
     def rewind(self, seqs: Sequences) -> None:
-        for b, (held, root) in enumerate(zip(self.cache.length.tolist(), self._root_of(seqs).tolist(), strict=True)):
+        for b, (held, root) in enumerate(
+            zip(self.cache.length.tolist(), self._root_of(seqs).tolist(), strict=True)
+        ):
             row = self.cache.row(b)
-            row.truncate(row.resumable(min(held, root)))  # `ready` reads what recurrent layers cannot take back
+            row.truncate(
+                row.resumable(min(held, root))
+            )  # `ready` reads what recurrent layers cannot take back
 
     def _root_of(self, seqs: Sequences) -> Tensor:
-        """[B] the root's position in each excerpt; at the next draft the cache holds all tokens before it."""
+        """[B] the root's position in each excerpt; at the next draft the cache holds all tokens
+        before it.
+        """
         return seqs.length - 1 - self._left
 
     def ready(self, seqs: Sequences) -> None:
-        """Rows that are not done read their prompt if they have not, and tokens committed while drafting was off."""
-        places = zip(*(x.tolist() for x in (self.cache.length, seqs.length, self._left, seqs.done)), strict=True)
+        """Rows that are not done read their prompt if they have not, and tokens committed while
+        drafting was off.
+        """
+        places = zip(
+            *(x.tolist() for x in (self.cache.length, seqs.length, self._left, seqs.done)),
+            strict=True,
+        )
         for b, (held, length, left, done) in enumerate(places):
             if done:
                 continue
@@ -125,34 +171,47 @@ class SmallModelDrafter(Drafter):
         """Extend row b's excerpt up to its root; it is already correct before position `begin`."""
         first = min(SINK, length - left)
         if begin < first:
-            self._text[b, begin:first], begin = self._known(text[begin:first]), first
+            self._text[b, begin:first] = self._known(text[begin:first])
+            begin = first
         self._text[b, begin : length - left] = self._known(text[begin + left : length])
         self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run the tokens of row b's excerpt that are not in its cache, except the root."""
         row = self.cache.row(b)
-        self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
+        self.small.extend_cache(
+            self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row
+        )
 
     def most_nodes(self, depth: int, width: int) -> int:
         return sum(min(w, width) for w in self.widths[:depth])
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """Passes of the small model: the root's, with the tokens of about one step, then one for each level but the
-        last.
+        """Passes of the small model: the root's, with the tokens of about one step, then one for
+        each level but the last.
         """
-        widths, counts = [min(w, width) for w in self.widths[:depth]], counts_of(self.small)
+        widths = [min(w, width) for w in self.widths[:depth]]
+        counts = counts_of(self.small)
         if not widths:
             return 0.0
-        lengths, seen = self._excerpts(seqs), self.policy.seen
+        lengths = self._excerpts(seqs)
+        seen = self.policy.seen
         chain = set(widths) == {1} and counts.one_call
-        later = {w: costs.seconds(pass_over(counts, lengths, w, seen=seen, chained=chain)) for w in set(widths[:-1])}
+        later = {
+            w: costs.seconds(pass_over(counts, lengths, w, seen=seen, chained=chain))
+            for w in set(widths[:-1])
+        }
         first = costs.seconds(pass_over(counts, lengths, 2, seen=seen))
-        return first + sum(later[w] for w in widths[:-1]) + (0.0 if chain else costs.tree * sum(widths))
+        return (
+            first
+            + sum(later[w] for w in widths[:-1])
+            + (0.0 if chain else costs.tree * sum(widths))
+        )
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
         """The small model's prefill of what it has not read."""
-        held, seconds = self.cache.length.tolist(), 0.0
+        held = self.cache.length.tolist()
+        seconds = 0.0
         for n, length in zip(held, self._excerpts(seqs), strict=True):
             for begin in range(n, length - NEAR, PART):
                 work = pass_over(counts_of(self.small), [begin], min(PART, length - begin))
@@ -161,9 +220,13 @@ class SmallModelDrafter(Drafter):
 
     def _excerpts(self, seqs: Sequences) -> list[int]:
         """The length of each row's excerpt before its root."""
-        rows = zip(seqs.length.tolist(), self._left.tolist(), self.cache.length.tolist(), strict=True)
+        rows = zip(
+            seqs.length.tolist(), self._left.tolist(), self.cache.length.tolist(), strict=True
+        )
         most = SINK + self.tail
-        return [n - 1 - left if held or not self.tail else min(n, most) - 1 for n, left, held in rows]
+        return [
+            n - 1 - left if held or not self.tail else min(n, most) - 1 for n, left, held in rows
+        ]
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._run = 0
@@ -171,19 +234,29 @@ class SmallModelDrafter(Drafter):
         view = self.policy.view(self.cache)
 
         def step(tree: Tree, start: int) -> Tensor:
-            """Logits [B,W,V] of nodes [start, size), V of the target; the first pass also runs missing tokens."""
+            """Logits [B,W,V] of nodes [start, size), V of the target; the first pass also runs
+            missing tokens.
+            """
             if start == 0:
                 logits = self._root(seqs, view)
             else:
-                logits = self.small(replace(tree, tokens=self._known(tree.tokens)), self.cache, start, view)
+                logits = self.small(
+                    replace(tree, tokens=self._known(tree.tokens)), self.cache, start, view
+                )
             self._run, missing = tree.size, self.vocab - logits.shape[-1]
             return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
-        rest = self.small.backend.chain_drafter(self.cache, view) if self.small.vocab == self.vocab else None
+        rest = (
+            self.small.backend.chain_drafter(self.cache, view)
+            if self.small.vocab == self.vocab
+            else None
+        )
         whole = rest and partial(self._whole, partial(step, tree, 0), rest)
         return beam(step, tree, self.widths, seqs, limits, whole)
 
-    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: ChainDraws) -> Tensor:
+    def _whole(
+        self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: ChainDraws
+    ) -> Tensor:
         """A chain [B,count] in two calls: the pass that also runs missing tokens, and the rest."""
         first = draws.first(root())
         self._run = draws.count
@@ -195,17 +268,21 @@ class SmallModelDrafter(Drafter):
             steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
             run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
             lacking = self._root_of(seqs) - self.cache.length
-            self.cache.keep(verdict.path, torch.minimum(run, lacking).masked_fill(~self._drafted, 0))
+            self.cache.keep(
+                verdict.path, torch.minimum(run, lacking).masked_fill(~self._drafted, 0)
+            )
         self._run = 0  # the next step may draft nothing
         ahead = self.cache.first(len(seqs.length))
         ahead.length = self._root_of(seqs)
         self.policy.update(ahead, captured)
 
     def _root(self, seqs: Sequences, view: KVView | None) -> Tensor:
-        """Run the tokens committed since the last step, up to the root -> the root's logits [B,1,V].
+        """Run the tokens committed since the last step, up to the root -> the root's logits
+        [B,1,V].
 
-        Rows with fewer missing tokens are padded after their root; no later query attends to the padding, and drafts
-        overwrite it. A row that is done runs as many tokens as the others need, and its drafts are not used.
+        Rows with fewer missing tokens are padded after their root; no later query attends to the
+        padding, and drafts overwrite it. A row that is done runs as many tokens as the others need,
+        and its drafts are not used.
         """
         n = self._root_of(seqs) + 1 - self.cache.length
         wide = int(n.masked_fill(seqs.done, 1).max())
@@ -217,14 +294,20 @@ class SmallModelDrafter(Drafter):
         return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """Replace tokens without an embedding in the small model by its last token, which is usually padding."""
+        """Replace tokens without an embedding in the small model by its last token, which is
+        usually padding.
+        """
         return tokens if self.small.vocab >= self.vocab else tokens.clamp(max=self.small.vocab - 1)
 
 
 def random_lm(target: LM, seed: int) -> LM:
-    """An untrained Llama (Qwen3 for a Qwen3 target) that reads a tenth of the target's weights, or as few as it can."""
-    c, weight = target.config, next(target.hf.parameters())
-    layers, most = 2 if c.num_hidden_layers > 2 else 1, target.nbytes() / weight.element_size() / 10
+    """An untrained Llama (Qwen3 for a Qwen3 target) that reads a tenth of the target's weights, or
+    as few as it can.
+    """
+    c = target.config
+    weight = next(target.hf.parameters())
+    layers = 2 if c.num_hidden_layers > 2 else 1
+    most = target.nbytes() / weight.element_size() / 10
 
     def cost(width: int) -> int:
         """Weights read per step: the head, and per layer 4 projections and an MLP of 3 widths."""
@@ -236,8 +319,11 @@ def random_lm(target: LM, seed: int) -> LM:
 
 
 def new_small(target: LM, width: int, layers: int, seed: int) -> Any:
-    """An untrained Transformers model of this width, a multiple of 16, with the target's tokens and positions."""
-    c, dim = target.config, next(d for d in (64, 32, 16) if width % d == 0)
+    """An untrained Transformers model of this width, a multiple of 16, with the target's tokens and
+    positions.
+    """
+    c = target.config
+    dim = next(d for d in (64, 32, 16) if width % d == 0)
     rope = getattr(c, "rope_parameters", None) or {}
     make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
     config = make(

@@ -18,9 +18,13 @@ from longdraft.models.loading import DTYPES, load_lm
 
 
 class ModelKind(DrafterKind):
-    """Stored as a whole Transformers model with its tokenizer, and loaded like a target: from a folder or the Hub."""
+    """Stored as a whole Transformers model with its tokenizer, and loaded like a target: from a
+    folder or the Hub.
+    """
 
-    def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
+    def save(
+        self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None
+    ) -> None:
         with replacing(Path(folder), facts) as draft:
             weights.save_pretrained(draft)
             tokenizer.save_pretrained(draft)
@@ -29,16 +33,22 @@ class ModelKind(DrafterKind):
         """Any target with the same tokenizer will do."""
         dtype = next(name for name, each in DTYPES.items() if each == target.dtype)
         small = load_lm(folder, dtype, str(target.device))
-        ours, theirs = _vocabulary(small), _vocabulary(target)
+        ours = _vocabulary(small)
+        theirs = _vocabulary(target)
         odd = next((i for i in ours.keys() & theirs.keys() if ours[i] != theirs[i]), None)
         if odd is not None:
-            fault = f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target"
+            fault = (
+                f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in "
+                "the target"
+            )
             raise InputError(f"{fault}: use a drafter that was trained with the target's tokenizer")
         return small
 
 
 def _vocabulary(lm: LM) -> dict[int, str]:
-    """{id: token} of the tokenizer in the model's file, folder or download; empty where there is none to compare."""
+    """{id: token} of the tokenizer in the model's file, folder or download; empty where there is
+    none to compare.
+    """
     if (path := Path(lm.hf.name_or_path)).is_file():
         return dict(enumerate(gguf.read(path).get("tokenizer.ggml.tokens", list, [])))
     try:

@@ -24,16 +24,19 @@ from longdraft.training.frozen import Frozen, Labels, matches, whole_rows
 from longdraft.training.rows import IGNORE
 from longdraft.views import Chunks
 
-BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
+BUDGETS = (256, 512, 1024, 2048)
+WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 CHUNK = 8
 
 
 @dataclass
 class BudgetObjective:
-    """The prefix is read without gradient; the last `tail` tokens attend to all of it, and to a budget of it.
+    """The prefix is read without gradient; the last `tail` tokens attend to all of it, and to a
+    budget of it.
 
-    The budget's chunks are selected by the policy that is used when drafting. share: the weight of the sparse branch
-    (0: the baseline without it). labels: the target's prediction after each of the last tokens, or the text's next.
+    The budget's chunks are selected by the policy that is used when drafting. share: the weight of
+    the sparse branch (0: the baseline without it). labels: the target's prediction after each of
+    the last tokens, or the text's next.
     """
 
     frozen: Frozen
@@ -44,11 +47,17 @@ class BudgetObjective:
 
     def __post_init__(self) -> None:
         if self.small.windows:
-            raise InputError("the small model has layers with sliding windows: use one with full attention")
+            raise InputError(
+                "the small model has layers with sliding windows: use one with full attention"
+            )
         if self.small.architecture.latents:
-            raise InputError("the small model caches latents in place of keys and values: use one that does not")
+            raise InputError(
+                "the small model caches latents in place of keys and values: use one that does not"
+            )
         if self.small.architecture.indexed:
-            raise InputError("the small model selects the keys that it reads: use one that does not")
+            raise InputError(
+                "the small model selects the keys that it reads: use one that does not"
+            )
         if self.small.architecture.longest is not None:
             raise InputError("the small model caches biases with its keys: use one that does not")
         self.module: nn.Module = self.small.hf
@@ -62,8 +71,11 @@ class BudgetObjective:
 
     @torch.no_grad()
     def _seen(self, row: Tensor, cache: KVCache, budget: int) -> DynamicCache:
-        """The prefix as a cache of Transformers: whole (budget 0), or the chunks that the policy selects."""
-        length, view = int(cache.length[0]), None
+        """The prefix as a cache of Transformers: whole (budget 0), or the chunks that the policy
+        selects.
+        """
+        length = int(cache.length[0])
+        view = None
         if budget:
             policy = Chunks(budget, CHUNK)
             policy.start(self.small, row[None, : length + 1], cache)
@@ -73,19 +85,28 @@ class BudgetObjective:
             k, v = cache.read(layer, 0)
             parts = [(k[:, :length], v[:, :length])]
             if view is not None:
-                tail_start, selected = int(view.tail_start[0]), view.compact(layer, 0, k, v)
-                parts = [*([selected] if selected else []), (k[:, tail_start:length], v[:, tail_start:length])]
+                tail_start = int(view.tail_start[0])
+                selected = view.compact(layer, 0, k, v)
+                parts = [
+                    *([selected] if selected else []),
+                    (k[:, tail_start:length], v[:, tail_start:length]),
+                ]
             k, v = (torch.cat(x, 1)[None] for x in zip(*parts, strict=True))
             seen.update(k.clone(), v.clone(), layer)
         return seen
 
     def _logits(self, row: Tensor, prefix: DynamicCache, length: int) -> Tensor:
         """Logits [C,V] of the tokens from `length` on, at their positions in the whole row."""
-        hf, tokens = self.small.hf, row[None, length:]
+        hf = self.small.hf
+        tokens = row[None, length:]
         position = torch.arange(length, len(row), device=row.device)[None]
-        mask = torch.ones(1, prefix.get_seq_length() + tokens.shape[1], dtype=torch.long, device=row.device)
+        mask = torch.ones(
+            1, prefix.get_seq_length() + tokens.shape[1], dtype=torch.long, device=row.device
+        )
         with whole_rows(self.small):
-            return hf(tokens, position_ids=position, attention_mask=mask, past_key_values=prefix).logits[0]
+            return hf(
+                tokens, position_ids=position, attention_mask=mask, past_key_values=prefix
+            ).logits[0]
 
     def _labels(self, row: Tensor, length: int) -> Tensor:
         """row [T+1] -> [C]: the label of each of tokens length..T-1."""
@@ -94,14 +115,23 @@ class BudgetObjective:
         return self.frozen.read(row[None, :-1], predict=True).predicted[0, length:]
 
     def _branches(self, row: Tensor, budgets: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-        """row [T+1] -> the logits [C,V] of its last tokens for each budget, and their labels [C]."""
-        length, given = max(len(row) - 1 - self.tail, 1), row[:-1]
-        with torch.autocast(row.device.type, enabled=False):  # the cached prefix is in the small model's own dtype
-            wanted, cache = self._labels(row, length), self._prefix(given, length)
-            return [self._logits(given, self._seen(given, cache, budget), length) for budget in budgets], wanted
+        """row [T+1] -> the logits [C,V] of its last tokens for each budget, and their labels
+        [C].
+        """
+        length = max(len(row) - 1 - self.tail, 1)
+        given = row[:-1]
+        with torch.autocast(
+            row.device.type, enabled=False
+        ):  # the cached prefix is in the small model's own dtype
+            wanted = self._labels(row, length)
+            cache = self._prefix(given, length)
+            return [
+                self._logits(given, self._seen(given, cache, budget), length) for budget in budgets
+            ], wanted
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
-        budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros((), device=tokens.device)
+        budget = int(rng.choice(BUDGETS, p=WEIGHTS))
+        total = torch.zeros((), device=tokens.device)
         weights = {0: 1.0, budget: self.share} if self.share else {0: 1.0}
         for row in tokens:
             branches, wanted = self._branches(row, list(weights))
@@ -111,7 +141,9 @@ class BudgetObjective:
         return total
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """Not by depth: the first share is with the whole prefix, the second with the smallest budget."""
+        """Not by depth: the first share is with the whole prefix, the second with the smallest
+        budget.
+        """
         rates = []
         for row in tokens:
             branches, wanted = self._branches(row, (0, BUDGETS[0]))
@@ -121,7 +153,8 @@ class BudgetObjective:
 
 @torch.no_grad()
 def reduced(target: LM, corpus: Corpus, width: int, layers: int) -> LM:
-    """A new small model whose embeddings are the target's, projected to their principal components in the text.
+    """A new small model whose embeddings are the target's, projected to their principal components
+    in the text.
 
     It learns much faster than from random embeddings, which are most of its weights.
     """
@@ -147,12 +180,15 @@ def objective(
     width: Annotated[int, Field(ge=16, le=8192)] = 96,
     layers: Positive = 3,
 ) -> BudgetObjective:
-    """small: the folder of the model to train; without it, a new one of this width with this many layers.
+    """small: the folder of the model to train; without it, a new one of this width with this many
+    layers.
 
     share=0: without the sparse branch.
     """
     if not small:
-        return BudgetObjective(frozen, reduced(frozen.lm, corpus, width, layers), labels, share, tail)
+        return BudgetObjective(
+            frozen, reduced(frozen.lm, corpus, width, layers), labels, share, tail
+        )
     lm = load_lm(small, "float32", str(frozen.lm.device))
     if lm.vocab != frozen.lm.vocab:
         fault = f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}"

@@ -1,4 +1,6 @@
-"""The form of longdraft.hf_generate that `generate(custom_generate=FOLDER, trust_remote_code=True)` loads."""
+"""The form of longdraft.hf_generate that `generate(custom_generate=FOLDER, trust_remote_code=True)`
+loads.
+"""
 
 from __future__ import annotations
 

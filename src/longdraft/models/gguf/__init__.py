@@ -1,1 +1,3 @@
-"""Models in GGUF files: `file` reads the container, `blocks` the tensor types; `model` and `tokenizer` use them."""
+"""Models in GGUF files: `file` reads the container, `blocks` the tensor types; `model` and
+`tokenizer` use them.
+"""

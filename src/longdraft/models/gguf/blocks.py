@@ -1,8 +1,8 @@
 """The tensor types of GGUF files: how many bytes a block of entries takes, and what its bits mean.
 
-Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing is rounded. Types
-of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and 3 bits take 8 bits per entry, and so
-do IQ4_NL and IQ4_XS, whose 4 bits select from a table.
+Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing
+is rounded. Types of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and
+3 bits take 8 bits per entry, and so do IQ4_NL and IQ4_XS, whose 4 bits select from a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 
 @dataclass(frozen=True)
 class Type:
-    """`size` bytes hold `entries` consecutive entries of a row. unpack: uint8 [rows,blocks,size] -> the values."""
+    """`size` bytes hold `entries` consecutive entries of a row. unpack: uint8 [rows,blocks,size] ->
+    the values.
+    """
 
     name: str
     entries: int
@@ -39,7 +41,9 @@ def _half(field: Tensor) -> Tensor:
     return field.view(torch.float16).float().squeeze(-1)
 
 
-def _packed(bits: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, group: int = 32) -> Packed:
+def _packed(
+    bits: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, group: int = 32
+) -> Packed:
     """codes [rows,...] with entries in order; scale, offset [rows,...], a number for each group."""
     rows = len(codes)
     offset = None if offset is None else offset.reshape(rows, -1).contiguous()
@@ -110,13 +114,19 @@ def _pairs(field: Tensor) -> Tensor:
 
 def _q2_k(blocks: Tensor) -> Packed:
     scales, codes, d, dmin = _parts(blocks, 16, 64, 2, 2)
-    codes = _pairs(codes.unflatten(-1, (2, 32))).view(torch.int8)  # of each half of the block, 128 entries
-    return _packed(8, codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16)
+    codes = _pairs(codes.unflatten(-1, (2, 32))).view(
+        torch.int8
+    )  # of each half of the block, 128 entries
+    return _packed(
+        8, codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16
+    )
 
 
 def _q3_k(blocks: Tensor) -> Packed:
     high, codes, scales, d = _parts(blocks, 32, 64, 12, 2)
-    third = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 2  # bit g is of group g of 32
+    third = (
+        high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
+    ) << 2  # bit g is of group g of 32
     codes = (_pairs(codes.unflatten(-1, (2, 32))).flatten(-3, -2) | third).view(torch.int8) - 4
     low, upper = scales.split((8, 4), -1)  # a scale has 4 low bits and 2 high ones
     scale = (_nibbles(low) | _pairs(upper).flatten(-2) << 4).view(torch.int8) - 32
@@ -131,7 +141,9 @@ def _k_scales(d: Tensor, dmin: Tensor, scales: Tensor) -> Scales:
 
 
 def _halves(codes: Tensor) -> Tensor:
-    """128 bytes of Q4_K and Q5_K: of each 32, the low halves are one group of entries, the high halves the next."""
+    """128 bytes of Q4_K and Q5_K: of each 32, the low halves are one group of entries, the high
+    halves the next.
+    """
     return _nibbles(codes.unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
 
 
@@ -142,7 +154,9 @@ def _q4_k(blocks: Tensor) -> Packed:
 
 def _q5_k(blocks: Tensor) -> Packed:
     d, dmin, scales, high, low = _parts(blocks, 2, 2, 12, 32, 128)
-    fifth = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4  # bit g is of group g
+    fifth = (
+        high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
+    ) << 4  # bit g is of group g
     return pack(5, (_halves(low) | fifth).flatten(1), _k_scales(d, dmin, scales))
 
 
@@ -152,7 +166,12 @@ def _q6_k(blocks: Tensor) -> Packed:
     high = _pairs(high.unflatten(-1, (2, 32)))  # byte i is of entries i, i+32, i+64 and i+96
     codes = low | high.flatten(-2) << 4
     units = d.view(torch.float16).flatten(1)
-    return pack(6, codes.flatten(1), EightBitScales(scales.view(torch.int8).flatten(1), units.contiguous()), 16)
+    return pack(
+        6,
+        codes.flatten(1),
+        EightBitScales(scales.view(torch.int8).flatten(1), units.contiguous()),
+        16,
+    )
 
 
 TYPES = {

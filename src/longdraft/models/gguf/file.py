@@ -1,4 +1,6 @@
-"""Reads the GGUF container, versions 2 and 3: metadata and tensors, each checked against the file before it is used."""
+"""Reads the GGUF container, versions 2 and 3: metadata and tensors, each checked against the file
+before it is used.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from longdraft.errors import InputError
 from longdraft.models.gguf.blocks import NAMES, TYPES, Type
 from longdraft.ops.packed import Packed
 
-MAGIC, VERSIONS = b"GGUF", (2, 3)
-STRING, ARRAY, BOOL = 8, 9, 7
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+STRING = 8
+ARRAY = 9
+BOOL = 7
 NUMBERS = {
     0: "u1",
     1: "i1",
@@ -32,7 +37,11 @@ NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
-LEAST = {STRING: 8, ARRAY: 12, **{kind: np.dtype(code).itemsize for kind, code in NUMBERS.items()}}  # bytes of a value
+LEAST = {
+    STRING: 8,
+    ARRAY: 12,
+    **{kind: np.dtype(code).itemsize for kind, code in NUMBERS.items()},
+}  # bytes of a value
 MAX_NAME = 1 << 16  # bytes of a key
 MAX_TEXTS = 1 << 22  # in an array
 MAX_DEPTH = 3  # of nested arrays
@@ -42,7 +51,9 @@ AGAIN = "download or convert it again"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file. Its bytes lie within the file and are exactly those that its shape and type take."""
+    """A tensor of a file. Its bytes lie within the file and are exactly those that its shape and
+    type take.
+    """
 
     name: str
     type: Type
@@ -50,14 +61,22 @@ class Stored:
     data: Tensor  # uint8, memory-mapped
 
     def read(self) -> Packed | Tensor:
-        """A packed matrix, or a tensor of the stored type. Raises InputError for numbers that are not finite."""
-        rows = self.data.view(prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size)
+        """A packed matrix, or a tensor of the stored type. Raises InputError for numbers that are
+        not finite.
+        """
+        rows = self.data.view(
+            prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size
+        )
         made = self.type.unpack(rows)
         numbers = (
-            [x for x in made.scales.parts.values() if x.is_floating_point()] if isinstance(made, Packed) else [made]
+            [x for x in made.scales.parts.values() if x.is_floating_point()]
+            if isinstance(made, Packed)
+            else [made]
         )
         if not all(bool(n.isfinite().all()) for n in numbers):
-            raise InputError(f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}")
+            raise InputError(
+                f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}"
+            )
         return made if isinstance(made, Packed) else made.view(self.shape)
 
 
@@ -70,7 +89,9 @@ class GGUF:
     tensors: dict[str, Stored]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of the metadata (an integer also counts as a float). Raises InputError for one of another type."""
+        """A value of the metadata (an integer also counts as a float). Raises InputError for one of
+        another type.
+        """
         value = self.metadata.get(key, default)
         if kind is float and type(value) is int:
             return float(value)
@@ -87,12 +108,18 @@ class GGUF:
 
 
 def read(path: Path) -> GGUF:
-    """Raises InputError for a file that is damaged or that needs what longdraft does not support."""
+    """Raises InputError for a file that is damaged or that needs what longdraft does not
+    support.
+    """
     try:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
-                raise InputError(f"{path} is not a GGUF file (it does not begin with GGUF): give a .gguf file")
-            area = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable for torch's sake; nothing is written
+                raise InputError(
+                    f"{path} is not a GGUF file (it does not begin with GGUF): give a .gguf file"
+                )
+            area = mmap.mmap(
+                file.fileno(), 0, access=mmap.ACCESS_COPY
+            )  # writable for torch's sake; nothing is written
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): give a .gguf file") from None
     return _Reader(path, area).file()
@@ -103,19 +130,27 @@ def aligned(position: int, alignment: int) -> int:
 
 
 class _Reader:
-    """`position` is that of the next value; no value is read before it is known to lie within the file."""
+    """`position` is that of the next value; no value is read before it is known to lie within the
+    file.
+    """
 
     def __init__(self, path: Path, area: mmap.mmap):
-        self.path, self.area, self.position = path, area, len(MAGIC)
+        self.path = path
+        self.area = area
+        self.position = len(MAGIC)
 
     def bad(self, fault: str, remedy: str = AGAIN) -> NoReturn:
         raise InputError(f"{self.path}: {fault}: {remedy}")
 
     def need(self, size: int, item: str) -> int:
         """The position of `size` bytes, which it passes over."""
-        begin, left = self.position, len(self.area) - self.position
+        begin = self.position
+        left = len(self.area) - self.position
         if size > left:
-            self.bad(f"{item} needs {size} bytes, but {left} are left in the file: it is truncated or damaged")
+            self.bad(
+                f"{item} needs {size} bytes, but {left} are left in the file: it is "
+                "truncated or damaged"
+            )
         self.position += size
         return begin
 
@@ -134,9 +169,12 @@ class _Reader:
 
     def count(self, item: str, least: int) -> int:
         """A number of things that take at least `least` bytes each."""
-        number, left = self.number("<Q", item), len(self.area) - self.position
+        number = self.number("<Q", item)
+        left = len(self.area) - self.position
         if number * least > left:
-            self.bad(f"{item} is {number}, which {left} bytes cannot hold: it is truncated or damaged")
+            self.bad(
+                f"{item} is {number}, which {left} bytes cannot hold: it is truncated or damaged"
+            )
         return number
 
     def file(self) -> GGUF:
@@ -154,7 +192,10 @@ class _Reader:
             entry = repr(key[:80])
             metadata[key] = self.value(self.number("<I", entry), entry)
         if metadata.get("split.count", 0) not in (0, 1):
-            self.bad(f"it is one of {metadata['split.count']} parts", "merge them with llama-gguf-split --merge")
+            self.bad(
+                f"it is one of {metadata['split.count']} parts",
+                "merge them with llama-gguf-split --merge",
+            )
         return GGUF(self.path, metadata, self.tensors(tensors, metadata))
 
     def value(self, kind: int, item: str, depth: int = 0) -> Any:
@@ -174,7 +215,9 @@ class _Reader:
             self.bad(f"{item} is nested too deeply")
         size = self.count(f"the length of {item}", LEAST[kind])
         if kind in NUMBERS:
-            return np.frombuffer(self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], item))
+            return np.frombuffer(
+                self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], item)
+            )
         if size > MAX_TEXTS:
             self.bad(f"{item} has {size} entries, and at most {MAX_TEXTS} are allowed")
         return [self.value(kind, item, depth) for _ in range(size)]
@@ -188,15 +231,26 @@ class _Reader:
             infos[name] = self.info(f"the tensor {name[:80]!r}")
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-            self.bad(f"its general.alignment is {str(alignment)[:40]}, which must be a power of 2 from 8 on")
-        begin, end = aligned(self.position, alignment), 0
+            self.bad(
+                f"its general.alignment is {str(alignment)[:40]}, which must be a power of "
+                "2 from 8 on"
+            )
+        begin = aligned(self.position, alignment)
+        end = 0
         for name, (_, _, offset, size) in sorted(infos.items(), key=lambda item: item[1][2]):
-            tensor, left = f"the tensor {name[:80]!r}", len(self.area) - begin
+            tensor = f"the tensor {name[:80]!r}"
+            left = len(self.area) - begin
             if offset % alignment or offset < end:
-                self.bad(f"{tensor} begins at {offset}, which is not aligned or lies within another tensor")
+                self.bad(
+                    f"{tensor} begins at {offset}, which is not aligned or lies within "
+                    "another tensor"
+                )
             end = offset + size
             if end > left:
-                self.bad(f"{tensor} ends at byte {end} of {max(left, 0)}: the file is truncated or damaged")
+                self.bad(
+                    f"{tensor} ends at byte {end} of {max(left, 0)}: the file is truncated "
+                    "or damaged"
+                )
         whole = torch.frombuffer(self.area, dtype=torch.uint8)
         return {
             name: Stored(name, kind, shape, whole[begin + offset :][:size])
@@ -209,14 +263,19 @@ class _Reader:
         if not 1 <= dims <= MAX_DIMS:
             self.bad(f"{item} has {dims} dimensions, and 1 to {MAX_DIMS} are allowed")
         shape = struct.unpack_from(f"<{dims}Q", self.area, self.need(8 * dims, item))[::-1]
-        number, offset = self.number("<I", item), self.number("<Q", item)
+        number = self.number("<I", item)
+        offset = self.number("<Q", item)
         kind = TYPES.get(number)
         if kind is None:
             known = ", ".join(t.name for t in TYPES.values())
-            self.bad(f"{item} has the type {NAMES.get(number, number)}, which is not supported", f"use one of {known}")
+            self.bad(
+                f"{item} has the type {NAMES.get(number, number)}, which is not supported",
+                f"use one of {known}",
+            )
         if not all(shape) or shape[-1] % kind.entries:
             size = "x".join(map(str, shape))
             self.bad(
-                f"{item} is {size}, but rows of {kind.name} are multiples of {kind.entries} from {kind.entries} on"
+                f"{item} is {size}, but rows of {kind.name} are multiples of "
+                f"{kind.entries} from {kind.entries} on"
             )
         return kind, shape, offset, prod(shape) // kind.entries * kind.size

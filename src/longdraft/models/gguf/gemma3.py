@@ -1,4 +1,5 @@
-"""What a GGUF file of Gemma 3 (text) has besides what the Llama family has: windows, two rotations, four norms.
+"""What a GGUF file of Gemma 3 (text) has besides what the Llama family has: windows, two rotations,
+four norms.
 
 The file has the numbers that a norm multiplies with; Transformers has their distances to 1.
 """
@@ -30,20 +31,32 @@ def is_one(file: GGUF) -> bool:
 
 
 def options(file: GGUF, rope: dict[str, Any], dim: int) -> dict[str, Any]:
-    """Arguments of Gemma3TextConfig. rope: rotations of the layers that see all tokens. Raises InputError."""
+    """Arguments of Gemma3TextConfig. rope: rotations of the layers that see all tokens. Raises
+    InputError.
+    """
     window = file.get(f"{KIND}.attention.sliding_window", int)
     if not window or window < 1:
         raise InputError(f"{file.path} has no sliding window, which every Gemma 3 has: {AGAIN}")
     period = file.get(f"{KIND}.attention.sliding_window_pattern", int, PERIOD)
     if period != PERIOD:
-        raise InputError(f"{file.path} repeats its layers every {period}, and Gemma 3 every {PERIOD}: use safetensors")
+        raise InputError(
+            f"{file.path} repeats its layers every {period}, and Gemma 3 every {PERIOD}: "
+            "use safetensors"
+        )
     if rope["rope_type"] not in ("default", "linear"):
         raise InputError(
-            f"{file.path} has the rope scaling {rope['rope_type']}, and Gemma 3 has none or linear: {AGAIN}"
+            f"{file.path} has the rope scaling {rope['rope_type']}, and Gemma 3 has none "
+            f"or linear: {AGAIN}"
         )
-    width, heads = (file.required(f"{KIND}.{name}", int) for name in ("embedding_length", "attention.head_count"))
+    width, heads = (
+        file.required(f"{KIND}.{name}", int)
+        for name in ("embedding_length", "attention.head_count")
+    )
     large = file.required(f"{KIND}.block_count", int) == LAYERS_27B
-    local = {"rope_type": "default", "rope_theta": file.get(f"{KIND}.rope.freq_base_swa", float, LOCAL_BASE)}
+    local = {
+        "rope_type": "default",
+        "rope_theta": file.get(f"{KIND}.rope.freq_base_swa", float, LOCAL_BASE),
+    }
     if not local["rope_theta"] > 0:
         raise InputError(f"{file.path} has rotary positions of base {local['rope_theta']}: {AGAIN}")
     return {
@@ -56,6 +69,8 @@ def options(file: GGUF, rope: dict[str, Any], dim: int) -> dict[str, Any]:
 
 
 def scale_embedding(hf: Any) -> None:
-    """Make the buffer that scales embeddings, which has no values in a model that was built without memory."""
+    """Make the buffer that scales embeddings, which has no values in a model that was built without
+    memory.
+    """
     table = hf.model.embed_tokens
     table.embed_scale = nn.Buffer(torch.tensor(table.scalar_embed_scale), persistent=False)

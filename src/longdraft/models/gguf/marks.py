@@ -1,7 +1,7 @@
 """Control tokens of a GGUF file that are known by their texts.
 
-A file names one end token, or two, of the several that a model writes, and converters have given others the type of
-words, which a tokenizer splits into pieces.
+A file names one end token, or two, of the several that a model writes, and converters have given
+others the type of words, which a tokenizer splits into pieces.
 """
 
 from __future__ import annotations
@@ -11,13 +11,38 @@ import numpy as np
 from longdraft.models.gguf.file import GGUF
 
 KEY = "tokenizer.ggml."
-CONTROL, USER_DEFINED = 3, 4  # types of tokens
-NAMED = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # metadata: what ends a text, a turn or a file of code
+# types of tokens
+CONTROL = 3
+USER_DEFINED = 4
+NAMED = (
+    "eos",
+    "eot",
+    "eom",
+    "fim_pad",
+    "fim_rep",
+    "fim_sep",
+)  # metadata: what ends a text, a turn or a file of code
 OF_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")
-OF_TURNS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<end_of_utterance>", "<|return|>")
+OF_TURNS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<end_of_utterance>",
+    "<|return|>",
+)
 OF_INFILLS = ("<EOT>", "▁<EOT>")  # Code Llama's end of the middle
 # A fill-in-the-middle model that writes one of these begins another file, or pads.
-OF_FILES = ("<|file_sep|>", "<file_sep>", "<|repo_name|>", "<repo_name>", "<reponame>", "<|fim_repo|>", "<fim-repo>")
+OF_FILES = (
+    "<|file_sep|>",
+    "<file_sep>",
+    "<|repo_name|>",
+    "<repo_name>",
+    "<reponame>",
+    "<|fim_repo|>",
+    "<fim-repo>",
+)
 PADS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>")
 ENDS = (*OF_TEXTS, *OF_TURNS, *OF_INFILLS, *OF_FILES, *PADS)
 OF_PARTS = ("<|fim_{}|>", "<fim_{}>", "<fim-{}>", "<|code_{}|>")
@@ -25,13 +50,22 @@ PARTS = (
     *(form.format(part) for form in OF_PARTS for part in ("prefix", "suffix", "middle")),
     *("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-TURNS = ("<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>")
+TURNS = (
+    "<|im_start|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<start_of_turn>",
+)
 MARKS = frozenset((*ENDS, *PARTS, *TURNS))
-WITHIN = {"<|end|>": "<|return|>"}  # where the vocabulary has the second, the first ends only a part of a turn
+WITHIN = {
+    "<|end|>": "<|return|>"
+}  # where the vocabulary has the second, the first ends only a part of a turn
 
 
 def end_ids(file: GGUF) -> list[int]:
-    """The tokens that end a sequence: of the text, of a turn in a chat model, of a file in a model that fills in code.
+    """The tokens that end a sequence: of the text, of a turn in a chat model, of a file in a model
+    that fills in code.
 
     They are those that the metadata names, and those of a known text.
     """
@@ -43,8 +77,13 @@ def end_ids(file: GGUF) -> list[int]:
 
 def retyped(file: GGUF) -> list[str]:
     """Tokens with the text of a control token that the file gives another type."""
-    known, kinds = _ids(file), file.get(f"{KEY}token_type", np.ndarray)
-    return [text for text, i in known.items() if kinds is None or (i < len(kinds) and kinds[i] != CONTROL)]
+    known = _ids(file)
+    kinds = file.get(f"{KEY}token_type", np.ndarray)
+    return [
+        text
+        for text, i in known.items()
+        if kinds is None or (i < len(kinds) and kinds[i] != CONTROL)
+    ]
 
 
 def note(file: GGUF) -> str:
@@ -52,7 +91,8 @@ def note(file: GGUF) -> str:
     odd = retyped(file)
     more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
     return (
-        f"{file.path.name} does not mark {odd[0]}{more} as control: longdraft reads such tokens as control"
+        f"{file.path.name} does not mark {odd[0]}{more} as control: longdraft reads such "
+        "tokens as control"
         if odd
         else ""
     )

@@ -1,4 +1,6 @@
-"""Builds a Transformers model from a GGUF file of the Llama family; its packed matrices stay packed."""
+"""Builds a Transformers model from a GGUF file of the Llama family; its packed matrices stay
+packed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, GenerationConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma3TextConfig,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import replace_linears
@@ -22,8 +31,11 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
     "gemma3": Gemma3TextConfig,
 }
-UNPACKED = ("gemma3",)  # architectures that the native backend does not run: nothing would read packed weights
-TABLE, HEAD = "token_embd.weight", "output.weight"
+UNPACKED = (
+    "gemma3",
+)  # architectures that the native backend does not run: nothing would read packed weights
+TABLE = "token_embd.weight"
+HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -39,7 +51,9 @@ ROWS = 1 << 12  # rows that are dequantized at a time
 
 
 def module_of(name: str, kind: str) -> str | None:
-    """The parameter's name in Transformers for an architecture; None for a tensor that these models do not have."""
+    """The parameter's name in Transformers for an architecture; None for a tensor that these models
+    do not have.
+    """
     if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
         layer, part, leaf = match.groups()
         modules = IN_LAYER | gemma3.NORMS if kind == "gemma3" else IN_LAYER
@@ -49,8 +63,8 @@ def module_of(name: str, kind: str) -> str | None:
 
 
 def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
-    """The model of a file and its config. Matrices that are packed in the file stay packed, except in architectures of
-    UNPACKED; all else is in `dtype`.
+    """The model of a file and its config. Matrices that are packed in the file stay packed, except
+    in architectures of UNPACKED; all else is in `dtype`.
 
     The embedding is always in `dtype`, because single rows of it are read. Raises InputError.
     """
@@ -74,30 +88,44 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
         gemma3.scale_embedding(hf)
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
     rope.check(file, hf)
-    hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=marks.end_ids(file) or None)
+    hf.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id, eos_token_id=marks.end_ids(file) or None
+    )
     return hf.eval()
 
 
 def config_of(file: GGUF) -> Any:
-    """Raises InputError for an architecture that is not supported, and for sizes that contradict the tensors."""
+    """Raises InputError for an architecture that is not supported, and for sizes that contradict
+    the tensors.
+    """
     kind = file.required("general.architecture", str)
     if kind not in CONFIGS:
         raise InputError(
-            f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does not read from GGUF: use"
+            f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft "
+            "does not read from GGUF: use"
             f" one of {', '.join(CONFIGS)}, or the model's safetensors"
         )
     if file.get(f"{kind}.expert_count", int, 0):
         raise InputError(f"{file.path} contains a mixture of experts: use the model's safetensors")
-    width, layers = file.required(f"{kind}.embedding_length", int), file.required(f"{kind}.block_count", int)
-    heads, mlp = file.required(f"{kind}.attention.head_count", int), file.required(f"{kind}.feed_forward_length", int)
+    width = file.required(f"{kind}.embedding_length", int)
+    layers = file.required(f"{kind}.block_count", int)
+    heads = file.required(f"{kind}.attention.head_count", int)
+    mlp = file.required(f"{kind}.feed_forward_length", int)
     keys = file.get(f"{kind}.attention.head_count_kv", int, heads)
-    if not (0 < PER_LAYER * layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0):
-        raise InputError(f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}")
+    if not (
+        0 < PER_LAYER * layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0
+    ):
+        raise InputError(
+            f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}"
+        )
     rotated = file.get(f"{kind}.rope.dimension_count", int)
     dim = file.get(f"{kind}.attention.key_length", int, rotated or width // heads)
     rotated = rotated or dim
     if rotated != dim or dim % 2 or file.get(f"{kind}.attention.value_length", int, dim) != dim:
-        raise InputError(f"{file.path} rotates {rotated} of {dim} dimensions per head: use a model that rotates all")
+        raise InputError(
+            f"{file.path} rotates {rotated} of {dim} dimensions per head: use a model that "
+            "rotates all"
+        )
     table = _tensor(file, TABLE)
     for name, rows, inputs in (
         (TABLE, table.shape[0], width),
@@ -107,18 +135,27 @@ def config_of(file: GGUF) -> Any:
     ):
         if _tensor(file, name).shape != (rows, inputs):
             shape = "x".join(map(str, _tensor(file, name).shape))
-            raise InputError(f"{file.path}: {name} is {shape}, but the metadata implies {rows}x{inputs}: {AGAIN}")
+            raise InputError(
+                f"{file.path}: {name} is {shape}, but the metadata implies {rows}x{inputs}: {AGAIN}"
+            )
     positions = file.get(f"{kind}.context_length", int, 2048)
     if not 0 < positions <= MAX_POSITIONS:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{token}_token_id", int) for token in ("bos", "padding")]
     if file.get(f"{kind}.attention.sliding_window", int) and kind != "gemma3":
-        raise InputError(f"{file.path} has a sliding window, which longdraft does not read from GGUF: use safetensors")
-    tied = HEAD not in file.tensors and (table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED)
+        raise InputError(
+            f"{file.path} has a sliding window, which longdraft does not read from GGUF: "
+            "use safetensors"
+        )
+    tied = HEAD not in file.tensors and (
+        table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED
+    )
     config: Any = CONFIGS[kind]
     rotations = rope.parameters(file, kind, positions)
-    own: dict[str, Any] = gemma3.options(file, rotations, dim) if kind == "gemma3" else {"rope_parameters": rotations}
+    own: dict[str, Any] = (
+        gemma3.options(file, rotations, dim) if kind == "gemma3" else {"rope_parameters": rotations}
+    )
     if kind in ("llama", "qwen3"):
         own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config(
@@ -141,17 +178,23 @@ def config_of(file: GGUF) -> Any:
 
 
 def check_vocabulary(file: GGUF) -> None:
-    """Raises InputError if the file has a tokenizer whose tokens are not the rows of the embedding."""
-    tokens, rows = file.get("tokenizer.ggml.tokens", list), _tensor(file, TABLE).shape[0]
+    """Raises InputError if the file has a tokenizer whose tokens are not the rows of the
+    embedding.
+    """
+    tokens = file.get("tokenizer.ggml.tokens", list)
+    rows = _tensor(file, TABLE).shape[0]
     if tokens is not None and len(tokens) != rows:
         raise InputError(
-            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has {rows} rows, which must be"
+            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has "
+            f"{rows} rows, which must be"
             f" equal: {AGAIN}"
         )
     for name in ("bos", "unknown", "padding", *marks.NAMED):
         token = file.get(f"tokenizer.ggml.{name}_token_id", int)
         if token is not None and not 0 <= token < rows:
-            raise InputError(f"{file.path}: its {name}_token_id is {token}, but it has {rows} tokens: {AGAIN}")
+            raise InputError(
+                f"{file.path}: its {name}_token_id is {token}, but it has {rows} tokens: {AGAIN}"
+            )
 
 
 def _tensor(file: GGUF, name: str) -> Stored:
@@ -161,44 +204,68 @@ def _tensor(file: GGUF, name: str) -> Stored:
 
 
 def _check(file: GGUF, hf: Any) -> None:
-    """Raises InputError unless the file has every weight of the model, in its shape, and no other."""
+    """Raises InputError unless the file has every weight of the model, in its shape, and no
+    other.
+    """
     wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
     kind = file.required("general.architecture", str)
-    given = {module_of(name, kind) or name: stored for name, stored in file.tensors.items() if name != rope.FACTORS}
+    given = {
+        module_of(name, kind) or name: stored
+        for name, stored in file.tensors.items()
+        if name != rope.FACTORS
+    }
     for name, stored in given.items():
         if name not in wanted:
-            raise InputError(f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}")
+            raise InputError(
+                f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}"
+            )
         if stored.shape != wanted[name]:
             wrong, right = ("x".join(map(str, shape)) for shape in (stored.shape, wanted[name]))
-            raise InputError(f"{file.path}: {stored.name} is {wrong}, but the metadata implies {right}: {AGAIN}")
+            raise InputError(
+                f"{file.path}: {stored.name} is {wrong}, but the metadata implies {right}: {AGAIN}"
+            )
     lacking = [n for n in wanted if n not in given and n != "lm_head.weight"]
     if lacking:
-        raise InputError(f"{file.path} lacks the weights {lacking[0]} and {len(lacking) - 1} others: {AGAIN}")
+        raise InputError(
+            f"{file.path} lacks the weights {lacking[0]} and {len(lacking) - 1} others: {AGAIN}"
+        )
 
 
-def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Packed], dict[str, Tensor]]:
-    """Packed matrices by the name of their module, and other tensors, in `dtype`, by the name of the parameter."""
-    packed, plain = {}, {}
+def _weights(
+    file: GGUF, config: Any, dtype: torch.dtype
+) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+    """Packed matrices by the name of their module, and other tensors, in `dtype`, by the name of
+    the parameter.
+    """
+    packed = {}
+    plain = {}
     kind = file.required("general.architecture", str)
     for stored in file.tensors.values():
         if stored.name == rope.FACTORS:
             continue
-        name, weights = module_of(stored.name, kind) or "", stored.read()
+        name = module_of(stored.name, kind) or ""
+        weights = stored.read()
         if kind == "gemma3" and name.endswith("norm.weight"):
-            weights = (weights.dequantized() if isinstance(weights, Packed) else weights.float()) - 1
+            weights = (
+                weights.dequantized() if isinstance(weights, Packed) else weights.float()
+            ) - 1
         if config.model_type == "llama" and (match := re.search(r"\.attn_([qk])\.", stored.name)):
             heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
             weights = permuted(weights, order_of(stored.shape[0], heads))
         if isinstance(weights, Packed) and len(stored.shape) == 2 and kind not in UNPACKED:
             packed[name.removesuffix(".weight")] = weights
         else:
-            values = dequantized(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
+            values = (
+                dequantized(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
+            )
             plain[name] = values.view(stored.shape)
     return packed, plain
 
 
 def order_of(rows: int, heads: int) -> Tensor:
-    """Where Transformers' rows of queries or keys are in a llama file, which puts rotated pairs beside each other."""
+    """Where Transformers' rows of queries or keys are in a llama file, which puts rotated pairs
+    beside each other.
+    """
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
 

@@ -1,4 +1,6 @@
-"""GGUF files of architectures that longdraft does not read itself: Transformers reads them, with unpacked weights."""
+"""GGUF files of architectures that longdraft does not read itself: Transformers reads them, with
+unpacked weights.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ READERS = ("gguf", "accelerate")  # packages that Transformers needs to read a f
 def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> Any:
     """The model of a file of this architecture. Raises InputError."""
     rope.check_unscaled(file, kind)
-    path, lacking = file.path, [name for name in READERS if find_spec(name) is None]
+    path = file.path
+    lacking = [name for name in READERS if find_spec(name) is None]
     if lacking:
         raise InputError(
-            f"{path} contains a model of architecture {kind[:40]!r}: install {' and '.join(lacking)} to read it"
+            f"{path} contains a model of architecture {kind[:40]!r}: install "
+            f"{' and '.join(lacking)} to read it"
             f" dequantized, or use a model of {', '.join(CONFIGS)}"
         )
     config = neutral(AutoConfig.from_pretrained(path.parent, **_options(file)))
@@ -38,7 +42,9 @@ def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> An
     reader: Any = AutoModelForCausalLM  # whose types do not show what output_loading_info returns
     hf, info = reader.from_pretrained(path.parent, output_loading_info=True, **options)
     if info["missing_keys"]:
-        raise InputError(f"{path} lacks weights ({sorted(info['missing_keys'])[0]} and others): {AGAIN}")
+        raise InputError(
+            f"{path} lacks weights ({sorted(info['missing_keys'])[0]} and others): {AGAIN}"
+        )
     hf.config.name_or_path = hf.name_or_path = str(path)
     ends = {*end_tokens(hf.generation_config), *marks.end_ids(file)}
     hf.generation_config.eos_token_id = sorted(ends) or None
@@ -47,7 +53,10 @@ def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> An
 
 def tokenizer(file: GGUF) -> Any:
     made = AutoTokenizer.from_pretrained(file.path.parent, **_options(file))
-    made.add_tokens([AddedToken(t, normalized=False, special=True) for t in marks.retyped(file)], special_tokens=True)
+    made.add_tokens(
+        [AddedToken(t, normalized=False, special=True) for t in marks.retyped(file)],
+        special_tokens=True,
+    )
     return made
 
 

@@ -1,4 +1,6 @@
-"""The rotary positions of a GGUF file, under today's keys and older ones; a key that changes them is never ignored."""
+"""The rotary positions of a GGUF file, under today's keys and older ones; a key that changes them
+is never ignored.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,20 @@ from longdraft.ops.packed import Packed
 
 FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-READ = ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")  # all that is read under {architecture}.rope.
+READ = (
+    "dimension_count",
+    "freq_base",
+    "freq_base_swa",
+    "scale_linear",
+)  # all that is read under {architecture}.rope.
 READ += ("scaling.type", "scaling.factor", "scaling.original_context_length", "scaling.attn_factor")
 READ += ("scaling.yarn_beta_fast", "scaling.yarn_beta_slow")
 UNUSED = ("scaling.finetuned",)  # says how the model was trained, and changes nothing
-NEUTRAL = ("scaling.yarn_ext_factor", "scaling.yarn_attn_factor", "scaling.yarn_log_multiplier")  # see _check_neutral
+NEUTRAL = (
+    "scaling.yarn_ext_factor",
+    "scaling.yarn_attn_factor",
+    "scaling.yarn_log_multiplier",
+)  # see _check_neutral
 INSTEAD = "use the model's safetensors"
 
 
@@ -33,7 +44,10 @@ def parameters(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
     _check_neutral(file, kind, scaling, factor)
     if (factors := _factors(file)) is not None:
         if scaling != "none":
-            raise InputError(f"{file.path} scales its rotary positions twice ({FACTORS} and {scaling}): {INSTEAD}")
+            raise InputError(
+                f"{file.path} scales its rotary positions twice ({FACTORS} and {scaling}): "
+                f"{INSTEAD}"
+            )
         return {**made, "rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
     if scaling == "none":
         return made
@@ -53,26 +67,42 @@ def check_unscaled(file: GGUF, kind: str) -> None:
         raise _refused(file, kind, "scaling.factor", factor)
     _check_neutral(file, kind, scaling, factor)
     if odd := next((name for name in file.tensors if name.startswith("rope_f")), None):
-        raise InputError(f"{file.path} has factors of its rotary frequencies ({odd}), which are not read: {INSTEAD}")
+        raise InputError(
+            f"{file.path} has factors of its rotary frequencies ({odd}), which are not "
+            f"read: {INSTEAD}"
+        )
 
 
 def check(file: GGUF, hf: Any) -> None:
-    """Raises InputError if a file has factors of its rotary frequencies other than those of Llama 3."""
+    """Raises InputError if a file has factors of its rotary frequencies other than those of Llama
+    3.
+    """
     factors = _factors(file)
     if factors is None:
         return
     frequencies = hf.model.rotary_emb.inv_freq
-    base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(frequencies)) / len(frequencies))
-    if factors.shape != frequencies.shape or not torch.allclose(base / factors, frequencies, rtol=1e-3):
-        raise InputError(f"{file.path}: {FACTORS} has factors that are not those of Llama 3: {INSTEAD}")
+    base = hf.config.rope_parameters["rope_theta"] ** -(
+        torch.arange(len(frequencies)) / len(frequencies)
+    )
+    if factors.shape != frequencies.shape or not torch.allclose(
+        base / factors, frequencies, rtol=1e-3
+    ):
+        raise InputError(
+            f"{file.path}: {FACTORS} has factors that are not those of Llama 3: {INSTEAD}"
+        )
 
 
 def _scaling(file: GGUF, kind: str) -> tuple[str, float]:
-    """none, linear or yarn, and the factor. A file without a type means linear, and a factor of 0 means 1."""
+    """none, linear or yarn, and the factor. A file without a type means linear, and a factor of 0
+    means 1.
+    """
     scaling = file.get(f"{kind}.rope.scaling.type", str, "linear")
     factor = _number(file, kind, "scaling.factor", _number(file, kind, "scale_linear", 0.0)) or 1.0
     if scaling not in ("none", "linear", "yarn"):
-        raise InputError(f"{file.path} has the rope scaling {scaling[:40]!r}: use a model with none, linear or yarn")
+        raise InputError(
+            f"{file.path} has the rope scaling {scaling[:40]!r}: use a model with none, "
+            "linear or yarn"
+        )
     if not factor > 0:
         raise InputError(f"{file.path} scales its rotary positions by {factor}: {AGAIN}")
     return ("none", 1.0) if scaling == "none" or factor == 1 else (scaling, factor)
@@ -101,8 +131,12 @@ def _magnitude(factor: float) -> float:
 
 def _check_keys(file: GGUF, kind: str) -> None:
     """Raises InputError for a key whose meaning is not known."""
-    begin, known = f"{kind}.rope.", {*READ, *UNUSED, *NEUTRAL}
-    odd = next((k for k in file.metadata if k.startswith(begin) and k.removeprefix(begin) not in known), None)
+    begin = f"{kind}.rope."
+    known = {*READ, *UNUSED, *NEUTRAL}
+    odd = next(
+        (k for k in file.metadata if k.startswith(begin) and k.removeprefix(begin) not in known),
+        None,
+    )
     if odd is not None:
         raise _refused(file, kind, odd.removeprefix(begin), file.metadata[odd])
 
@@ -110,8 +144,8 @@ def _check_keys(file: GGUF, kind: str) -> None:
 def _check_neutral(file: GGUF, kind: str, scaling: str, factor: float) -> None:
     """Raises InputError for a value that is not the one that the file would mean without it.
 
-    Programs read the last two for some architectures only. The first is YaRN's share, where less than 0 means unset.
-    attn_factor is read for YaRN, and must be 1 elsewhere.
+    Programs read the last two for some architectures only. The first is YaRN's share, where less
+    than 0 means unset. attn_factor is read for YaRN, and must be 1 elsewhere.
     """
     share, magnitude, multiplier = (_number(file, kind, name) for name in NEUTRAL)
     if share is not None and factor != 1 and share >= 0 and share != (scaling == "yarn"):
@@ -127,7 +161,8 @@ def _check_neutral(file: GGUF, kind: str, scaling: str, factor: float) -> None:
 
 def _refused(file: GGUF, kind: str, name: str, value: Any) -> InputError:
     return InputError(
-        f"{file.path} has {kind}.rope.{name[:40]} = {str(value)[:40]}, which longdraft does not read: {INSTEAD}"
+        f"{file.path} has {kind}.rope.{name[:40]} = {str(value)[:40]}, which longdraft "
+        f"does not read: {INSTEAD}"
     )
 
 

@@ -1,4 +1,6 @@
-"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
+"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE
+("llama").
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,22 @@ TEKKEN = (
 )
 # How text is split before merges are applied, by the file's tokenizer.ggml.pre.
 WORDS = ("default", "gpt-2", "jina-es", "jina-de", "olmo", "phi-2")  # GPT-2's rule
-DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # the same, after each digit is split off
+DIGITS = (
+    "smollm",
+    "starcoder",
+    "refact",
+    "command-r",
+    "codeshell",
+)  # the same, after each digit is split off
 PATTERNS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), LLAMA3),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), LLAMA3
+    ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), QWEN2),
     "tekken": TEKKEN,
 }
-# Here a word that is a token is never split, and begin-of-text is added unless the file states otherwise.
+# Here a word that is a token is never split, and begin-of-text is added unless the file states
+# otherwise.
 WHOLE = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
 
 
@@ -42,11 +53,15 @@ def build(file: GGUF) -> PreTrainedTokenizerFast:
         raise InputError(f"{file.path} has no tokenizer ({KEY}tokens): use a file with a tokenizer")
     if len(set(tokens)) != len(tokens):
         raise InputError(f"{file.path}: its tokenizer has the same token twice: {AGAIN}")
-    kind, pre = file.required(f"{KEY}model", str), file.get(f"{KEY}pre", str, "default")
+    kind = file.required(f"{KEY}model", str)
+    pre = file.get(f"{KEY}pre", str, "default")
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in makers:
         known = " or ".join(makers)
-        raise InputError(f"{file.path} has a tokenizer of the kind {kind[:40]!r}: use a model with one of {known}")
+        raise InputError(
+            f"{file.path} has a tokenizer of the kind {kind[:40]!r}: use a model with one "
+            f"of {known}"
+        )
     made = makers[kind](file, tokens, pre)
     _add_special(file, made, tokens)
     named = {name: _named(file, tokens, name) for name in ("bos", "eos", "unknown", "padding")}
@@ -54,7 +69,9 @@ def build(file: GGUF) -> PreTrainedTokenizerFast:
     if ends is not None:
         made.post_processor = ends
     words = {"unknown": "unk_token", "padding": "pad_token", "bos": "bos_token", "eos": "eos_token"}
-    options: dict[str, Any] = {words[name]: token for name, token in named.items() if token is not None}
+    options: dict[str, Any] = {
+        words[name]: token for name, token in named.items() if token is not None
+    }
     template = file.get("tokenizer.chat_template", str)
     return PreTrainedTokenizerFast(
         tokenizer_object=made, chat_template=template, clean_up_tokenization_spaces=False, **options
@@ -72,22 +89,33 @@ def _numbers(file: GGUF, name: str, count: int) -> list[Any] | None:
     """One number per token."""
     numbers = file.get(KEY + name, np.ndarray)
     if numbers is not None and len(numbers) != count:
-        raise InputError(f"{file.path}: {KEY}{name} has {len(numbers)} entries for {count} tokens: {AGAIN}")
+        raise InputError(
+            f"{file.path}: {KEY}{name} has {len(numbers)} entries for {count} tokens: {AGAIN}"
+        )
     return None if numbers is None else numbers.tolist()
 
 
 def _named(file: GGUF, tokens: list[str], name: str) -> str | None:
     number = file.get(f"{KEY}{name}_token_id", int)
     if number is not None and not 0 <= number < len(tokens):
-        raise InputError(f"{file.path}: its {name}_token_id is {number}, but it has {len(tokens)} tokens: {AGAIN}")
+        raise InputError(
+            f"{file.path}: its {name}_token_id is {number}, but it has {len(tokens)} "
+            f"tokens: {AGAIN}"
+        )
     return None if number is None else tokens[number]
 
 
-def _model(file: GGUF, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Tokenizer:
+def _model(
+    file: GGUF, tokens: list[str], merges: list[tuple[str, str]], **options: Any
+) -> Tokenizer:
     try:
-        return Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, **options))
+        return Tokenizer(
+            models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, **options)
+        )
     except Exception as error:  # it checks that merges make tokens of tokens
-        raise InputError(f"{file.path}: its merges do not fit its tokens ({str(error)[:80]}): {AGAIN}") from None
+        raise InputError(
+            f"{file.path}: its merges do not fit its tokens ({str(error)[:80]}): {AGAIN}"
+        ) from None
 
 
 def _merges(file: GGUF) -> list[tuple[str, str]]:
@@ -100,7 +128,10 @@ def _merges(file: GGUF) -> list[tuple[str, str]]:
 def _byte_level(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
     if pre not in WORDS + DIGITS and pre not in PATTERNS:
         known = ", ".join([*WORDS, *DIGITS, *PATTERNS])
-        raise InputError(f"{file.path} splits text by the unknown rule {pre[:40]!r}: use a model with one of {known}")
+        raise InputError(
+            f"{file.path} splits text by the unknown rule {pre[:40]!r}: use a model with "
+            f"one of {known}"
+        )
     merges = _merges(file)
     made = _model(file, tokens, merges, ignore_merges=pre in WHOLE)
     pattern = PATTERNS.get(pre)
@@ -129,11 +160,17 @@ def _sentencepiece(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
 
 
 def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """The pairs that make each token out of two others, the best token first, as SentencePiece merges them."""
+    """The pairs that make each token out of two others, the best token first, as SentencePiece
+    merges them.
+    """
     ids = {token: i for i, token in enumerate(tokens)}
     ranked = []
     for token, score in zip(tokens, scores, strict=True):
-        pairs = [(token[:i], token[i:]) for i in range(1, len(token))] if len(token) <= MAX_TOKEN else []
+        pairs = (
+            [(token[:i], token[i:]) for i in range(1, len(token))]
+            if len(token) <= MAX_TOKEN
+            else []
+        )
         known = sorted((ids[a], ids[b], a, b) for a, b in pairs if a in ids and b in ids)
         ranked += [(score, len(a), len(b), a, b) for _, _, a, b in known]
     ranked.sort(key=lambda pair: pair[:3], reverse=True)
@@ -142,10 +179,23 @@ def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
 
 def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
     kinds = _numbers(file, "token_type", len(tokens)) or []
-    control = set(retyped(file)) | {token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL}
-    own = {token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED} - control
-    for add, texts, special in ((made.add_special_tokens, control, True), (made.add_tokens, own, False)):
-        add([AddedToken(token, normalized=False, special=special) for token in tokens if token in texts])
+    control = set(retyped(file)) | {
+        token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL
+    }
+    own = {
+        token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED
+    } - control
+    for add, texts, special in (
+        (made.add_special_tokens, control, True),
+        (made.add_tokens, own, False),
+    ):
+        add(
+            [
+                AddedToken(token, normalized=False, special=special)
+                for token in tokens
+                if token in texts
+            ]
+        )
 
 
 def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
@@ -155,5 +205,9 @@ def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
     if first is None and last is None:
         return None
     parts = [*([first] if first else []), "$A", *([last] if last else [])]
-    ids = [(word, file.metadata[f"{KEY}{name}_token_id"]) for name, word in (("bos", first), ("eos", last)) if word]
+    ids = [
+        (word, file.metadata[f"{KEY}{name}_token_id"])
+        for name, word in (("bos", first), ("eos", last))
+        if word
+    ]
     return processors.TemplateProcessing(single=parts, pair=[*parts, "$B:1"], special_tokens=ids)

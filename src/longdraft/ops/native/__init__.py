@@ -1,4 +1,6 @@
-"""Loads the best build of the native kernels that can run here (C functions over pointers: interface.h), if any."""
+"""Loads the best build of the native kernels that can run here (C functions over pointers:
+interface.h), if any.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ NEEDS = {  # what each build needs, best build first
 }
 WITHOUT_INT8 = ("neon",)  # builds that cannot round inputs to 8 bits (interleaved.h)
 INTERFACE = Interface((Path(__file__).parent / "interface.h").read_text())
-STRUCTS, ENUMS = INTERFACE.structs, INTERFACE.enums
+STRUCTS = INTERFACE.structs
+ENUMS = INTERFACE.enums
 Linear = STRUCTS["Linear"]
 Layer = STRUCTS["Layer"]
 Model = STRUCTS["Model"]
@@ -53,7 +56,9 @@ WRONG = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; or its name, else InputError."""
+    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; or its name, else
+    InputError.
+    """
     return _library(os.environ.get("LONGDRAFT_NATIVE", ""))
 
 
@@ -64,10 +69,16 @@ def _library(choice: str) -> ctypes.CDLL | None:
     if choice == "0":
         return None
     if f"_{choice}" not in NEEDS:
-        raise InputError(f"LONGDRAFT_NATIVE is {choice!r}: choose {', '.join(k[1:] for k in NEEDS)}, or 0 for none")
+        raise InputError(
+            f"LONGDRAFT_NATIVE is {choice!r}: choose {', '.join(k[1:] for k in NEEDS)}, or "
+            "0 for none"
+        )
     lib, why_not = opened(f"_{choice}")
     if lib is None:
-        raise InputError(f"LONGDRAFT_NATIVE is {choice!r}, but {why_not}: unset it to use the best build that can run")
+        raise InputError(
+            f"LONGDRAFT_NATIVE is {choice!r}, but {why_not}: unset it to use the best "
+            "build that can run"
+        )
     return lib
 
 
@@ -89,13 +100,18 @@ def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the build {kind[1:]} cannot be loaded ({error})"
     if difference := INTERFACE.difference(lib):
-        return None, f"the build {kind[1:]} was made from other sources ({difference}): build the package again"
+        return (
+            None,
+            f"the build {kind[1:]} was made from other sources ({difference}): build the "
+            "package again",
+        )
     INTERFACE.declare(lib, _raise)
     return lib, ""
 
 
 def runs(kind: str) -> bool:
-    """Whether this processor and operating system can run that build, as the probe finds, which any processor can run.
+    """Whether this processor and operating system can run that build, as the probe finds, which any
+    processor can run.
 
     LONGDRAFT_CPU=haswell: as on a processor that has AVX2 and nothing above it.
     """
@@ -124,7 +140,8 @@ def _probe() -> ctypes.CDLL | None:
     if not (FOLDER / "_probe.so").exists():
         return None
     probe = ctypes.CDLL(str(FOLDER / "_probe.so"))
-    probe.longdraft_runs.argtypes, probe.longdraft_runs.restype = [ctypes.c_char_p], ctypes.c_int
+    probe.longdraft_runs.argtypes = [ctypes.c_char_p]
+    probe.longdraft_runs.restype = ctypes.c_int
     return probe
 
 
@@ -134,7 +151,9 @@ def _raise(code: int, function: Any, arguments: Any) -> int:
         return code
     name = Code(code).name
     if name == "NO_MEMORY":
-        raise MemoryError("not enough memory for this pass: use a shorter prompt, fewer rows or narrower drafts")
+        raise MemoryError(
+            "not enough memory for this pass: use a shorter prompt, fewer rows or narrower drafts"
+        )
     if name == "BAD_TOKEN":
         raise InputError(WRONG[name])
     raise RuntimeError(f"the native kernels refused a call: {WRONG[name]}")

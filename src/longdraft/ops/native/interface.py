@@ -1,4 +1,6 @@
-"""Reads interface.h: makes its ctypes classes and function types, and compares them with a build."""
+"""Reads interface.h: makes its ctypes classes and function types, and compares them with a
+build.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,33 @@ SCALARS = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
-TYPE_DIGITS = {None: 0, ctypes.c_int32: 3, ctypes.c_int64: 4, ctypes.c_float: 5, ctypes.c_double: 6}  # as in layout.cpp
+TYPE_DIGITS = {
+    None: 0,
+    ctypes.c_int32: 3,
+    ctypes.c_int64: 4,
+    ctypes.c_float: 5,
+    ctypes.c_double: 6,
+}  # as in layout.cpp
 
 
 class Interface:
-    """The structures, enumerations and functions of a header, of which every declaration was understood.
+    """The structures, enumerations and functions of a header, of which every declaration was
+    understood.
 
-    A pointer to a structure has its ctypes class as type; a pointer to numbers is an address (c_void_p). A structure
-    has no attributes but its fields. Raises ValueError for any other kind of declaration than interface.h has.
+    A pointer to a structure has its ctypes class as type; a pointer to numbers is an address
+    (c_void_p). A structure has no attributes but its fields. Raises ValueError for any other kind
+    of declaration than interface.h has.
     """
 
     def __init__(self, header: str):
-        self.types: dict[str, Any] = dict(SCALARS)  # C type -> ctypes type of a value; None: there are only pointers
+        self.types: dict[str, Any] = dict(
+            SCALARS
+        )  # C type -> ctypes type of a value; None: there are only pointers
         self.structs: dict[str, type[ctypes.Structure]] = {}
         self.enums: dict[str, Any] = {}
-        self.functions: dict[str, tuple[str, Any, list[Any]]] = {}  # name -> (C type of the result, result, arguments)
+        self.functions: dict[
+            str, tuple[str, Any, list[Any]]
+        ] = {}  # name -> (C type of the result, result, arguments)
         forms = {
             r'extern "C" \{|\}': lambda: None,
             r"struct (\w+);": self._opaque,
@@ -39,7 +53,11 @@ class Interface:
             r"enum (\w+) : (\w+) \{ (\w+(?:, \w+)*) \};": self._enum,
             r"([\w* ]+)\(([^()]*)\);": self._function,
         }
-        rest = " ".join(re.sub(r"//.*|^#pragma once$|^#include <cstdint>$", "", header, flags=re.MULTILINE).split())
+        rest = " ".join(
+            re.sub(
+                r"//.*|^#pragma once$|^#include <cstdint>$", "", header, flags=re.MULTILINE
+            ).split()
+        )
         while rest:
             for form, declare in forms.items():
                 if match := re.match(form, rest):
@@ -47,13 +65,20 @@ class Interface:
                     rest = rest[match.end() :].lstrip()
                     break
             else:
-                raise ValueError(f"interface.h has a declaration that is not understood: {rest[:60]}")
+                raise ValueError(
+                    f"interface.h has a declaration that is not understood: {rest[:60]}"
+                )
 
     def _opaque(self, name: str) -> None:
         self.types[name] = None
 
     def _struct(self, name: str, body: str) -> None:
-        fields = [(field, kind) for line in body.split("; ") for names, kind in [self._typed(line)] for field in names]
+        fields = [
+            (field, kind)
+            for line in body.split("; ")
+            for names, kind in [self._typed(line)]
+            for field in names
+        ]
         self.structs[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
         self.types[name] = self.structs[name]
 
@@ -63,10 +88,16 @@ class Interface:
 
     def _function(self, head: str, body: str) -> None:
         (name,), result = self._typed(head)
-        self.functions[name] = (head.split()[0], result, [self._typed(x)[1] for x in body.split(", ") if x])
+        self.functions[name] = (
+            head.split()[0],
+            result,
+            [self._typed(x)[1] for x in body.split(", ") if x],
+        )
 
     def _typed(self, text: str) -> tuple[list[str], Any]:
-        """ "const float* scores" -> (["scores"], the ctypes type); values of one type may share a declaration."""
+        """ "const float* scores" -> (["scores"], the ctypes type); values of one type may share a
+        declaration.
+        """
         match = re.fullmatch(r"(?:const )?(\w+)((?:\*(?: const)?)*) (\w+(?:, \w+)*)", text)
         pointers, names = (match[2].count("*"), match[3].split(", ")) if match else (0, [])
         if not match or match[1] not in self.types or pointers > 2 or (pointers and len(names) > 1):
@@ -76,7 +107,9 @@ class Interface:
             return names, ctypes.POINTER(ctypes.c_void_p)
         if pointers == 1:
             value = ctypes.c_char_p if value is ctypes.c_char else ctypes.c_void_p
-            return names, ctypes.POINTER(self.structs[match[1]]) if match[1] in self.structs else value
+            return names, ctypes.POINTER(self.structs[match[1]]) if match[
+                1
+            ] in self.structs else value
         return names, value
 
     def layout(self) -> dict[str, tuple[int, int]]:
@@ -98,17 +131,24 @@ class Interface:
         if not hasattr(lib, "longdraft_interface"):
             return "it does not describe its interface"
         lib.longdraft_interface.restype = ctypes.POINTER(self.structs["Entry"])
-        entries = takewhile(lambda entry: entry.name is not None, map(lib.longdraft_interface().__getitem__, count()))
-        wanted, built = self.layout(), {entry.name.decode(): (entry.number, entry.kind) for entry in entries}
+        entries = takewhile(
+            lambda entry: entry.name is not None,
+            map(lib.longdraft_interface().__getitem__, count()),
+        )
+        wanted = self.layout()
+        built = {entry.name.decode(): (entry.number, entry.kind) for entry in entries}
         names = [name for name in {**wanted, **built} if wanted.get(name) != built.get(name)]
         names += [name for name in self.functions if not hasattr(lib, name)]
         return f"it differs in {names[0]}" if names else ""
 
     def declare(self, lib: Any, errcheck: Any) -> None:
-        """Sets the types of every function of the library, and errcheck for those that return a Code."""
+        """Sets the types of every function of the library, and errcheck for those that return a
+        Code.
+        """
         for name, (kind, result, arguments) in self.functions.items():
             function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
             if kind == "Code":
                 function.errcheck = errcheck
 

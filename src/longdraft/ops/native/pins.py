@@ -9,7 +9,13 @@ from longdraft.ops import native
 from longdraft.ops.packed import Packed
 from longdraft.ops.scales import EightBitScales, Scales, SixBitScales
 
-FORMATS = {(4, 32): "BITS_4", (5, 32): "BITS_5", (6, 16): "BITS_6", (8, 32): "BITS_8", (8, 16): "BITS_8_OF_16"}
+FORMATS = {
+    (4, 32): "BITS_4",
+    (5, 32): "BITS_5",
+    (6, 16): "BITS_6",
+    (8, 32): "BITS_8",
+    (8, 16): "BITS_8_OF_16",
+}
 FORMS: dict[type[Scales], str] = {SixBitScales: "SIX_BITS", EightBitScales: "EIGHT_BITS"}
 
 
@@ -35,7 +41,9 @@ class Pins:
     def packed(self, p: Packed, bias: int | None, interleaved: bool) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}
         scale = p.scales.parts["scale"]
-        form = native.ScaleForm[FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")]
+        form = native.ScaleForm[
+            FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")
+        ]
         outputs, inputs = p.shape
         return native.Linear(
             weight=parts["low"],

@@ -15,15 +15,25 @@ from longdraft.ops.native.pins import Pins
 from longdraft.ops.packed import quantized
 from longdraft.ops.reference import Segment
 
-WIDTH, HEADS, KEY_HEADS, DIM, MLP, VOCAB = 128, 4, 2, 64, 96, 64
-LENGTHS, NODES, SLOTS = (37, 290), 3, 320
+WIDTH = 128
+HEADS = 4
+KEY_HEADS = 2
+DIM = 64
+MLP = 96
+VOCAB = 64
+LENGTHS = (37, 290)
+NODES = 3
+SLOTS = 320
 SIZES = {
-    "q": (HEADS * DIM, WIDTH), "k": (KEY_HEADS * DIM, WIDTH), "v": (KEY_HEADS * DIM, WIDTH), "o": (WIDTH, HEADS * DIM),
+    "q": (HEADS * DIM, WIDTH), "k": (KEY_HEADS * DIM, WIDTH), "v": (KEY_HEADS * DIM, WIDTH),
+    "o": (WIDTH, HEADS * DIM),
     "gate": (MLP, WIDTH), "up": (MLP, WIDTH), "down": (WIDTH, MLP), "head": (VOCAB, WIDTH),
 }  # fmt: skip
 SEES = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()  # a root and two children
-EPS, SCALE = 1e-6, DIM**-0.5
-# Largest norm of a difference, relative to that of what the reference computes. Where inputs have 8 bits, one that is
+EPS = 1e-6
+SCALE = DIM**-0.5
+# Largest norm of a difference, relative to that of what the reference computes. Where inputs have 8
+# bits, one that is
 # between two of them may be rounded either way.
 ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -39,7 +49,8 @@ class Form:
     @property
     def name(self) -> str:
         packed = f" with weights of {self.bits} bits" if self.bits else ""
-        return f"{str(self.dtype).removeprefix('torch.')}{packed}{' and inputs of 8 bits' if self.rounded else ''}"
+        inputs = " and inputs of 8 bits" if self.rounded else ""
+        return f"{str(self.dtype).removeprefix('torch.')}{packed}{inputs}"
 
 
 FORMS = [Form(torch.float32), Form(torch.bfloat16)]
@@ -58,21 +69,29 @@ def fault(lib: Any) -> str:
         for part, correct in wanted.items():
             apart = float((computed[part] - correct).norm() / correct.norm())
             if not apart <= ERROR[form.dtype]:  # NaN is not
-                return f"{part} of {form.name} differ by {apart:.1e} of their norm (at most {ERROR[form.dtype]:.0e})"
+                return (
+                    f"{part} of {form.name} differ by {apart:.1e} of their norm (at most "
+                    f"{ERROR[form.dtype]:.0e})"
+                )
     return ""
 
 
 class _Model:
-    """Two layers with the same random weights, the first without an MLP; a pass runs a tree after each of two rows."""
+    """Two layers with the same random weights, the first without an MLP; a pass runs a tree after
+    each of two rows.
+    """
 
     def __init__(self, form: Form, lib: Any):
-        self.form, self.lib, self.pins = form, lib, Pins()
+        self.form = form
+        self.lib = lib
+        self.pins = Pins()
         g = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(shape, generator=g)
 
-        self.weights, self.linears = dict[str, Tensor](), dict[str, Any]()
+        self.weights = dict[str, Tensor]()
+        self.linears = dict[str, Any]()
         for name, (outputs, inputs) in SIZES.items():
             self._add(name, draw(outputs, inputs) / inputs**0.5)
         self.embedding = draw(VOCAB, WIDTH).to(form.dtype)
@@ -83,7 +102,9 @@ class _Model:
         self.depth = torch.tensor([[0, 1, 1]] * rows)
         self.length = torch.tensor(LENGTHS)
         self.position = self.length[:, None] + self.depth
-        self.cached = draw(2, 2, rows, KEY_HEADS, SLOTS, DIM).to(form.dtype)  # of each layer, keys and values
+        self.cached = draw(2, 2, rows, KEY_HEADS, SLOTS, DIM).to(
+            form.dtype
+        )  # of each layer, keys and values
 
     def _add(self, name: str, weight: Tensor) -> None:
         if not self.form.bits:
@@ -101,19 +122,26 @@ class _Model:
         for row in range(len(LENGTHS)):
             for part, x in self._reference(row):
                 wanted.setdefault(part, []).append(x)
-        return self._computed(), {part: torch.cat([x.flatten() for x in rows]) for part, rows in wanted.items()}
+        return self._computed(), {
+            part: torch.cat([x.flatten() for x in rows]) for part, rows in wanted.items()
+        }
 
     def _reference(self, row: int) -> Iterator[tuple[str, Tensor]]:
-        n, stream = LENGTHS[row], self.embedding[self.tokens[row]].float()
+        n = LENGTHS[row]
+        stream = self.embedding[self.tokens[row]].float()
         angles = torch.cat([self.position[row][:, None] * self.frequencies] * 2, -1)
         for layer in range(2):
             before = stream
             x = self._normed(stream)
-            q, k, v = (self._product(name, x).unflatten(-1, (-1, DIM)).transpose(0, 1) for name in "qkv")
+            q, k, v = (
+                self._product(name, x).unflatten(-1, (-1, DIM)).transpose(0, 1) for name in "qkv"
+            )
             q, k = (part * angles.cos() + self._turned(part) * angles.sin() for part in (q, k))
             k, v = (part.to(self.form.dtype).float() for part in (k, v))
             held_k, held_v = (part[row, :, :n].float() for part in self.cached[layer])
-            found = reference.attend(q, [Segment(held_k, held_v), Segment(k, v, SEES)], SCALE, keep=list(range(NODES)))
+            found = reference.attend(
+                q, [Segment(held_k, held_v), Segment(k, v, SEES)], SCALE, keep=list(range(NODES))
+            )
             assert found.weights is not None
             stream = stream + self._product("o", found.out.flatten(1))
             if not layer:
@@ -122,7 +150,9 @@ class _Model:
                 yield "attention weights", found.weights.mean(0)[:, : n + 1]
                 yield "attended values", stream - before
         x = self._normed(stream)
-        stream = stream + self._product("down", F.silu(self._product("gate", x)) * self._product("up", x))
+        stream = stream + self._product(
+            "down", F.silu(self._product("gate", x)) * self._product("up", x)
+        )
         yield "states", stream
         yield "logits", self._product("head", self._normed(stream))
 
@@ -136,28 +166,39 @@ class _Model:
         return torch.cat([-x[..., DIM // 2 :], x[..., : DIM // 2]], -1)
 
     def _computed(self) -> dict[str, Tensor]:
-        rows, pins = len(LENGTHS), self.pins
-        norm, parts = pins.float(self.norm), self.linears
+        rows = len(LENGTHS)
+        pins = self.pins
+        norm = pins.float(self.norm)
+        parts = self.linears
         attends = {name: parts[name] for name in "qkvo"} | {"input_norm": norm}
-        whole = attends | {name: parts[name] for name in ("gate", "up", "down")} | {"mlp_norm": norm}
+        whole = (
+            attends | {name: parts[name] for name in ("gate", "up", "down")} | {"mlp_norm": norm}
+        )
         kind = native.LayerKind.DECODER
-        layers = (native.Layer * 2)(native.Layer(**attends, kind=kind), native.Layer(**whole, kind=kind))
+        layers = (native.Layer * 2)(
+            native.Layer(**attends, kind=kind), native.Layer(**whole, kind=kind)
+        )
         model = native.Model(
-            layers=2, width=WIDTH, heads=HEADS, key_heads=KEY_HEADS, groups=HEADS // KEY_HEADS, head_dim=DIM, mlp=MLP,
+            layers=2, width=WIDTH, heads=HEADS, key_heads=KEY_HEADS, groups=HEADS // KEY_HEADS,
+            head_dim=DIM, mlp=MLP,
             vocab=VOCAB, frequencies=DIM // 2, eps=EPS, scale=SCALE, rope_scale=1.0,
-            inv_freq=pins.float(self.frequencies), embed=pins.raw(self.embedding), head=parts["head"], norm=norm,
+            inv_freq=pins.float(self.frequencies), embed=pins.raw(self.embedding),
+            head=parts["head"], norm=norm,
             layer=layers,
         )  # fmt: skip
         caches = self.cached.clone()
         places = [native.LayerCache(k=k.data_ptr(), v=v.data_ptr(), slots=SLOTS) for k, v in caches]
-        scores, states = torch.zeros(2, rows, NODES, SLOTS), torch.zeros(3, rows, NODES, WIDTH)
-        logits, kept = torch.zeros(rows, NODES, VOCAB), torch.arange(3)
+        scores = torch.zeros(2, rows, NODES, SLOTS)
+        states = torch.zeros(3, rows, NODES, WIDTH)
+        logits = torch.zeros(rows, NODES, VOCAB)
+        kept = torch.arange(3)
         p = native.Pass(
             rows=rows, nodes=NODES, tokens=self.tokens.data_ptr(), depth=self.depth.data_ptr(),
             length=self.length.data_ptr(), position=self.position.data_ptr(),
             mask=pins.raw(SEES.repeat(rows, 1, 1)), cache=(native.LayerCache * 2)(*places),
             score_nodes=pins.raw(torch.arange(NODES).repeat(rows, 1)), scored=NODES, as_weights=1,
-            scores=scores.data_ptr(), score_slots=SLOTS, score_layer=-1, state_layers=kept.data_ptr(), state_count=3,
+            scores=scores.data_ptr(), score_slots=SLOTS, score_layer=-1,
+            state_layers=kept.data_ptr(), state_count=3,
             states=states.data_ptr(), logits=logits.data_ptr(),
         )  # fmt: skip
         work = self.lib.longdraft_new()
@@ -166,7 +207,8 @@ class _Model:
         finally:
             self.lib.longdraft_free(work)
         k, v = (
-            torch.cat([x[row, :, n : n + NODES].float().flatten() for row, n in enumerate(LENGTHS)]) for x in caches[0]
+            torch.cat([x[row, :, n : n + NODES].float().flatten() for row, n in enumerate(LENGTHS)])
+            for x in caches[0]
         )
         weights = torch.cat([scores[0, row, :, : n + 1].flatten() for row, n in enumerate(LENGTHS)])
         found = {"products": v, "rotated products": k, "attention weights": weights}

@@ -1,4 +1,6 @@
-"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a norm, keyed noise."""
+"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a
+norm, keyed noise.
+"""
 
 # Pyright takes a Triton kernel for a Python function.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -25,7 +27,8 @@ def wide(n: int) -> int:
 
 
 def tile_of(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many of the query rows [rows,dim] one program takes, and how many keys it takes per iteration.
+    """How many of the query rows [rows,dim] one program takes, and how many keys it takes per
+    iteration.
 
     A program's registers and shared memory fit 128 rows and 64 keys of 128 16-bit numbers.
     """
@@ -41,12 +44,18 @@ def tiling(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def span_of(keys: int, programs: int) -> int:
-    """How many keys one program takes, when heads, rows and tiles alone already give this many programs."""
+    """How many keys one program takes, when heads, rows and tiles alone already give this many
+    programs.
+    """
     return STEP * max(1, triton.cdiv(keys, STEP * max(1, PROGRAMS // programs)))
 
 
-def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """out [B,K,splits,R,Dv], lse [B,K,splits,R] -> mixed [B,W,H,Dv], total log-sum-exp [B,H,W] in float32."""
+def merge(
+    out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """out [B,K,splits,R,Dv], lse [B,K,splits,R] -> mixed [B,W,H,Dv], total log-sum-exp [B,H,W] in
+    float32.
+    """
     B, K, splits, R, DV = out.shape
     H = K * R // nodes
     mixed = torch.empty(B, nodes, H, DV, dtype=dtype, device=out.device)
@@ -58,11 +67,14 @@ def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor
     return mixed, total
 
 
-def sizes(dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, masked: bool, capped: bool) -> dict:
+def sizes(
+    dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, masked: bool, capped: bool
+) -> dict:
     """The compile-time constants of attend_split."""
     tile, step = tile_of(R, max(D, DV), dtype)
     return {
-        "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": step,
+        "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV),
+        "STEP": step,
         "KEPT": kept, "MASKED": masked, "CAPPED": capped,
     }  # fmt: skip
 
@@ -86,17 +98,26 @@ def attend(
     splits = [triton.cdiv(n, s) for n, s in zip(counts, spans, strict=True)]
     out = torch.empty(1, K, sum(splits), R, DV, dtype=torch.float32, device=q.device)
     lse = torch.empty(1, K, sum(splits), R, dtype=torch.float32, device=q.device)
-    rows, place = sorted(set(keep or ())), torch.full((T,), -1, dtype=torch.int32)
-    place[rows] = torch.arange(len(rows), dtype=torch.int32)  # the row of the kept scores that belongs to each node
-    place, q, logits = place.to(q.device) if rows else None, q if q.stride(2) == 1 else q.contiguous(), []
+    rows = sorted(set(keep or ()))
+    place = torch.full((T,), -1, dtype=torch.int32)
+    place[rows] = torch.arange(
+        len(rows), dtype=torch.int32
+    )  # the row of the kept scores that belongs to each node
+    place = place.to(q.device) if rows else None
+    q = q if q.stride(2) == 1 else q.contiguous()
+    logits = []
     bases = accumulate(splits, initial=0)
     for s, n, span, own, base in zip(segments, counts, spans, splits, bases, strict=False):
         k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (s.k, s.v))
         visible = None if s.visible is None else s.visible.to(torch.uint8).contiguous()
-        logits.append(torch.empty(H, len(rows), n, dtype=torch.float32, device=q.device) if rows else None)
+        logits.append(
+            torch.empty(H, len(rows), n, dtype=torch.float32, device=q.device) if rows else None
+        )
         attend_split[(own * tiles, K)](
-            q, k, v, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-            v.stride(0), v.stride(1), n, 0 if visible is None else visible.shape[1], base, sum(splits), span, scale,
+            q, k, v, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0),
+            k.stride(1),
+            v.stride(0), v.stride(1), n, 0 if visible is None else visible.shape[1], base,
+            sum(splits), span, scale,
             softcap or 0.0, num_warps=warps,
             **sizes(q.dtype, R, T, D, DV, len(rows), visible is not None, bool(softcap)),
         )  # fmt: skip
@@ -108,18 +129,25 @@ def attend(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Llama's norm in one launch instead of eight: x [..,D] over its root mean square, times weight [D]."""
+    """Llama's norm in one launch instead of eight: x [..,D] over its root mean square, times weight
+    [D].
+    """
     x = x.contiguous()
-    out, D = torch.empty_like(x), x.shape[-1]
+    out = torch.empty_like(x)
+    D = x.shape[-1]
     rms_rows[(x.numel() // D,)](x, weight, out, eps, D, wide(D))
     return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Llama's rotation in one launch instead of five: x [B,H,W,D], cos and sin [B or 1,W,D] -> [B,H,W,D]."""
+    """Llama's rotation in one launch instead of five: x [B,H,W,D], cos and sin [B or 1,W,D] ->
+    [B,H,W,D].
+    """
     B, H, W, D = x.shape
     x = x if x.stride(3) == 1 else x.contiguous()
-    cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty(B, H, W, D, dtype=x.dtype, device=x.device)
+    cos = cos.contiguous()
+    sin = sin.contiguous()
+    out = torch.empty(B, H, W, D, dtype=x.dtype, device=x.device)
     row = cos.stride(0) if len(cos) == B else 0
     rotate_heads[(W, H, B)](x, cos, sin, out, *x.stride()[:3], row, D, W, D // 2, wide(D // 2))
     return out
@@ -127,7 +155,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up in one launch instead of two."""
-    gate, up = gate.contiguous(), up.contiguous()
+    gate = gate.contiguous()
+    up = up.contiguous()
     out = torch.empty_like(gate)
     gate_values[(triton.cdiv(gate.numel(), 1024),)](gate, up, out, gate.numel(), 1024)
     return out
@@ -137,5 +166,7 @@ def gumbel(seed: Tensor, position: Tensor, vocab: int, wide: int = 1024) -> Tens
     """noise.gumbel in one launch: seed [B], position [B,T] -> [B,T,vocab] float32."""
     out = torch.empty(*position.shape, vocab, dtype=torch.float32, device=position.device)
     grid = (position.numel(), triton.cdiv(vocab, wide))
-    gumbel_noise[grid](seed.contiguous(), position.contiguous(), out, position.shape[1], vocab, WIDE=wide)
+    gumbel_noise[grid](
+        seed.contiguous(), position.contiguous(), out, position.shape[1], vocab, WIDE=wide
+    )
     return out

@@ -11,21 +11,26 @@ import triton.language as tl
 
 @triton.jit
 def rotate_heads(
-    x, cos, sin, out, x_row, x_head, x_node, c_row, c_node, W: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr
+    x, cos, sin, out, x_row, x_head, x_node, c_row, c_node, W: tl.constexpr, HALF: tl.constexpr,
+    WIDE: tl.constexpr
 ):  # fmt: skip
-    """Program (node, head, row b): x [B,H,W,2*HALF] rotated by cos, sin [B,W,2*HALF] -> out, as Llama does it: products
-    and their sum are each rounded to x's dtype."""
-    w, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """Program (node, head, row b): x [B,H,W,2*HALF] rotated by cos, sin [B,W,2*HALF] -> out, as
+    Llama does it: products and their sum are each rounded to x's dtype.
+    """
+    w = tl.program_id(0)
+    head = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
     cols = tl.arange(0, WIDE)
     kind = x.dtype.element_ty
     there = cols < HALF
-    own, angle = b * x_row + head * x_head + w * x_node + cols, b * c_row + w * c_node + cols
-    left, right = tl.load(x + own, mask=there).to(tl.float32), tl.load(x + own + HALF, mask=there).to(tl.float32)
-    c, s = tl.load(cos + angle, mask=there).to(tl.float32), tl.load(sin + angle, mask=there).to(tl.float32)
-    d, t = (
-        tl.load(cos + angle + HALF, mask=there).to(tl.float32),
-        tl.load(sin + angle + HALF, mask=there).to(tl.float32),
-    )
+    own = b * x_row + head * x_head + w * x_node + cols
+    angle = b * c_row + w * c_node + cols
+    left = tl.load(x + own, mask=there).to(tl.float32)
+    right = tl.load(x + own + HALF, mask=there).to(tl.float32)
+    c = tl.load(cos + angle, mask=there).to(tl.float32)
+    s = tl.load(sin + angle, mask=there).to(tl.float32)
+    d = tl.load(cos + angle + HALF, mask=there).to(tl.float32)
+    t = tl.load(sin + angle + HALF, mask=there).to(tl.float32)
     first = (left * c).to(kind).to(tl.float32) - (right * s).to(kind).to(tl.float32)
     second = (right * d).to(kind).to(tl.float32) + (left * t).to(kind).to(tl.float32)
     row = out + ((b * tl.num_programs(1) + head) * W + w) * 2 * HALF + cols
@@ -41,12 +46,18 @@ def gate_values(gate, up, out, count, WIDE: tl.constexpr):
     kind = gate.dtype.element_ty
     x = tl.load(gate + i, mask=there, other=0.0).to(tl.float32)
     opened = (x / (1.0 + tl.exp(-x))).to(kind).to(tl.float32)
-    tl.store(out + i, (opened * tl.load(up + i, mask=there, other=0.0).to(tl.float32)).to(kind), mask=there)
+    tl.store(
+        out + i,
+        (opened * tl.load(up + i, mask=there, other=0.0).to(tl.float32)).to(kind),
+        mask=there,
+    )
 
 
 @triton.jit
 def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
-    """Program (row): x [..,D] over its root mean square, rounded to x's dtype, then times weight [D], as in Llama."""
+    """Program (row): x [..,D] over its root mean square, rounded to x's dtype, then times weight
+    [D], as in Llama.
+    """
     cols = tl.arange(0, WIDE)
     index = tl.program_id(0).to(tl.int64) * D + cols
     row = tl.load(x + index, mask=cols < D, other=0.0).to(tl.float32)
@@ -64,7 +75,9 @@ def _mix(x):
 
 @triton.jit
 def gumbel_noise(seed, position, out, nodes, vocab, WIDE: tl.constexpr):
-    """Program (node of all rows, block of tokens): noise.gumbel; the integers before the logarithms are equal bits."""
+    """Program (node of all rows, block of tokens): noise.gumbel; the integers before the logarithms
+    are equal bits.
+    """
     node = tl.program_id(0)
     token = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     s = tl.load(seed + node // nodes).to(tl.uint64)

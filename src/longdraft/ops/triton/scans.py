@@ -12,43 +12,62 @@ from torch import Tensor
 from longdraft.ops.scan import Order, Terms
 from longdraft.ops.triton.scan_kernels import convolve_paths, scan_steps
 
-FEW = 4096  # columns of all heads below which a program takes fewer of them, so that all multiprocessors have one
+# columns of all heads below which a program takes fewer of them, so that all multiprocessors have
+# one
+FEW = 4096
 CHANNELS = 256  # of a convolution, in a program
 
 
 def sizes(terms: Terms) -> dict:
-    """The compile-time constants of scan_steps: they depend on the layer, and not on the number of tokens."""
-    heads, N, P = terms.v.shape[1], terms.k.shape[2], terms.v.shape[2]
+    """The compile-time constants of scan_steps: they depend on the layer, and not on the number of
+    tokens.
+    """
+    heads = terms.v.shape[1]
+    N = terms.k.shape[2]
+    P = terms.v.shape[2]
     return {
         "GROUP": heads // terms.k.shape[1], "N": N, "P": P, "WIDE": triton.next_power_of_2(N),
-        "BLOCK": min(triton.next_power_of_2(P), 16 if heads * P < FEW else 32), "DELTA": terms.beta is not None,
+        "BLOCK": min(triton.next_power_of_2(P), 16 if heads * P < FEW else 32),
+        "DELTA": terms.beta is not None,
         "NORMALIZED": terms.normalized, "CHANNELS": terms.gate.ndim == 3,
     }  # fmt: skip
 
 
 def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Tensor]:
-    """See ops/scan.along. Without queries the same kernel runs, so that a replay leaves the same bits."""
+    """See ops/scan.along. Without queries the same kernel runs, so that a replay leaves the same
+    bits.
+    """
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (terms.k, terms.v))
     q = k if terms.q is None else terms.q if terms.q.stride(2) == 1 else terms.q.contiguous()
     gate, beta = (
-        None if x is None else x if x[0].is_contiguous() else x.contiguous() for x in (terms.gate, terms.beta)
+        None if x is None else x if x[0].is_contiguous() else x.contiguous()
+        for x in (terms.gate, terms.beta)
     )
     assert gate is not None
-    heads, first = v.shape[1], len(k) - (0 if terms.q is None else len(q))
+    heads = v.shape[1]
+    first = len(k) - (0 if terms.q is None else len(q))
     new = torch.empty if order.all else torch.zeros
     out = new(len(k) - first, heads, v.shape[2], dtype=torch.float32, device=v.device)
-    saved = torch.empty(order.saved, heads, k.shape[2], v.shape[2], dtype=torch.float32, device=v.device)
-    state, constants = saved.new_zeros(saved.shape[1:]) if state is None else state, sizes(terms)
+    saved = torch.empty(
+        order.saved, heads, k.shape[2], v.shape[2], dtype=torch.float32, device=v.device
+    )
+    state = saved.new_zeros(saved.shape[1:]) if state is None else state
+    constants = sizes(terms)
     scan_steps[(heads, triton.cdiv(v.shape[2], constants["BLOCK"]))](
-        k, v, gate, beta, q, state, order.steps, out, saved, len(order.steps), first, k.stride(0), k.stride(1),
-        v.stride(0), v.stride(1), gate.stride(0), 0 if beta is None else beta.stride(0), q.stride(0), q.stride(1),
+        k, v, gate, beta, q, state, order.steps, out, saved, len(order.steps), first, k.stride(0),
+        k.stride(1),
+        v.stride(0), v.stride(1), gate.stride(0), 0 if beta is None else beta.stride(0),
+        q.stride(0), q.stride(1),
         terms.scale, **constants,
     )  # fmt: skip
     return out, saved[: order.kept].clone() if 0 < order.kept < order.saved else saved[: order.kept]
 
 
-def convolve(state: Tensor | None, x: Tensor, windows: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
-    """windows [W,K] of state [K-1,C] followed by x [T,C], times taps [C,K] -> [W,C] in the dtype of x.
+def convolve(
+    state: Tensor | None, x: Tensor, windows: Tensor, taps: Tensor, bias: Tensor | None
+) -> Tensor:
+    """windows [W,K] of state [K-1,C] followed by x [T,C], times taps [C,K] -> [W,C] in the dtype of
+    x.
 
     state None: it is zero.
     """

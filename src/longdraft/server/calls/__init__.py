@@ -1,1 +1,3 @@
-"""How models write calls of functions and reasoning: one small class per format, found in the chat template."""
+"""How models write calls of functions and reasoning: one small class per format, found in the chat
+template.
+"""

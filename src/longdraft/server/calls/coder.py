@@ -1,4 +1,6 @@
-"""Calls as tags: <tool_call><function=NAME><parameter=P>value</parameter></function></tool_call> (Qwen 3.5, Coder)."""
+"""Calls as tags: <tool_call><function=NAME><parameter=P>value</parameter></function></tool_call>
+(Qwen 3.5, Coder).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,25 @@ from longdraft.server.calls.texts import Texts, any_of
 from longdraft.server.calls.ways import Way, read_marked
 from longdraft.server.tools import Function
 
-LINE, END = literal("\n"), literal(f"\n{VALUE_END}\n")
+LINE = literal("\n")
+END = literal(f"\n{VALUE_END}\n")
 NO_END = rf"~/(.|\n)*{VALUE_END.replace('/', chr(92) + '/')}(.|\n)*/"
-LEFT_OUT = {"anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties"}
-LEFT_OUT |= {"propertyNames", "unevaluatedProperties", "const", "enum"}  # of a function's parameters, all together
+LEFT_OUT = {
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "dependentRequired",
+    "dependentSchemas",
+    "minProperties",
+    "maxProperties",
+}
+LEFT_OUT |= {
+    "propertyNames",
+    "unevaluatedProperties",
+    "const",
+    "enum",
+}  # of a function's parameters, all together
 OTHER = r"/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"  # a parameter that the schema does not name
 
 
@@ -39,22 +56,30 @@ class Coder(Format):
     def _function(self, rules: Rules, function: Function) -> str:
         schemas = Schemas(as_any_of(schema_of(function)))
         texts = Texts(schemas, lenient=not function.strict)
-        root, about = schemas.root, f"tools: function {function.name!r}"
+        root = schemas.root
+        about = f"tools: function {function.name!r}"
         described = schemas.parts(root)
         left_out = next((key for part in described for key in part if key in LEFT_OUT), None)
         if function.strict and left_out:
-            raise InputError(f"{about} is strict, and {left_out!r} of its parameters cannot be enforced here")
-        needed, parts = schemas.required(root), [literal(f"<function={function.name}>\n")]
+            raise InputError(
+                f"{about} is strict, and {left_out!r} of its parameters cannot be enforced here"
+            )
+        needed = schemas.required(root)
+        parts = [literal(f"<function={function.name}>\n")]
         for key in dict.fromkeys([*schemas.names(root), *needed]):
             if set(key) & set("<>\"'\n") or key != key.strip():
-                raise InputError(f"{about}: this model's format of calls cannot have a parameter {key[:80]!r}")
+                raise InputError(
+                    f"{about}: this model's format of calls cannot have a parameter {key[:80]!r}"
+                )
             try:
                 value = self._value(rules, texts, schemas.property(root, key))
             except InputError as error:
                 raise InputError(f"{about}: parameter {key[:80]!r}: {error}") from None
             part = literal(f"<parameter={key}>\n") + f" {value}"
             parts.append(part if key in needed else f"({part})?")
-        if len(parts) == 1 and any(part.get("additionalProperties") not in (None, False) for part in described):
+        if len(parts) == 1 and any(
+            part.get("additionalProperties") not in (None, False) for part in described
+        ):
             value = self._value(rules, texts, schemas.property(root, ""))
             parts.append(f"({literal('<parameter=')} {OTHER} {literal(f'>{chr(10)}')} {value})*")
         return " ".join([*parts, literal(FUNCTION_END)])

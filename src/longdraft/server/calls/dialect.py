@@ -20,7 +20,11 @@ from longdraft.server.calls.ways import Calls
 from longdraft.server.tools import Function
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-FIELDS = ("reasoning_content", "reasoning", "thinking")  # names under which templates read earlier reasoning
+FIELDS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # names under which templates read earlier reasoning
 TAIL = 8  # tokens of a prompt in which a template may have begun the reasoning
 
 
@@ -32,14 +36,19 @@ def format_of(template: str) -> type[Format] | None:
         return Mistral
     if "<tool_call>" in template:
         return None if "<arg_key>" in template else Coder if "<function=" in template else Hermes
-    return Llama if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template) else None
+    return (
+        Llama
+        if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template)
+        else None
+    )
 
 
 class Dialect:
     """Chosen by a template's text and a tokenizer's special tokens, never by a model's name."""
 
     def __init__(self, tokenizer: Any, template: str):
-        self.tokenizer, self.template = tokenizer, template
+        self.tokenizer = tokenizer
+        self.template = template
         kind = format_of(template)
         pairs = [] if kind is Harmony else THOUGHTS
         added = getattr(tokenizer, "get_added_vocab", dict)()
@@ -62,14 +71,24 @@ class Dialect:
         tail = self.tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
         return tail.rstrip().endswith(self.thoughts[0])
 
-    def reader(self, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool = False) -> Reader:
-        """Reads an answer. bound: a grammar binds it, so its calls are as the template writes them."""
+    def reader(
+        self, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool = False
+    ) -> Reader:
+        """Reads an answer. bound: a grammar binds it, so its calls are as the template writes
+        them.
+        """
         return Answer(self, schemas, opened, most, bound)
 
     def grammar(
-        self, functions: Sequence[Function], least: int, many: bool, opened: bool, content: str | None = None
+        self,
+        functions: Sequence[Function],
+        least: int,
+        many: bool,
+        opened: bool,
+        content: str | None = None,
     ) -> str:
-        """Lark for an answer with calls of these functions whose arguments are as their schemas say. See Asked.
+        """Lark for an answer with calls of these functions whose arguments are as their schemas
+        say. See Asked.
 
         content: the rule for the text of an answer without calls, if that is not free.
         """
@@ -103,18 +122,27 @@ class Dialect:
 
 
 class Answer(Calls):
-    """Reasoning, if there is any, and then content and calls. Without functions nothing is a call."""
+    """Reasoning, if there is any, and then content and calls. Without functions nothing is a
+    call.
+    """
 
-    def __init__(self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool):
-        self.dialect, self.opened = dialect, opened
-        ways, begins = ((), False) if dialect.format is None else (dialect.format.ways, dialect.format.begins)
+    def __init__(
+        self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool
+    ):
+        self.dialect = dialect
+        self.opened = opened
+        ways, begins = (
+            ((), False) if dialect.format is None else (dialect.format.ways, dialect.format.begins)
+        )
         super().__init__(schemas, ways, most, bound, begins)
 
     def steps(self) -> Steps[None]:
         dialect = self.dialect
         if dialect.thoughts is not None:
             first, last = dialect.thoughts
-            yield from self.think((dialect.marks[first], dialect.marks[last]), self.opened, self._watch())
+            yield from self.think(
+                (dialect.marks[first], dialect.marks[last]), self.opened, self._watch()
+            )
         if isinstance(dialect.format, Harmony):
             yield from dialect.format.read(self, self._watch)
         elif self.schemas and not self.full:

@@ -13,8 +13,8 @@ from longdraft.server.calls.ways import Way
 class Format:
     """A text that its grammar allows is one that it reads as calls of the functions asked for.
 
-    names: its marks. ends: tokens that end an answer even where the model's configuration does not say so. begins: its
-    calls need no mark at the beginning of an answer.
+    names: its marks. ends: tokens that end an answer even where the model's configuration does not
+    say so. begins: its calls need no mark at the beginning of an answer.
     """
 
     names: ClassVar[tuple[str, ...]] = ()

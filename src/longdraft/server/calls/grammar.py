@@ -1,4 +1,6 @@
-"""Grammars, in llguidance's kind of Lark, in which every text is calls that a format's reader can read."""
+"""Grammars, in llguidance's kind of Lark, in which every text is calls that a format's reader can
+read.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,19 @@ from longdraft.server.tools import Function
 ANY = r"/(.|\n)*/"
 
 
-OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}  # may name other arguments
+OPEN = {
+    "additionalProperties",
+    "patternProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+}  # may name other arguments
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """What a function's arguments must be: an object of those that are named, unless the schema says more of others.
+    """What a function's arguments must be: an object of those that are named, unless the schema
+    says more of others.
 
     The same holds for objects in them.
     """
@@ -28,7 +38,9 @@ def schema_of(function: Function) -> dict[str, Any]:
 
 
 def arguments_rule(function: Function) -> str:
-    """What a schema asks for that cannot be enforced is an error for a strict function, and left out for another."""
+    """What a schema asks for that cannot be enforced is an error for a strict function, and left
+    out for another.
+    """
     return json_rule(schema_of(function), lenient=not function.strict)
 
 
@@ -50,7 +62,9 @@ class Rules:
         return name.split("[")[0]
 
     def choice(self, name: str, bodies: Sequence[str]) -> str:
-        return self.add(name, " | ".join(self.add(f"{name}_{i}", body) for i, body in enumerate(bodies)))
+        return self.add(
+            name, " | ".join(self.add(f"{name}_{i}", body) for i, body in enumerate(bodies))
+        )
 
     def upto(self, name: str, marks: Marks, mark: str) -> str:
         """Any text up to a mark, and the mark."""
@@ -72,7 +86,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an answer must be. least: how many calls it has at least, 0 or 1. many: whether there may be several."""
+    """What an answer must be. least: how many calls it has at least, 0 or 1. many: whether there
+    may be several.
+    """
 
     functions: Sequence[Function]
     least: int

@@ -1,4 +1,6 @@
-"""Messages of gpt-oss: channels for reasoning (analysis), calls (commentary to a function) and content (final)."""
+"""Messages of gpt-oss: channels for reasoning (analysis), calls (commentary to a function) and
+content (final).
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ from longdraft.server.calls.grammar import Asked, Rules, arguments_rule
 from longdraft.server.calls.marks import Marks
 from longdraft.server.calls.reader import Reader, Steps
 
-CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
-START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+CONSTRAIN = "<|constrain|>"
+START = "<|start|>"
+END = "<|end|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
 LONGEST = 256  # characters of a header
 TO = re.compile(r"to=functions\.([\w-]+)")
 
 
 class Harmony(Format):
-    """Every message has a header up to <|message|>; the prompt has the beginning of the first, <|start|>assistant.
+    """Every message has a header up to <|message|>; the prompt has the beginning of the first,
+    <|start|>assistant.
 
     An answer that has no header is content.
     """
@@ -28,7 +36,10 @@ class Harmony(Format):
 
     def __init__(self, marks: Marks, template: str):
         super().__init__(marks, template)
-        self._begins = marks[CHANNEL], marks[START]  # of the next message, whether or not the last one has its end
+        self._begins = (
+            marks[CHANNEL],
+            marks[START],
+        )  # of the next message, whether or not the last one has its end
         self._ends = (*(marks[name] for name in (END, CALL, RETURN)), *self._begins)
         self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
 
@@ -58,7 +69,9 @@ class Harmony(Format):
             if (end := text.find(message)) >= 0:
                 return reader.drop(at + end + len(message))
             expected = (channel, start, "to=", *self._ends)
-            if len(text) > LONGEST or not any(text.startswith(x) or x.startswith(text) for x in expected):
+            if len(text) > LONGEST or not any(
+                text.startswith(x) or x.startswith(text) for x in expected
+            ):
                 begun = next((mark for mark in self._begins if text.startswith(mark)), "")
                 reader.drop(at + len(begun) if begun else 0)
                 return ""
@@ -97,7 +110,8 @@ class Harmony(Format):
         """One call at most: <|call|> ends an answer."""
         lark = self.marks.lark
         bodies = [
-            f"{literal(f'commentary to=functions.{f.name} ')} {lark(CONSTRAIN)} {literal('json')} {lark(MESSAGE)}"
+            f"{literal(f'commentary to=functions.{f.name} ')} {lark(CONSTRAIN)} "
+            f"{literal('json')} {lark(MESSAGE)}"
             f" {arguments_rule(f)}"
             for f in asked.functions
         ]
@@ -106,10 +120,15 @@ class Harmony(Format):
         return f"{lark(CHANNEL)} {self._aside(rules)}* {last}"
 
     def content(self, rules: Rules, content: str) -> str:
-        return f'{self.marks.lark(CHANNEL)} {self._aside(rules)}* "final" {self.marks.lark(MESSAGE)} {content}'
+        return (
+            f'{self.marks.lark(CHANNEL)} {self._aside(rules)}* "final" '
+            f"{self.marks.lark(MESSAGE)} {content}"
+        )
 
     def _aside(self, rules: Rules) -> str:
         """What may precede an answer or a call, up to the next channel."""
         lark = self.marks.lark
         next_ = f"{lark(END)} {lark(START)} {literal('assistant')} {lark(CHANNEL)}"
-        return rules.add("aside", f'("analysis" | "commentary") {lark(MESSAGE)} {rules.any()} {next_}')
+        return rules.add(
+            "aside", f'("analysis" | "commentary") {lark(MESSAGE)} {rules.any()} {next_}'
+        )

@@ -1,4 +1,6 @@
-"""Calls between <tool_call> and </tool_call>, one object in each pair or all in a list: Hermes, Qwen, SmolLM2."""
+"""Calls between <tool_call> and </tool_call>, one object in each pair or all in a list: Hermes,
+Qwen, SmolLM2.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from longdraft.server.calls.grammar import Asked, Rules, object_rule
 from longdraft.server.calls.marks import Marks
 from longdraft.server.calls.ways import Way, read_marked
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 
 
 class Hermes(Format):
-    """listed: the template has all calls in a list between one pair of tags, and so have grammars."""
+    """listed: the template has all calls in a list between one pair of tags, and so have
+    grammars.
+    """
 
     names = (OPEN, CLOSE)
 
@@ -38,7 +43,9 @@ class Hermes(Format):
 
 
 def tagged(rules: Rules, asked: Asked, marks: Marks, rest: str) -> str:
-    """The rule for calls that begin with a tag, on separate lines, or for text that may have such calls in it."""
+    """The rule for calls that begin with a tag, on separate lines, or for text that may have such
+    calls in it.
+    """
     if asked.least:
         return asked.calls(f"{marks.lark(OPEN)} {rest}", literal("\n"))
     call = f"{rules.upto('before', marks, OPEN)} {rest}"

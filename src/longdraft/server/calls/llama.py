@@ -1,4 +1,6 @@
-"""Calls of Llama 3.1 and later: an answer that is {"name": ..., "parameters": {...}}, or several with ; between."""
+"""Calls of Llama 3.1 and later: an answer that is {"name": ..., "parameters": {...}}, or several
+with ; between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Special tokens that a format needs to see in an answer's text, which has no special tokens otherwise."""
+"""Special tokens that a format needs to see in an answer's text, which has no special tokens
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 from longdraft.models.text import Detokenizer
 
-FIRST, LAST = "\ufdd2", "\ufdef"  # noncharacters, which Unicode keeps for the inside of programs
+# noncharacters, which Unicode keeps for the inside of programs
+FIRST = "\ufdd2"
+LAST = "\ufdef"
 UNMARKED: dict[int, None] = dict.fromkeys(range(ord(FIRST), ord(LAST) + 1))  # for str.translate
 HIDDEN = dict.fromkeys(UNMARKED, "\ufffd")
 
@@ -16,8 +20,8 @@ HIDDEN = dict.fromkeys(UNMARKED, "\ufffd")
 class Marks:
     """Which token each mark of a format is, if it is one.
 
-    A mark that is a special token is one character in an answer's text. One that is an added token not marked special,
-    or ordinary text in this vocabulary, stays unchanged there.
+    A mark that is a special token is one character in an answer's text. One that is an added token
+    not marked special, or ordinary text in this vocabulary, stays unchanged there.
     """
 
     def __init__(self, tokenizer: Any, names: Iterable[str]):
@@ -34,7 +38,9 @@ class Marks:
         return self.signs.get(name, name)
 
     def lark(self, name: str) -> str:
-        """A mark in a grammar, where llguidance reads added tokens, special or not, by their ids alone."""
+        """A mark in a grammar, where llguidance reads added tokens, special or not, by their ids
+        alone.
+        """
         return f"<[{self.ids[name]}]>" if name in self.ids else dumps(name)
 
     def spelled(self, name: str) -> bool:
@@ -46,7 +52,9 @@ class MarkedText:
     """As Detokenizer, and with the characters that stand for marks, which no other text has."""
 
     def __init__(self, tokenizer: Any, shown: dict[int, str]):
-        self.tokenizer, self.shown, self.before = tokenizer, shown, 0
+        self.tokenizer = tokenizer
+        self.shown = shown
+        self.before = 0
         self._text = Detokenizer(tokenizer)
 
     @property

@@ -12,20 +12,29 @@ from longdraft.server.calls.marks import Marks
 from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.ways import Way, read_marked
 
-CALLS, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+CALLS = "[TOOL_CALLS]"
+ARGS = "[ARGS]"
+ID = "[CALL_ID]"
 
 
 class Mistral(Format):
-    """Reads both ways of writing calls; `named` is the newer, where the template has it, which grammars follow."""
+    """Reads both ways of writing calls; `named` is the newer, where the template has it, which
+    grammars follow.
+    """
 
     names = (CALLS, ARGS, ID)
 
     def __init__(self, marks: Marks, template: str):
         super().__init__(marks, template)
         self.named = ARGS in template
-        args, id = re.escape(marks[ARGS]), re.escape(marks[ID])
-        self._head = re.compile(rf"\s*([\w-]{{1,64}})\s*(?:{id}\s*\w*\s*)?{args}\s*(?=\{{\s*[\"}}])")
-        self._begun = re.compile(rf"\s*(?:[\w-]{{1,64}}\s*(?:{id}\s*\w*\s*)?(?:{args}\s*(?:\{{\s*)?)?)?$")
+        args = re.escape(marks[ARGS])
+        id = re.escape(marks[ID])
+        self._head = re.compile(
+            rf"\s*([\w-]{{1,64}})\s*(?:{id}\s*\w*\s*)?{args}\s*(?=\{{\s*[\"}}])"
+        )
+        self._begun = re.compile(
+            rf"\s*(?:[\w-]{{1,64}}\s*(?:{id}\s*\w*\s*)?(?:{args}\s*(?:\{{\s*)?)?)?$"
+        )
 
     @staticmethod
     def call_id() -> str:
@@ -45,7 +54,10 @@ class Mistral(Format):
         while not (head := self._head.match(reader.rest, begin)):
             text = reader.rest[begin:]
             for mark in (self.marks[ARGS], self.marks[ID]):  # one that has come in part
-                text = next((text[:-n] for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), text)
+                text = next(
+                    (text[:-n] for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])),
+                    text,
+                )
             if not self._begun.match(text) or not (yield from reader.more()):
                 return False
         if head[1] not in reader.schemas:
@@ -58,11 +70,16 @@ class Mistral(Format):
     def grammar(self, rules: Rules, asked: Asked) -> str:
         opened = self.marks.lark(CALLS)
         if self.named:
-            bodies = [f"{literal(f.name)} {self.marks.lark(ARGS)} {arguments_rule(f)}" for f in asked.functions]
+            bodies = [
+                f"{literal(f.name)} {self.marks.lark(ARGS)} {arguments_rule(f)}"
+                for f in asked.functions
+            ]
             calls = rules.add("calls", asked.calls(rules.choice("function", bodies), opened))
         else:
             id = r'", \"id\": \"" /[a-zA-Z0-9]{9}/ "\""'
-            bodies = [object_rule(f).removesuffix(' "}"') + f' ({id})? "}}"' for f in asked.functions]
+            bodies = [
+                object_rule(f).removesuffix(' "}"') + f' ({id})? "}}"' for f in asked.functions
+            ]
             one = rules.choice("function", bodies)
             calls = rules.add("calls", f'"[" {asked.calls(one, literal(", "))} "]"')
         if asked.least:

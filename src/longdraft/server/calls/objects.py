@@ -1,4 +1,6 @@
-"""Calls written as JSON objects: {"name": ..., "arguments": {...}}, or with "parameters" instead."""
+"""Calls written as JSON objects: {"name": ..., "arguments": {...}}, or with "parameters"
+instead.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ from longdraft.server.calls.marks import FIRST, LAST
 from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.value import Value
 
-OPEN, NAME = r"\s*(\{{1,2})\s*", r'"name"\s*:\s*"([^"\\]*)"'
-HEAD = re.compile(rf"""{OPEN}{NAME}\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{{?)(?=\{{\s*["'}}])""")
+OPEN = r"\s*(\{{1,2})\s*"
+NAME = r'"name"\s*:\s*"([^"\\]*)"'
+HEAD = re.compile(
+    rf"""{OPEN}{NAME}\s*,\s*"(?:arguments|parameters)"\s*:\s*(\{{?)(?=\{{\s*["'}}])"""
+)
 NAMED = re.compile(OPEN + NAME)
 KEYS = {"name", "arguments", "parameters", "type", "id", "function"}
 OTHER = rf'"(?!(?:{"|".join(sorted(KEYS))})")[^"]*"'  # a key that no call has
-DATA = re.compile(rf'{OPEN}(?:{OTHER}|{NAME}\s*,\s*{OTHER}|"type"\s*:\s*(?:[^"\s]|"(?!function")[^"]*"))')
+DATA = re.compile(
+    rf'{OPEN}(?:{OTHER}|{NAME}\s*,\s*{OTHER}|"type"\s*:\s*(?:[^"\s]|"(?!function")[^"]*"))'
+)
 BEGUN = re.compile(rf'\s*(?:$|\{{{{1,2}}\s*(?:$|"[^{FIRST}-{LAST}]*$))')
 FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
 LONGEST = 1024  # characters in which an object shows what it is
@@ -24,13 +31,17 @@ OF_SCHEMAS = {"type", "properties", "required", "$schema", "$defs", "description
 
 
 def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
-    """Read an object that begins in the reader's text, where it calls a function. False: it does not; nothing is taken.
+    """Read an object that begins in the reader's text, where it calls a function. False: it does
+    not; nothing is taken.
 
-    What precedes it is dropped with it. marked: a mark says that it is a call; otherwise it must have arguments, and
-    nothing that calls do not have. A function's definition is no call. Arguments are given out as they come where the
-    name comes first, as models write it, and once the object is complete where it does not.
+    What precedes it is dropped with it. marked: a mark says that it is a call; otherwise it must
+    have arguments, and nothing that calls do not have. A function's definition is no call.
+    Arguments are given out as they come where the name comes first, as models write it, and once
+    the object is complete where it does not.
     """
-    value, said, seen = Value(), "", begin
+    value = Value()
+    said = ""
+    seen = begin
     while True:
         text = reader.rest[begin : begin + LONGEST]
         if head := HEAD.match(text):
@@ -47,12 +58,17 @@ def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
             yield from _close(reader, len(head[1]) + len(head[3]))
             return True
         named = NAMED.match(text)
-        if (named and named[2] not in reader.schemas) or (not marked and DATA.match(text)) or not BEGUN.match(text):
+        if (
+            (named and named[2] not in reader.schemas)
+            or (not marked and DATA.match(text))
+            or not BEGUN.match(text)
+        ):
             return False
         if seen == begin and (opened := re.match(OPEN, text)) and len(opened[1]) == 2:
             seen += opened.end() - 1  # of doubled braces, only one is read
         more, used = value.feed(reader.rest[seen:])
-        said, seen = said + more, seen + used
+        said = said + more
+        seen = seen + used
         if not value.done and (yield from reader.more()):
             continue
         if reader.cut and not value.done:
@@ -82,8 +98,15 @@ def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
         found: Any = loads(text)
         extra = found.keys() - KEYS
         found = found["function"] if isinstance(found.get("function"), dict) else found
-        name, given = found["name"], found.get("arguments", found.get("parameters", {} if marked else None))
-        given = loads(given, strict=False) if isinstance(given, str) else {} if marked and given is None else given
+        name = found["name"]
+        given = found.get("arguments", found.get("parameters", {} if marked else None))
+        given = (
+            loads(given, strict=False)
+            if isinstance(given, str)
+            else {}
+            if marked and given is None
+            else given
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     if not isinstance(name, str) or name not in reader.schemas or not isinstance(given, dict):
@@ -98,7 +121,9 @@ def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
 
 
 def _close(reader: Reader, depth: int) -> Steps[None]:
-    """Drop the rest of an object whose arguments were read: other fields, and as many braces as were opened."""
+    """Drop the rest of an object whose arguments were read: other fields, and as many braces as
+    were opened.
+    """
     begin = yield from reader.space()
     if begin is not None and reader.rest[begin] == ",":
         reader.drop(begin + 1)
@@ -114,7 +139,9 @@ def _close(reader: Reader, depth: int) -> Steps[None]:
 
 
 def read_objects(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
-    """Read one object, or several in a list or after each other. False: there is none; nothing is taken."""
+    """Read one object, or several in a list or after each other. False: there is none; nothing is
+    taken.
+    """
     at = yield from reader.space(begin)
     listed = at is not None and reader.rest[at] == "["
     if at is None or not (yield from read_object(reader, at + listed, marked)):

@@ -16,7 +16,9 @@ Steps = Generator[None, None, T]  # reading that pauses where more text has to c
 
 
 class Part(NamedTuple):
-    """kind: content, reasoning, call (its text is the function's name) or arguments (JSON of the call `index`)."""
+    """kind: content, reasoning, call (its text is the function's name) or arguments (JSON of the
+    call `index`).
+    """
 
     kind: str
     text: str
@@ -35,28 +37,41 @@ def joined(parts: list[Part]) -> list[Part]:
 
 
 class Reader:
-    """Its parts are final, and together are the text without the format's marks, however the text comes in pieces.
+    """Its parts are final, and together are the text without the format's marks, however the text
+    comes in pieces.
 
-    schemas: the parameters of each function that may be called; a call of any other is content. most: after this many
-    calls the answer has ended (`done`). bound: a grammar binds the answer, so that only the template's own way of
-    writing calls is read as one. taken: how many characters have been given out or dropped.
+    schemas: the parameters of each function that may be called; a call of any other is content.
+    most: after this many calls the answer has ended (`done`). bound: a grammar binds the answer, so
+    that only the template's own way of writing calls is read as one. taken: how many characters
+    have been given out or dropped.
     """
 
-    def __init__(self, schemas: Mapping[str, Any] | None = None, most: int | None = None, bound: bool = False):
-        self.schemas, self.most, self.bound = schemas or {}, most, bound
+    def __init__(
+        self, schemas: Mapping[str, Any] | None = None, most: int | None = None, bound: bool = False
+    ):
+        self.schemas = schemas or {}
+        self.most = most
+        self.bound = bound
         self.rest = ""  # came, but neither given out nor dropped
-        self.calls = self.taken = self.said = 0  # said: characters of content
+        # said: characters of content
+        self.calls = 0
+        self.taken = 0
+        self.said = 0
         self.opening = 0  # where what may be a call begins, of the characters taken
         self.run: int | None = None  # where the calls begin that nothing has followed yet
         self.last = ""  # the last character of the content since the last call
         self.openers = self.closers = tuple[str, ...]()  # tags that calls may stand between
         self.thoughts: list[tuple[int, int]] = []  # where the text was reasoning, in characters
-        self.ended = self.done = False
+        self.ended = False
+        self.done = False
         self.cut = False  # the text ended because it may not be longer
         self.aside = ""  # text that is kept back as a whole
-        self._places = list[tuple[int, int]]()  # of characters of content, in the content and in the text
+        self._places = list[
+            tuple[int, int]
+        ]()  # of characters of content, in the content and in the text
         self._parts: list[Part] = []
-        self._said, self._apart = set[str](), set[str]()
+        self._said = set[str]()
+        self._apart = set[str]()
         self._steps: Steps[None] = self.steps()
 
     def steps(self) -> Steps[None]:
@@ -71,12 +86,16 @@ class Reader:
         if not self.done:
             self.rest += text
             next(self._steps, None)
-        parts, self._parts = joined(self._parts), []
+        parts = joined(self._parts)
+        self._parts = []
         return parts
 
     def end(self, cut: bool = False) -> list[Part]:
-        """What is left when no more text comes. cut: because of a limit; then a call that is not complete stays so."""
-        self.ended, self.cut = True, cut
+        """What is left when no more text comes. cut: because of a limit; then a call that is not
+        complete stays so.
+        """
+        self.ended = True
+        self.cut = cut
         return self.push("")
 
     def place(self, offset: int) -> int:
@@ -85,7 +104,7 @@ class Reader:
         said, taken = self._places[at - 1] if at else (0, 0)
         return taken + offset - said
 
-    # For formats --------------------------------------------------------------------------------------------------
+    # For formats ----------------------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
@@ -100,25 +119,30 @@ class Reader:
 
     def drop(self, count: int) -> str:
         """Take this many characters without giving them out."""
-        text, self.rest = self.rest[:count], self.rest[count:]
+        text = self.rest[:count]
+        self.rest = self.rest[count:]
         self.taken += len(text)
         return text
 
     def give(self, kind: str, count: int) -> None:
         """Give out this many characters."""
-        taken, said = self.taken, self.said
+        taken = self.taken
+        said = self.said
         self.add(kind, self.drop(count))
         if self.said > said:
             self._places.append((self.said - count, taken))
 
     def add(self, kind: str, text: str) -> None:
-        """Give out a text, without marks. kind: also "quoted", arguments inside a JSON string, or "aside"."""
+        """Give out a text, without marks. kind: also "quoted", arguments inside a JSON string, or
+        "aside".
+        """
         if kind == "aside":
             self.aside += text
             return
         text = text.translate(UNMARKED)
         if kind == "quoted":
-            kind, text = "arguments", dumps(text, ensure_ascii=False)[1:-1]
+            kind = "arguments"
+            text = dumps(text, ensure_ascii=False)[1:-1]
         if not text:
             return
         if kind in self._apart:
@@ -147,7 +171,9 @@ class Reader:
         self.calls += 1
 
     def space(self, begin: int = 0) -> Steps[int | None]:
-        """Where the first character that is no white space is, from `begin` on. None: the text ended before one."""
+        """Where the first character that is no white space is, from `begin` on. None: the text
+        ended before one.
+        """
         while not (text := self.rest[begin:]).strip():
             if not (yield from self.more()):
                 return None
@@ -178,10 +204,11 @@ class Reader:
                 return
 
     def until(self, marks: tuple[str, ...], kind: str, strip: bool = True) -> Steps[int | None]:
-        """Give out what precedes the first of these marks. The length of that mark, or None if the text ended first.
+        """Give out what precedes the first of these marks. The length of that mark, or None if the
+        text ended first.
 
-        strip: the length includes white space before the mark. What may be a part of it is not given out until more
-        has come.
+        strip: the length includes white space before the mark. What may be a part of it is not
+        given out until more has come.
         """
         while True:
             found = self._first(marks)
@@ -200,7 +227,9 @@ class Reader:
 
     def _begun(self, marks: tuple[str, ...]) -> int:
         """How many of the last characters may be a part of a mark."""
-        return max((n for m in marks for n in range(1, len(m)) if self.rest.endswith(m[:n])), default=0)
+        return max(
+            (n for m in marks for n in range(1, len(m)) if self.rest.endswith(m[:n])), default=0
+        )
 
     def arguments(self) -> Steps[None]:
         """Give out a JSON object that comes next as the arguments of the last call."""
@@ -215,13 +244,16 @@ class Reader:
                 return
 
     def finish(self) -> None:
-        """Give out what is left at the end: content, or nothing if it is white space after a call."""
+        """Give out what is left at the end: content, or nothing if it is white space after a
+        call.
+        """
         if self.calls and not self.rest.strip():
             self.drop(len(self.rest))
         self.give("content", len(self.rest))
 
     def think(self, marks: tuple[str, str], opened: bool, watch: Reader | None) -> Steps[None]:
-        """Give out reasoning at the beginning of an answer. opened: the prompt has its first mark already.
+        """Give out reasoning at the beginning of an answer. opened: the prompt has its first mark
+        already.
 
         Some models write that mark once more. watch: see `reason`.
         """
@@ -238,11 +270,15 @@ class Reader:
         self.drop((yield from self.space()) or 0)
 
     def reason(self, marks: tuple[str, ...], watch: Reader | None) -> Steps[int | None]:
-        """As `until`, for reasoning. If it ends without a mark, although no limit cut it, the calls in it are made.
+        """As `until`, for reasoning. If it ends without a mark, although no limit cut it, the calls
+        in it are made.
 
-        watch: reads the reasoning as if it were the answer. Calls that end it are not given out as reasoning.
+        watch: reads the reasoning as if it were the answer. Calls that end it are not given out as
+        reasoning.
         """
-        begin, seen, called = self.taken, 0, list[Part]()
+        begin = self.taken
+        seen = 0
+        called = list[Part]()
         while True:
             found = self._first(marks)
             end = len(self.rest) - self._begun(marks) if found is None else found[0]
@@ -250,7 +286,9 @@ class Reader:
             if watch is not None and found is None:
                 called += watch.push(self.rest[seen - (self.taken - begin) : end])
                 seen = self.taken - begin + end
-                safe = min(end, (watch.taken if watch.run is None else watch.run) - (self.taken - begin))
+                safe = min(
+                    end, (watch.taken if watch.run is None else watch.run) - (self.taken - begin)
+                )
             before = len(self.rest[:safe].rstrip())
             self.give("reasoning", before)
             if found is not None:
@@ -260,7 +298,10 @@ class Reader:
         if watch is not None and not self.cut:
             called += watch.push(self.rest[seen - (self.taken - begin) :]) + watch.end()
             if watch.calls:
-                self.give("reasoning", len(self.rest) if watch.run is None else watch.run - (self.taken - begin))
+                self.give(
+                    "reasoning",
+                    len(self.rest) if watch.run is None else watch.run - (self.taken - begin),
+                )
                 self._call_again(called)
         self.give("reasoning", len(self.rest.rstrip()))
         return None
@@ -268,6 +309,10 @@ class Reader:
     def _call_again(self, parts: list[Part]) -> None:
         """Make the calls that another reader has read, as many as there may be."""
         self.drop(len(self.rest))
-        made = [p for p in parts if p.kind in ("call", "arguments") and (self.most is None or p.index < self.most)]
+        made = [
+            p
+            for p in parts
+            if p.kind in ("call", "arguments") and (self.most is None or p.index < self.most)
+        ]
         self._parts += made
         self.calls = sum(part.kind == "call" for part in made)

@@ -11,7 +11,10 @@ from longdraft.constraints import Schemas, type_of
 from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.value import PYTHON, Value
 
-FUNCTION, PARAMETER, VALUE_END, FUNCTION_END = "<function", "<parameter", "</parameter>", "</function>"
+FUNCTION = "<function"
+PARAMETER = "<parameter"
+VALUE_END = "</parameter>"
+FUNCTION_END = "</function>"
 EQUALS = r"""(?:\s*=|\s+name\s*=)\s*["']?"""
 HEAD = re.compile(rf"""{FUNCTION}{EQUALS}([\w.-]{{1,64}})["']?\s*>""")
 KEY = re.compile(rf"""{PARAMETER}{EQUALS}([^<>"'\n]{{1,200}}?)["']?\s*>""")
@@ -21,18 +24,25 @@ OBJECT = re.compile(r"""\{\s*["'}]""")
 
 
 def read_function(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
-    """Read a call whose tag begins in the reader's text. False: it is none of an offered function; nothing is taken.
+    """Read a call whose tag begins in the reader's text. False: it is none of an offered function;
+    nothing is taken.
 
-    A tag is followed by a parameter, by its end, or by a JSON object. marked: it may also end the text. What the
-    parameters say is given out as they come, as JSON that is complete wherever a tag is missing.
+    A tag is followed by a parameter, by its end, or by a JSON object. marked: it may also end the
+    text. What the parameters say is given out as they come, as JSON that is complete wherever a tag
+    is missing.
     """
     head = yield from _tag(reader, begin, FUNCTION, HEAD)
     if head is None or head[1] not in reader.schemas:
         return False
     schemas = Schemas(reader.schemas[head[1]])
-    at, follows = head.end(), (*BEGINS, FUNCTION_END, *reader.closers)
+    at = head.end()
+    follows = (*BEGINS, FUNCTION_END, *reader.closers)
     while not (OBJECT.match(text := reader.rest[at:].lstrip()) or text.startswith(follows)):
-        begun = not text or any(mark.startswith(text) for mark in follows) or re.fullmatch(r"\{\s*", text)
+        begun = (
+            not text
+            or any(mark.startswith(text) for mark in follows)
+            or re.fullmatch(r"\{\s*", text)
+        )
         if begun and (yield from reader.more()):
             continue
         if text or not marked or reader.cut or schemas.required(schemas.root):
@@ -48,7 +58,9 @@ def read_function(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
     return True
 
 
-def _tag(reader: Reader, begin: int, name: str, pattern: re.Pattern[str]) -> Steps[re.Match[str] | None]:
+def _tag(
+    reader: Reader, begin: int, name: str, pattern: re.Pattern[str]
+) -> Steps[re.Match[str] | None]:
     """A tag that begins at a place in the reader's text."""
     while not (found := pattern.match(reader.rest, begin)):
         text = reader.rest[begin : begin + LONGEST]
@@ -60,7 +72,8 @@ def _tag(reader: Reader, begin: int, name: str, pattern: re.Pattern[str]) -> Ste
 
 def _parameters(reader: Reader, schemas: Schemas) -> Steps[bool]:
     """Give out parameters up to the last one. False: a limit cut the text in or after one."""
-    seen, before = set[str](), "{"
+    seen = set[str]()
+    before = "{"
     while (at := (yield from reader.space())) is not None:
         tag = yield from _tag(reader, at, PARAMETER, KEY)
         if tag is None:
@@ -81,8 +94,11 @@ def _parameters(reader: Reader, schemas: Schemas) -> Steps[bool]:
     return True
 
 
-def _value(reader: Reader, types: Collection[str] | None, others: Collection[str] | None) -> Steps[bool]:
-    """Give out a parameter's value; types: None for one that is not given out. False: a limit cut the text in it.
+def _value(
+    reader: Reader, types: Collection[str] | None, others: Collection[str] | None
+) -> Steps[bool]:
+    """Give out a parameter's value; types: None for one that is not given out. False: a limit cut
+    the text in it.
 
     others: parameters whose tags end the value, because its own end is missing; None: all.
     """
@@ -102,8 +118,8 @@ def _value(reader: Reader, types: Collection[str] | None, others: Collection[str
 def _upto_end(reader: Reader, kind: str, others: Collection[str] | None) -> Steps[None]:
     """Give out a value up to its end, which is dropped; another mark that ends it is not.
 
-    A mark may be a part of the value: it ends it only if another mark or the text's end follows. Where a grammar binds
-    the answer, the first </parameter> is the end.
+    A mark may be a part of the value: it ends it only if another mark or the text's end follows.
+    Where a grammar binds the answer, the first </parameter> is the end.
     """
     marks = (VALUE_END,) if reader.bound else (VALUE_END, FUNCTION_END, PARAMETER, *reader.closers)
     ends = re.compile("\n?(" + "|".join(map(re.escape, marks)) + ")")
@@ -111,7 +127,10 @@ def _upto_end(reader: Reader, kind: str, others: Collection[str] | None) -> Step
     while True:
         found = ends.search(reader.rest, at)
         if found is None:
-            keep = max((n for m in marks for n in range(1, len(m)) if reader.rest.endswith(m[:n])), default=0)
+            keep = max(
+                (n for m in marks for n in range(1, len(m)) if reader.rest.endswith(m[:n])),
+                default=0,
+            )
             free = len(reader.rest) - keep
             free -= reader.rest[:free].endswith("\n")
             reader.give(kind, free)
@@ -135,7 +154,14 @@ def _ends(reader: Reader, mark: str, end: int, others: Collection[str] | None) -
     if mark == PARAMETER:
         tag = yield from _tag(reader, end - len(PARAMETER), PARAMETER, KEY)
         return tag is not None and (others is None or tag[1] in others)
-    follows = (*BEGINS, f"{FUNCTION}=", f"{FUNCTION} ", FUNCTION_END, *reader.openers, *reader.closers)
+    follows = (
+        *BEGINS,
+        f"{FUNCTION}=",
+        f"{FUNCTION} ",
+        FUNCTION_END,
+        *reader.openers,
+        *reader.closers,
+    )
     while not (text := reader.rest[end:].lstrip()).startswith(follows):
         begun = not text or any(mark.startswith(text) for mark in follows)
         if not begun or not (yield from reader.more()):
@@ -144,7 +170,9 @@ def _ends(reader: Reader, mark: str, end: int, others: Collection[str] | None) -
 
 
 def as_json(text: str, types: Collection[str]) -> str:
-    """A value as JSON: what it says as JSON or in Python where that is one of its types, and otherwise a string."""
+    """A value as JSON: what it says as JSON or in Python where that is one of its types, and
+    otherwise a string.
+    """
     text = PYTHON.get(text.strip(), text)
     for reads in (loads, _mended):
         try:

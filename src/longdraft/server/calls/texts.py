@@ -14,7 +14,8 @@ MOST = 1 << 16  # characters of a limit that can be enforced
 LONGEST = 1 << 16  # characters of alternatives
 PIECES = re.compile(r"\\[\s\S]|\[\^?\]?(?:\\[\s\S]|[^\]\\])*\]|\(\?.|[\s\S]")
 CHARS = re.compile(r"\\[\s\S]|[\s\S]")
-DATE, CLOCK = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01][0-9]|2[0-3]):[0-5][0-9]"
+DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
 TIME = rf"{CLOCK}:[0-5][0-9](\.[0-9]+)?(Z|[+-]{CLOCK})"
 BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 FORMATS = {
@@ -26,18 +27,22 @@ FORMATS = {
     "email": r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
 }
 SETS = {"d": "0-9", "w": "A-Za-z0-9_"}  # of ECMAScript, where they are ASCII
-LITERAL = set("tnrfvsS.*+?()[]{}|\\/^$-\"'#&~,:;=!<>@%`_ ")  # what may follow a backslash, beside these sets
+LITERAL = set(
+    "tnrfvsS.*+?()[]{}|\\/^$-\"'#&~,:;=!<>@%`_ "
+)  # what may follow a backslash, beside these sets
 UNKNOWN = ("not", "if", "$dynamicRef")
 
 
 class Texts:
-    """The strings that schemas in a whole one allow, as Lark's terminals. lenient: what cannot be enforced is left out.
+    """The strings that schemas in a whole one allow, as Lark's terminals. lenient: what cannot be
+    enforced is left out.
 
     Raises InputError for that.
     """
 
     def __init__(self, schemas: Schemas, lenient: bool):
-        self.schemas, self.lenient = schemas, lenient
+        self.schemas = schemas
+        self.lenient = lenient
         self._choices = dict[int, tuple[Any, list[str] | None]]()  # by a schema's identity
         self._rules = dict[int, tuple[Any, str | None]]()
 
@@ -77,7 +82,8 @@ class Texts:
                 raise InputError("no text is allowed by both its enum and its other parts")
             yield any_of(choices)
         for part in self.schemas.parts(schema):
-            least, most = _count(part.get("minLength")), _count(part.get("maxLength"))
+            least = _count(part.get("minLength"))
+            most = _count(part.get("maxLength"))
             if least or most is not None:
                 yield f"/{ANY}{{{least or 0},{'' if most is None else most}}}/"
             for key, expression in (("pattern", pattern_of), ("format", FORMATS.get)):
@@ -122,16 +128,21 @@ def _count(value: Any) -> int | None:
 
 
 def pattern_of(pattern: str) -> str | None:
-    """A schema's pattern, which may match anywhere, as an expression for a whole text; None for one that cannot be.
+    """A schema's pattern, which may match anywhere, as an expression for a whole text; None for one
+    that cannot be.
 
-    Rust's expressions, which grammars have, know no look-around, and anchors are read at both ends alone.
+    Rust's expressions, which grammars have, know no look-around, and anchors are read at both ends
+    alone.
     """
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError):
         return None
-    begin, end = pattern.startswith("^"), bool(re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern))
-    pieces, made, depth = PIECES.findall(pattern[begin : len(pattern) - end]), list[str](), 0
+    begin = pattern.startswith("^")
+    end = bool(re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern))
+    pieces = PIECES.findall(pattern[begin : len(pattern) - end])
+    made = list[str]()
+    depth = 0
     for piece in pieces:
         depth += piece.startswith("(") - (piece == ")")
         alone = piece in ("^", "$") or (piece == "|" and not depth and (begin or end))
@@ -146,10 +157,15 @@ def _piece(piece: str) -> str | None:
     """A piece of an expression in Rust's notation."""
     if piece.startswith("[") and len(piece) > 1:
         inside = [
-            _escape(x, "{}") if x[0] == "\\" else rf"\{x}" if x in "[&~" else x for x in CHARS.findall(piece[1:-1])
+            _escape(x, "{}") if x[0] == "\\" else rf"\{x}" if x in "[&~" else x
+            for x in CHARS.findall(piece[1:-1])
         ]
         return None if None in inside else "[" + "".join(x or "" for x in inside) + "]"
-    return _escape(piece, "[{}]") if piece.startswith("\\") else {"\n": r"\n", "\r": r"\r"}.get(piece, piece)
+    return (
+        _escape(piece, "[{}]")
+        if piece.startswith("\\")
+        else {"\n": r"\n", "\r": r"\r"}.get(piece, piece)
+    )
 
 
 def _escape(escape: str, around: str) -> str | None:

@@ -10,22 +10,30 @@ from math import isfinite
 from longdraft.server.calls.marks import FIRST, LAST
 
 MARKS = f"{FIRST}-{LAST}"
-PLAIN = re.compile(f"[^\"'\\\\\\x00-\\x1f{MARKS}]+")  # characters of a string that stand for themselves
+PLAIN = re.compile(
+    f"[^\"'\\\\\\x00-\\x1f{MARKS}]+"
+)  # characters of a string that stand for themselves
 SPACE = re.compile(r"[ \t\r\n]+")
-BARE = {False: re.compile(rf"[^\"\n,{{}}\[\]{MARKS}]+"), True: re.compile(rf"[^\"\n,:{{}}\[\]{MARKS}]+")}
-WORDY = {False: ":'", True: "'"}  # characters that a word without quotes may have in it; by whether it is a key
+BARE = {
+    False: re.compile(rf"[^\"\n,{{}}\[\]{MARKS}]+"),
+    True: re.compile(rf"[^\"\n,:{{}}\[\]{MARKS}]+"),
+}
+WORDY = {
+    False: ":'",
+    True: "'",
+}  # characters that a word without quotes may have in it; by whether it is a key
 HEX = re.compile(r"u[0-9a-fA-F]{0,4}")
 CLOSER = {"{": "}", "[": "]"}
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Value:
-    """What it gives out and `close` together are a valid JSON object, whatever the model writes, and valid JSON is
-    unchanged.
+    """What it gives out and `close` together are a valid JSON object, whatever the model writes,
+    and valid JSON is unchanged.
 
-    Common faults are mended: control characters and quotes inside strings that are not escaped, unknown escapes, single
-    quotes, words without quotes, Python's constants, commas too many or too few, and brackets that are never closed. A
-    mark ends the object wherever it comes.
+    Common faults are mended: control characters and quotes inside strings that are not escaped,
+    unknown escapes, single quotes, words without quotes, Python's constants, commas too many or too
+    few, and brackets that are never closed. A mark ends the object wherever it comes.
     """
 
     def __init__(self) -> None:
@@ -37,11 +45,16 @@ class Value:
         self._end = ""  # a quote that may end the string, and space after it
         self._escape = ""  # the beginning of an escape
         self._bare = ""  # a number, or a word without quotes
-        self._out, self._text, self._at = list[str](), "", 0
+        self._out = list[str]()
+        self._text = ""
+        self._at = 0
 
     def feed(self, text: str) -> tuple[str, int]:
-        """What is known of the object now that this text has come, and how many characters of it are the object's."""
-        self._text, self._at = text, 0
+        """What is known of the object now that this text has come, and how many characters of it
+        are the object's.
+        """
+        self._text = text
+        self._at = 0
         while not self.done and self._at < len(text):
             char = text[self._at]
             if FIRST <= char <= LAST:
@@ -63,7 +76,8 @@ class Value:
         return self._given()
 
     def _given(self) -> str:
-        given, self._out = "".join(self._out), []
+        given = "".join(self._out)
+        self._out = []
         return given
 
     def _finish(self) -> None:
@@ -76,7 +90,7 @@ class Value:
             self._pop()
         self.done = True
 
-    # Strings ------------------------------------------------------------------------------------------------------
+    # Strings --------------------------------------------------------------------------------------
 
     def _quoted(self, char: str) -> None:
         if plain := PLAIN.match(self._text, self._at):
@@ -109,22 +123,28 @@ class Value:
         self._escape = ""
 
     def _after_quote(self, char: str) -> None:
-        """Whether a quote ended its string: if what follows cannot follow a string, the quote is a part of its text."""
+        """Whether a quote ended its string: if what follows cannot follow a string, the quote is a
+        part of its text.
+        """
         if char in " \t\r\n":
             self._at += 1
             self._end += char
         elif char in (":" if self._next == "key" else ",}]") or ("\n" in self._end and char == '"'):
             self._end_string()
         else:
-            self._out.append(dumps(self._end)[1:-1] if self._quote == '"' else "'" + dumps(self._end[1:])[1:-1])
+            self._out.append(
+                dumps(self._end)[1:-1] if self._quote == '"' else "'" + dumps(self._end[1:])[1:-1]
+            )
             self._end = ""
 
     def _end_string(self) -> None:
         self._out.append('"' + self._end[1:])
-        self._quote = self._end = self._escape = ""
+        self._quote = ""
+        self._end = ""
+        self._escape = ""
         self._next = "colon" if self._next == "key" else "comma"
 
-    # Everything else ----------------------------------------------------------------------------------------------
+    # Everything else ------------------------------------------------------------------------------
 
     def _outside(self, char: str) -> None:
         if space := SPACE.match(self._text, self._at):
@@ -135,7 +155,9 @@ class Value:
                 self._comma += space[0]
             else:
                 self._out.append(space[0])
-        elif (one := self._structural.get(char)) and not (self._bare and char in WORDY[self._next == "key"]):
+        elif (one := self._structural.get(char)) and not (
+            self._bare and char in WORDY[self._next == "key"]
+        ):
             self._at += 1
             self._end_bare()
             one(char)
@@ -160,10 +182,15 @@ class Value:
 
     def _end_bare(self) -> None:
         """The end of a word: JSON as it is, or a string."""
-        text, self._bare = self._bare.rstrip(), self._bare[len(self._bare.rstrip()) :]
-        space, self._bare = self._bare, ""
+        text = self._bare.rstrip()
+        self._bare = self._bare[len(self._bare.rstrip()) :]
+        space = self._bare
+        self._bare = ""
         if text:
-            self._out.append((dumps(text, ensure_ascii=False) if self._next == "key" else _constant(text)) + space)
+            self._out.append(
+                (dumps(text, ensure_ascii=False) if self._next == "key" else _constant(text))
+                + space
+            )
             self._next = "colon" if self._next == "key" else "comma"
 
     def _item(self) -> None:

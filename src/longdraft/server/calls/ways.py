@@ -1,4 +1,6 @@
-"""Every way in which a model may write calls, whatever its chat template shows, and the reader of them all."""
+"""Every way in which a model may write calls, whatever its chat template shows, and the reader of
+them all.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.tags import FUNCTION, read_function
 
 DEEPEST = 4  # marks that follow each other before a call
-FENCE, LANGUAGES = "```", {"", "json", "jsonc", "tool_call", "tool_calls", "xml"}
+FENCE = "```"
+LANGUAGES = {"", "json", "jsonc", "tool_call", "tool_calls", "xml"}
 FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*(?=[^\w+ \t-])")
 FENCING = re.compile(r"`{0,3}|```[ \t]*[\w+-]*[ \t]*")  # a part of its first line
 LONGEST = 64  # characters of a mark
@@ -22,8 +25,9 @@ SENTENCE = ".:!?"  # ends of what may precede an object on its line
 
 
 class Way(NamedTuple):
-    """opens: what begins calls. closes: what may end them. read: reads calls at a place in a reader's text, or takes
-    nothing and says False. keeps: that place is before the mark, not after it.
+    """opens: what begins calls. closes: what may end them. read: reads calls at a place in a
+    reader's text, or takes nothing and says False. keeps: that place is before the mark, not after
+    it.
     """
 
     opens: str
@@ -35,9 +39,9 @@ class Way(NamedTuple):
 class Calls(Reader):
     """Content, and calls of the functions that are offered, in any way of writing them.
 
-    own: the ways of the template, which are all where a grammar binds the answer. begins: there, an object at the
-    beginning of the answer is a call too. Elsewhere it is where nothing, a line's or a sentence's end precedes it,
-    outside of other code.
+    own: the ways of the template, which are all where a grammar binds the answer. begins: there, an
+    object at the beginning of the answer is a call too. Elsewhere it is where nothing, a line's or
+    a sentence's end precedes it, outside of other code.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class Calls(Reader):
         begins: bool = False,
     ):
         super().__init__(schemas, most, bound)
-        self.own, self.begins, self.fenced = {way.opens for way in own}, begins, False
+        self.own = {way.opens for way in own}
+        self.begins = begins
+        self.fenced = False
         self.ways = (*own, *(way for way in WAYS if not bound and way.opens not in self.own))
         self.openers = tuple(way.opens for way in self.ways if not way.keeps)
         self.closers = tuple({way.closes for way in self.ways if way.closes})
@@ -70,8 +76,8 @@ class Calls(Reader):
             at += yield from self._call(at)
 
     def _call(self, at: int) -> Steps[int]:
-        """Read a call that may begin at a place. How many characters after it are content because none does; a call
-        is taken with what precedes it, and the place is the beginning then.
+        """Read a call that may begin at a place. How many characters after it are content because
+        none does; a call is taken with what precedes it, and the place is the beginning then.
         """
         way = yield from self._way(at)
         if way is None:
@@ -89,7 +95,8 @@ class Calls(Reader):
     def _way(self, at: int) -> Steps[Way | None]:
         """The way of writing calls that begins at a place."""
         while True:
-            text, before = self.rest[at : at + LONGEST], self.last + self.rest[:at]
+            text = self.rest[at : at + LONGEST]
+            before = self.last + self.rest[:at]
             ways = [way for way in self.ways if way.opens in self.own or not before.endswith("`")]
             ways += [FENCED_WAY] if not self.bound and LINE.search(before) else []
             if way := next((way for way in ways if text.startswith(way.opens)), None):
@@ -103,7 +110,9 @@ class Calls(Reader):
         if self.bound:
             return self.begins and not text and not self.said
         space = before[len(text) :]
-        return not self.fenced and (not text or "\n" in space or (bool(space) and text[-1] in SENTENCE))
+        return not self.fenced and (
+            not text or "\n" in space or (bool(space) and text[-1] in SENTENCE)
+        )
 
     def _close(self, way: Way) -> Steps[None]:
         """Take the marks that end calls."""

@@ -1,7 +1,8 @@
 """The page's ES modules as one script: its Content-Security-Policy lets it load no others.
 
-All modules then share one scope. What ES modules promise is checked before: what a module imports exists, and no two
-modules declare the same name. Only these forms are read, each at the start of a line:
+All modules then share one scope. What ES modules promise is checked before: what a module imports
+exists, and no two modules declare the same name. Only these forms are read, each at the start of a
+line:
 
     import { a, b } from "./file.js";
     export const a = …        (or let, class, function, async function)
@@ -40,21 +41,25 @@ def parse(name: str, text: str) -> Module:
     code = _DECLARATION.sub(lambda m: m[0].removeprefix("export "), text)
     if other := _OTHER.search(code):
         raise ValueError(f"{name}: this form cannot be joined: {other[0]}")
-    return Module(imports, [x for _, x in declarations], {x for export, x in declarations if export}, code)
+    return Module(
+        imports, [x for _, x in declarations], {x for export, x in declarations if export}, code
+    )
 
 
 def bundle(entry: str, read: Callable[[str], str]) -> str:
     """The entry and all modules that it needs as one script, each after those it imports.
 
-    read: the text of a file by its name. Raises ValueError if modules import each other in a cycle, import what is not
-    exported, or declare the same name.
+    read: the text of a file by its name. Raises ValueError if modules import each other in a cycle,
+    import what is not exported, or declare the same name.
     """
     modules = in_order(entry, read)
     declared: dict[str, str] = {}
     for name, module in modules.items():
         for file, names in module.imports:
             if missing := set(names) - modules[file].exported:
-                raise ValueError(f"{name} imports {', '.join(sorted(missing))}, which {file} does not export")
+                raise ValueError(
+                    f"{name} imports {', '.join(sorted(missing))}, which {file} does not export"
+                )
         for x in module.declared:
             if x in declared:
                 raise ValueError(f"{name} and {declared[x]} both declare {x}")
@@ -63,18 +68,24 @@ def bundle(entry: str, read: Callable[[str], str]) -> str:
 
 
 def in_order(entry: str, read: Callable[[str], str]) -> dict[str, Module]:
-    """{file name: module} in the order in which a browser runs them. Raises ValueError for cycles and missing files."""
+    """{file name: module} in the order in which a browser runs them. Raises ValueError for cycles
+    and missing files.
+    """
     modules: dict[str, Module] = {}
 
     def add(name: str, importers: tuple[str, ...]) -> None:
         if name in importers:
-            raise ValueError(f"these modules import each other: {', '.join(importers[importers.index(name) :])}")
+            raise ValueError(
+                f"these modules import each other: {', '.join(importers[importers.index(name) :])}"
+            )
         if name in modules:
             return
         try:
             module = parse(name, read(name))
         except FileNotFoundError:
-            raise ValueError(f"{', '.join(importers[-1:])} imports {name}, which does not exist") from None
+            raise ValueError(
+                f"{', '.join(importers[-1:])} imports {name}, which does not exist"
+            ) from None
         for file, _ in module.imports:
             add(file, (*importers, name))
         modules[name] = module
