@@ -29,7 +29,7 @@ from arguments import Arguments, at_least, status
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Tree, Verdict
 from longdraft.drafters import AdaptiveDraft, Drafter
-from longdraft.engine.trace import Trace
+from longdraft.recording.trace import Trace
 
 LENGTHS = (96, 512)
 LOOKING = CaptureSpec(rows="mean")

@@ -29,11 +29,11 @@ from rich.table import Table
 from longdraft.bench.inputs import texts
 from longdraft.bench.steps import ROWS, operations
 from longdraft.engine.decode_session import DecodeSession
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.models.loading import load, quiet
 from longdraft.ops import threads
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 CONFIGURATIONS = {
     "1 thread": (1, False),

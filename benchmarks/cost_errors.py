@@ -23,10 +23,10 @@ from rich.table import Table
 
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.models.loading import load, quiet
 from longdraft.ops.threads import pinned
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 from longdraft.tuning.measure import (
     Held,
     bias,

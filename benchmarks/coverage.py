@@ -32,7 +32,6 @@ from longdraft import Sampler, build, generate
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.core.provenance import checkout, now, versions
 from longdraft.drafters.kinds import KINDS
-from longdraft.engine.record_file import RecordFile
 from longdraft.errors import InputError
 from longdraft.methods import find
 from longdraft.models.classes import is_multimodal
@@ -40,6 +39,7 @@ from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm, quiet
 from longdraft.models.multimodal import placeholders_of
 from longdraft.models.support import probe, refuse
+from longdraft.recording.record_file import RecordFile
 
 NEW = 12
 LENGTHS = (40, 17)

@@ -26,9 +26,9 @@ from arguments import Arguments, at_least, status
 from gpu_parts import SEED, Bench, Row, freed, short
 
 from longdraft.core import provenance
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import processor
+from longdraft.core.provenance import processor
 from longdraft.errors import InputError
+from longdraft.recording.record_file import RecordFile
 
 Part = tuple[str, str, float, Callable[[], Iterator[Row]]]
 

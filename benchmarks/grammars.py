@@ -29,10 +29,10 @@ from validity import checker
 
 from longdraft.constraints.masks import excluded
 from longdraft.constraints.progress import Path, Progress
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.models.loading import load, quiet
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 SHAPES = {"text": 1, "chain": 13, "tree": 69}  # nodes below and at the end of a text
 STEPS = 200  # of a walk

@@ -26,9 +26,9 @@ from torch import Tensor
 
 import longdraft
 from longdraft.audit.ties import TOLERANCE, most_ties
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.hf.wrapped import lm_of
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 # of Transformers' output, and the other one
 ATTENTION = "sdpa"

@@ -29,9 +29,9 @@ from rich.table import Table
 
 import longdraft
 from longdraft.engine.generate import Stats
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.hf.wrapped import lm_of
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 CACHES = {"dynamic cache": {}, "static cache": {"cache_implementation": "static"}}
 BASE = "dynamic cache"  # what the others are compared with

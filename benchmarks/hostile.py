@@ -38,12 +38,11 @@ from server_process import ServerProcess
 from steps_after import StepsAfter
 
 from longdraft import Session, load
-from longdraft.core.provenance import checkout, now, versions
-from longdraft.engine.prefix_cache import PrefixCache
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import processor
+from longdraft.core.provenance import checkout, now, processor, versions
 from longdraft.errors import InputError
 from longdraft.methods import build
+from longdraft.prompts.prefix_cache import PrefixCache
+from longdraft.recording.record_file import RecordFile
 from longdraft.server.run import Server, Settings
 
 Figures = dict[str, Any]

@@ -32,13 +32,13 @@ from longdraft.bench.records import load as load_records
 from longdraft.cli.common import reading
 from longdraft.core import Sampler, Tree
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
 from longdraft.models.lm import LM
 from longdraft.models.loading import load, quiet
 from longdraft.models.text import token_ids
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 LONGEST = 32768  # tokens of a text: every context is the end of one, whichever are measured
 # tokens whose loss is measured, so many at a time

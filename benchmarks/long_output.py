@@ -20,11 +20,11 @@ from arguments import Arguments, at_least, status
 from longdraft.core import Sampler
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession
-from longdraft.engine.measure import distinct
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.methods import build
 from longdraft.models.loading import load
+from longdraft.recording.measure import distinct
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 
 def decoded(

@@ -45,13 +45,13 @@ from longdraft.bench.peers.llama_wheel import Wheel
 from longdraft.core import Sampler
 from longdraft.core.options import pairs
 from longdraft.engine.generate import Stats, stream
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.fetch import fetched
 from longdraft.models.loading import load, quiet
 from longdraft.ops import threads
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 MODEL = "smollm2"
 CLIENTS = 4

@@ -32,12 +32,11 @@ from rich.console import Console
 from server_process import ServerProcess
 
 from longdraft import Constraints, Sampler, generate, load
-from longdraft.core.provenance import checkout, now, versions
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import processor
+from longdraft.core.provenance import checkout, now, processor, versions
 from longdraft.models.chat import chat_tokens
 from longdraft.models.fetch import fetched
 from longdraft.models.text import text_of
+from longdraft.recording.record_file import RecordFile
 
 CLIENTS = 4
 ROWS = 4

@@ -30,14 +30,14 @@ from longdraft import Sampler, Stats, generate
 from longdraft.constraints import Constraints, Grammar
 from longdraft.drafters import Drafter
 from longdraft.drafters.forced import Forced
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.chat import chat_tokens
 from longdraft.models.lm import LM
 from longdraft.models.loading import load, quiet
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 PLAIN = "plain"
 FORCED = "forced"

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from longdraft.core.verify import match, reject
     from longdraft.drafters import AdaptiveDraft
     from longdraft.engine.generate import Stats, Step, generate, stream
-    from longdraft.engine.prefix_cache import PrefixCache
-    from longdraft.engine.prompt_file import PromptFile
-    from longdraft.engine.prompt_folder import PromptFolder
     from longdraft.engine.scheduler import serve
     from longdraft.engine.session import Event, Session
     from longdraft.errors import Busy, InputError
@@ -28,6 +25,9 @@ if TYPE_CHECKING:
     from longdraft.methods import METHODS, build
     from longdraft.models.loading import load
     from longdraft.ops import row_seed
+    from longdraft.prompts.prefix_cache import PrefixCache
+    from longdraft.prompts.prompt_file import PromptFile
+    from longdraft.prompts.prompt_folder import PromptFolder
 
 __all__ = [
     "METHODS",
@@ -62,8 +62,8 @@ _HOMES = {
     "core.verify": ("match", "reject"),
     "drafters": ("AdaptiveDraft",),
     "engine.prefix_cache": ("PrefixCache",),
-    "engine.prompt_file": ("PromptFile",),
-    "engine.prompt_folder": ("PromptFolder",),
+    "prompts.prompt_file": ("PromptFile",),
+    "prompts.prompt_folder": ("PromptFolder",),
     "engine.generate": ("Stats", "Step", "generate", "stream"),
     "engine.scheduler": ("serve",),
     "engine.session": ("Event", "Session"),

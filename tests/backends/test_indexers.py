@@ -18,9 +18,9 @@ from longdraft.backends.compressed import Path
 from longdraft.backends.indexers import Choice, first_of_best
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import PAD, Tree
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.models.lm import LM
 from longdraft.models.support import refuse
+from longdraft.prompts.prefix_cache import PrefixCache
 from longdraft.views import View
 
 KINDS = (

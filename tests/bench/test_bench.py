@@ -28,12 +28,12 @@ from longdraft.cli import main
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import relative
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import relative
 
 KEYS = {
     "text",

@@ -10,7 +10,7 @@ import torch
 
 from longdraft import PrefixCache, PromptFolder
 from longdraft.cli import main
-from longdraft.engine import prefix_room
+from longdraft.prompts import prefix_room
 
 pytest.importorskip("uvicorn")
 

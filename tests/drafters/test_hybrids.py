@@ -22,7 +22,7 @@ from longdraft.drafters import DFlash, Drafter, Eagle, Mtp, rereading
 from longdraft.drafters.combined import Combined
 from longdraft.drafters.eagle.pairs import Pairs
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.prompts.prefix_cache import PrefixCache
 
 MODEL = "qwen3.5-long"
 SMALL = {

@@ -16,8 +16,8 @@ from longdraft.core import Tree
 from longdraft.core.states import RowStates
 from longdraft.drafters import Drafter
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.models.lm import LM
+from longdraft.prompts.prefix_cache import PrefixCache
 
 NEW = 8
 

@@ -19,13 +19,13 @@ from longdraft import InputError, PrefixCache, PromptFolder, Session, generate, 
 from longdraft.core import KVCache, PromptSpec
 from longdraft.drafters import Drafter
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.prompt_file import PromptFile, PromptFiles
-from longdraft.engine.race import Race
 from longdraft.engine.requests import make_request
 from longdraft.engine.row_pool import RowPool
-from longdraft.engine.trace import Lane, new_trace
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
+from longdraft.prompts.prompt_file import PromptFile, PromptFiles
+from longdraft.recording.race import Race
+from longdraft.recording.trace import Lane, new_trace
 
 BLOCK = 16
 NEW = 10

@@ -19,11 +19,11 @@ from longdraft import Sampler, Session, generate
 from longdraft.core import KVCache, PromptSpec
 from longdraft.drafters import Drafter
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.requests import Request
 from longdraft.engine.row_pool import RowPool
 from longdraft.models.lm import LM
 from longdraft.ops import native
+from longdraft.prompts.prefix_cache import PrefixCache
 
 BLOCK = 64
 LENGTHS = (300, 281, 410, 333, 390, 310)

@@ -12,11 +12,11 @@ from support.listed import BUILD, case, each_method_on, exact, read_in_any_parts
 from longdraft import InputError, Sampler, Session, generate
 from longdraft.core import Tree
 from longdraft.drafters import Drafter
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.session import Event
 from longdraft.errors import Busy
 from longdraft.models import lm as lm_module
 from longdraft.models.lm import LM
+from longdraft.prompts.prefix_cache import PrefixCache
 
 SLOTS = 200
 SAMPLERS = [

@@ -10,9 +10,9 @@ from support import tiny
 from longdraft.cli.job import Job
 from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter
-from longdraft.engine import measure
 from longdraft.engine.generate import Stats
 from longdraft.methods.spec import MethodSpec
+from longdraft.recording import measure
 
 
 class SlowStart(Drafter):

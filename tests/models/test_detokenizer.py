@@ -19,7 +19,7 @@ from longdraft.models import text
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.file import GGUF
 from longdraft.models.text import Detokenizer, offsets_of, text_of, token_bytes, token_text
-from longdraft.server.reply import Reply
+from longdraft.server.decode.reply import Reply
 
 WORDS = [
     "a",

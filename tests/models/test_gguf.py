@@ -253,8 +253,8 @@ def test_an_unpacked_model_is_the_same_target(tmp_path, kind):
 
 
 def test_what_reads_weights_copes_with_packed_ones(tmp_path):
-    from longdraft.engine.records import provenance
     from longdraft.models.memory_traffic import head_size, weights_of
+    from longdraft.recording.record_origin import provenance
 
     lm = load_lm(str(saved(tmp_path, quantized="Q4_1")), "float32")
     other = load_lm(str(saved(tmp_path, quantized="Q4_0")), "float32")

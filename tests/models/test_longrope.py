@@ -14,14 +14,14 @@ from transformers import LlamaConfig
 from longdraft import generate
 from longdraft.backends.longrope import LongRope
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.prefix_cache import PrefixCache
-from longdraft.engine.prompt_file import PromptFile
 from longdraft.engine.row_pool import RowPool
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.shrunk import shrunk
 from longdraft.models.support import probe, refuse
+from longdraft.prompts.prefix_cache import PrefixCache
+from longdraft.prompts.prompt_file import PromptFile
 
 NEW = coverage.NEW
 EDGE = (

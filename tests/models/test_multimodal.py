@@ -27,7 +27,7 @@ from longdraft.errors import InputError
 from longdraft.models import classes, multimodal, support
 from longdraft.models.export import export
 from longdraft.models.loading import load_lm
-from longdraft.server.schema import ChatMessage
+from longdraft.server.openai.schema import ChatMessage
 
 # Where the text's own class runs; where there is none; where it scales logits and the multimodal
 # one does not.

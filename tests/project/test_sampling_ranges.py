@@ -31,8 +31,8 @@ from longdraft.engine.requests import make_request
 from longdraft.errors import InputError
 from longdraft.hf.sampler import IN_RANGE, sampler_of
 from longdraft.sampling_parameters import EXACT, SAMPLER, SEED, TEMPERATURE, TOP_K, TRACE, Parameter
-from longdraft.server.responses import ResponsesRequest
-from longdraft.server.schema import ChatRequest, CompletionRequest
+from longdraft.server.openai.responses import ResponsesRequest
+from longdraft.server.openai.schema import ChatRequest, CompletionRequest
 from longdraft.server.traces import TraceRequest
 
 TABLE = [p for p in vars(table).values() if isinstance(p, Parameter)]

@@ -28,7 +28,7 @@ from test_calls import dialect_of, found, reply_of, told
 from longdraft.constraints import literal
 from longdraft.errors import InputError
 from longdraft.server.calls.grammar import schema_of
-from longdraft.server.tools import Function
+from longdraft.server.openai.tools import Function
 
 llguidance = pytest.importorskip(
     "llguidance", reason="grammars are checked with llguidance, which is missing"

@@ -18,9 +18,9 @@ from longdraft.models.text import text_of
 from longdraft.server.calls.dialect import Dialect, format_of
 from longdraft.server.calls.reader import Part
 from longdraft.server.calls.ways import Calls
-from longdraft.server.chat_reply import ChatReply
-from longdraft.server.messages import message_of
-from longdraft.server.reply import Delta
+from longdraft.server.decode.chat_reply import ChatReply
+from longdraft.server.decode.reply import Delta
+from longdraft.server.openai.messages import message_of
 
 KINDS = {
     "coder": "Coder",

@@ -15,9 +15,9 @@ from support.templates_published import AT, PUBLISHED, QWEN, QWEN_UNMARKED, THIN
 
 from longdraft.engine.session import Event
 from longdraft.server.calls.dialect import Dialect
-from longdraft.server.chat_reply import ChatReply
-from longdraft.server.messages import message_of
-from longdraft.server.reply import Delta
+from longdraft.server.decode.chat_reply import ChatReply
+from longdraft.server.decode.reply import Delta
+from longdraft.server.openai.messages import message_of
 
 pytestmark = pytest.mark.full
 UNMARKED = (*QWEN_UNMARKED, "<tool_response>", "</tool_response>", *THINK)

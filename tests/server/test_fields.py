@@ -14,7 +14,7 @@ from longdraft import Sampler, build, load
 from longdraft.core.rules import Rules
 from longdraft.engine.requests import Event
 from longdraft.models.chat import Turn, asked_of, chat_tokens
-from longdraft.server.reply import Reply
+from longdraft.server.decode.reply import Reply
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 OPEN = [*MESSAGES, {"role": "assistant", "content": "import os\n\ndef "}]

@@ -17,8 +17,8 @@ from support.templates import TOKENIZERS
 
 from longdraft.bench.records import read_records
 from longdraft.models.text import token_ids
-from longdraft.server import guard, long_texts
-from longdraft.server.long_texts import exceeds, give_back, pieces
+from longdraft.server.http import guard, long_texts
+from longdraft.server.http.long_texts import exceeds, give_back, pieces
 
 CODE = "".join(
     f"def f{i}(x, y={i}):\n    return x[{i % 7}] + 'é漢' * y  # {'=' * (i % 40)}\n\n"
@@ -68,7 +68,7 @@ def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
         return token_ids(tokenizer, text, **options)
 
     monkeypatch.setattr(long_texts, "token_ids", seen)
-    monkeypatch.setattr("longdraft.server.service.token_ids", seen)
+    monkeypatch.setattr("longdraft.server.decode.service.token_ids", seen)
     if fault:
         monkeypatch.setattr(long_texts, "exceeds", lambda *_: False)
     long = "a b " * 50_000
@@ -94,7 +94,7 @@ def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
                 "tools": [tool],
             }
             bodies.append((PATHS[0], asked))
-            monkeypatch.setattr("longdraft.server.tokenizing.MOST_TOKENIZED", 1000)
+            monkeypatch.setattr("longdraft.server.openai.tokenizing.MOST_TOKENIZED", 1000)
             answers = [http.post(path, json=body) for path, body in bodies]
         finally:
             server.service.tokenizer.chat_template = chosen

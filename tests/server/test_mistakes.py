@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from support.served import TEXT, client, serving
 
-from longdraft.server import mistakes
+from longdraft.server.http import mistakes
 
 PROMPT: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "max_tokens": 2}
 USER = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.served import NEW, TEXT, asked, quiet, said, tokens_of
 
-from longdraft.server.ollama_schema import Asked
+from longdraft.server.ollama.ollama_schema import Asked
 
 OPTIONS = {"num_predict": NEW, "seed": 3, "temperature": 0.7, "top_k": 30, "top_p": 0.9}
 OURS = {

@@ -13,10 +13,10 @@ from support.served import TEXT, client, serving
 
 from longdraft import Sampler
 from longdraft.core import PromptSpec
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.requests import Request
 from longdraft.engine.row_pool import RowPool
-from longdraft.server.guard import Guard
+from longdraft.prompts.prefix_cache import PrefixCache
+from longdraft.server.http.guard import Guard
 
 pytestmark = read_in_any_parts
 LONG = TEXT * 4  # more than a block of 64 tokens

@@ -18,9 +18,9 @@ from support.listed import exact, read_in_any_parts
 from support.served import asked, client, said, serving, tokens_of
 
 from longdraft import InputError, PrefixCache, PromptFolder, Sampler, Session, generate
-from longdraft.engine import prompt_folder
-from longdraft.engine.saved_prompt import SavedPrompt
-from longdraft.server.guard import Guard
+from longdraft.prompts import prompt_folder
+from longdraft.prompts.saved_prompt import SavedPrompt
+from longdraft.server.http.guard import Guard
 
 PART = 32
 NEW = 12

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from support.served import NEW, TEXT, asked, chunks, client, quiet, serving, tokens_of
 
-from longdraft.server import service
+from longdraft.server.decode import service
 
 PROMPTS = [TEXT, "def add(a, b):\n", TEXT * 3]
 
@@ -113,7 +113,10 @@ def test_a_list_that_cannot_be_answered_is_refused_whole(server, http, more, wor
 def test_a_list_is_queued_whole_or_not(fault, monkeypatch):
     """Where only some of its prompts find room, none of them runs."""
     if fault:
-        monkeypatch.setattr("longdraft.server.engine.Stream.close", lambda self: None)
+        close = "longdraft.server.decode.decoding_thread.Stream.close"
+        monkeypatch.setattr(close, lambda self: None)
+            "longdraft.server.decode.decoding_thread.Stream.close", lambda self: None
+        )
     with serving(session={"batch": 1, "queue": 4}) as server, client(server) as http:
         monkeypatch.setattr(
             server.engine.session, "_admit", lambda: None

@@ -13,7 +13,7 @@ from longdraft.engine.session import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.loading import load
 from longdraft.models.text import offsets_of, text_of
-from longdraft.server.reply import Reply
+from longdraft.server.decode.reply import Reply
 
 
 @cache

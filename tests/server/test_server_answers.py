@@ -14,7 +14,7 @@ from longdraft import Rules, Sampler
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
-from longdraft.server.answer import Answer
+from longdraft.server.decode.answer import Answer
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from longdraft import Session, build
 from longdraft.core import KVCache
 from longdraft.drafters import AdaptiveDraft
 from longdraft.drafters.ngram.suffix import Recent
-from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.prompts.prefix_cache import PrefixCache
 
 
 def entries(root: Any) -> int:

@@ -18,7 +18,7 @@ from support.served import CHAT, chunks, client, loaded, serving
 
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import token_ids
-from longdraft.server.reply import Delta
+from longdraft.server.decode.reply import Delta
 
 WEATHER = {
     "type": "function",

@@ -17,7 +17,7 @@ import pytest
 from support.served import address, asked, chunks, client, serving
 
 from longdraft.drafters import Drafter
-from longdraft.server.guard import Guard
+from longdraft.server.http.guard import Guard
 from longdraft.server.run import Server
 
 

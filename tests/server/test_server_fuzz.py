@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from support.served import address, quiet, serving
 
-from longdraft.server.guard import Guard
-from longdraft.server.responses import ResponsesRequest
-from longdraft.server.schema import ChatRequest, CompletionRequest
+from longdraft.server.http.guard import Guard
+from longdraft.server.openai.responses import ResponsesRequest
+from longdraft.server.openai.schema import ChatRequest, CompletionRequest
 
 JSON = st.recursive(
     st.none()

@@ -29,10 +29,10 @@ import longdraft
 from longdraft import InputError
 from longdraft.cli.serve import serve
 from longdraft.models.chat import chat_tokens
-from longdraft.server import guard
-from longdraft.server.guard import Guard
+from longdraft.server.http import guard
+from longdraft.server.http.guard import Guard
+from longdraft.server.openai.schema import CompletionRequest, DetokenizeRequest
 from longdraft.server.run import Server, Settings
-from longdraft.server.schema import CompletionRequest, DetokenizeRequest
 
 SOURCES = sorted(Path(longdraft.__file__).parent.rglob("*.py"))
 JSON = {"Content-Type": "application/json"}

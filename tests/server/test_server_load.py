@@ -35,12 +35,12 @@ from longdraft.bench.records import read_records
 from longdraft.engine.requests import Request
 from longdraft.engine.row_pool import Reading, RowPool
 from longdraft.server import run
-from longdraft.server.answer import Answer
-from longdraft.server.connection import Connection
-from longdraft.server.engine import Engine
-from longdraft.server.problems import Problem
+from longdraft.server.decode.answer import Answer
+from longdraft.server.decode.decoding_thread import Engine
+from longdraft.server.decode.work import Work
+from longdraft.server.http.connection import Connection
+from longdraft.server.http.problems import Problem
 from longdraft.server.run import Server
-from longdraft.server.work import Work
 
 
 @pytest.fixture(scope="module")
@@ -419,7 +419,7 @@ def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch
 
 def test_an_answer_of_too_many_log_probabilities_is_refused(server):
     with client(server) as http, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longdraft.server.service.MOST_LOGPROBS", 100)
+        patch.setattr("longdraft.server.decode.service.MOST_LOGPROBS", 100)
         found = http.post("/v1/completions", json=asked(logprobs=20))
         assert (
             found.status_code == 400 and "ask for fewer tokens" in found.json()["error"]["message"]

@@ -21,9 +21,9 @@ from support.served import TEXT, address, asked, client, quiet, serving
 
 from longdraft import InputError
 from longdraft.drafters import Drafter
-from longdraft.server import log
-from longdraft.server.access import Access
-from longdraft.server.log import LOG, check, logging_to, say
+from longdraft.server.http import log
+from longdraft.server.http.access import Access
+from longdraft.server.http.log import LOG, check, logging_to, say
 from longdraft.server.run import Server
 
 START = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) ")
@@ -217,7 +217,7 @@ def test_many_refusals_do_not_flood():
 
 
 def test_clients_that_are_counted_apart_are_bounded(monkeypatch):
-    monkeypatch.setattr("longdraft.server.access.MOST_CLIENTS", 5)
+    monkeypatch.setattr("longdraft.server.http.access.MOST_CLIENTS", 5)
     access = Access(lambda *_: None, most=1, window_s=0)  # type: ignore[arg-type]
     stream = io.StringIO()
     with logging_to("warning", "text", stream):

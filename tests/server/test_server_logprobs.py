@@ -19,13 +19,14 @@ from support.served import TEXT, asked, chunks, client, serving, tokens_of
 from longdraft.engine.requests import Event, PromptRead
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import token_ids, token_text
-from longdraft.server import pieces, service
-from longdraft.server.answer import Answer
-from longdraft.server.formats import CompletionFormat, shown
-from longdraft.server.pieces import at_once, in_pieces
-from longdraft.server.reply import Silent
+from longdraft.server.decode import service
+from longdraft.server.decode.answer import Answer
+from longdraft.server.decode.reply import Silent
+from longdraft.server.decode.work import Work
+from longdraft.server.http import pieces
+from longdraft.server.http.pieces import at_once, in_pieces
+from longdraft.server.openai.formats import CompletionFormat, shown
 from longdraft.server.run import Server
-from longdraft.server.work import Work
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)

@@ -15,8 +15,8 @@ from clients import fire
 from support.served import TEXT, address, asked, client, serving
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from longdraft.server import connection
-from longdraft.server.connection import Connection
+from longdraft.server.http import connection
+from longdraft.server.http.connection import Connection
 
 HUGE = "9" * 5000
 

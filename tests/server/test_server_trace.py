@@ -14,11 +14,11 @@ import pytest
 from support.served import CHAT, TEXT, chunks, client, loaded, serving
 
 from longdraft import Sampler, generate
-from longdraft.engine.trace import Round, Trace
 from longdraft.methods import METHODS
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of, token_ids
 from longdraft.ops import native
+from longdraft.recording.trace import Round, Trace
 from longdraft.sampling_parameters import TRACE
 from longdraft.server.run import Server
 
@@ -174,7 +174,7 @@ def test_no_copy_of_the_model_is_made_for_a_trace(http, method, options, monkeyp
 
 
 def test_a_step_that_fails_ends_the_trace_alone(http, server, monkeypatch):
-    from longdraft.engine.race import Race
+    from longdraft.recording.race import Race
 
     def fails(self):
         raise RuntimeError("/secret/path")

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from longdraft import Sampler, Session, build, generate, load
-from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.models.text import text_of, token_ids
+from longdraft.prompts.prefix_cache import PrefixCache
 from longdraft.server.run import Server, Settings
 
 NEW = 24

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pytest import MonkeyPatch
 
-from longdraft.engine import prefix_cache
-from longdraft.engine.prefix_cache import PrefixCache, Shapes
+from longdraft.prompts import prefix_cache
+from longdraft.prompts.prefix_cache import PrefixCache, Shapes
 
 
 def shapes_of_the_latest_row(mp: MonkeyPatch) -> None:

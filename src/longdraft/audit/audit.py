@@ -14,9 +14,9 @@ from longdraft.audit.ties import WIDTH
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters import Drafter
 from longdraft.engine import generate as engine
-from longdraft.engine.prompt_file import PromptFiles
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import PromptFiles
 
 
 @dataclass

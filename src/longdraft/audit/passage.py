@@ -17,9 +17,9 @@ from longdraft.core import Rows, Sampling, Sequences, Tree, Verdict, Verifier, m
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Stats, Step, decode
-from longdraft.engine.measure import diversity
-from longdraft.engine.prompt_file import Keeper
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import Keeper
+from longdraft.recording.measure import diversity
 
 # relative to a layer's largest key or value in float32: a thousand times the rounding error
 MAX_ERROR = 1e-3

@@ -22,8 +22,8 @@ from longdraft.bench.grouping import (
     step_parts,
 )
 from longdraft.bench.notes import inexact, origin, speed_notes
-from longdraft.engine.measure import SPEEDUPS, speedups
 from longdraft.errors import InputError
+from longdraft.recording.measure import SPEEDUPS, speedups
 
 REPEATS = 5  # with fewer repeats, a table has a note
 

@@ -18,13 +18,13 @@ from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
-from longdraft.engine.measure import Output, speedups, traffic
-from longdraft.engine.prompt_file import PromptFiles
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import PromptFiles
+from longdraft.recording.measure import Output, speedups, traffic
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 WARM = 16  # tokens that each method decodes before anything is timed
 LEFT_OUT = "left out"  # the task of a record that says why a peer was not measured

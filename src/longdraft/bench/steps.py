@@ -16,13 +16,13 @@ from torch import Tensor
 from longdraft.bench.inputs import Text
 from longdraft.core import Captures, ChainDraws, KVCache, Sampler, Tree
 from longdraft.engine.decode_session import DecodeSession
-from longdraft.engine.prompt_file import PromptFiles
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import bytes_per_step, provenance
 from longdraft.errors import InputError
 from longdraft.methods.self_speculative import vegas
 from longdraft.models.lm import LM
 from longdraft.ops.bandwidth import bandwidth
+from longdraft.prompts.prompt_file import PromptFiles
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import bytes_per_step, provenance
 from longdraft.views import Policy
 
 ROWS = (2, 4, 8, 16, 32, 69)  # tokens per pass; 69: LongSpec's tree

@@ -16,12 +16,12 @@ from longdraft.bench.tasks.fitting import Fitting
 from longdraft.bench.tasks.suites import LENGTHS, Suite
 from longdraft.bench.tasks.task import Task, sha256
 from longdraft.core import Sampler
-from longdraft.engine.prompt_file import PromptFiles
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.text import text_of
+from longdraft.prompts.prompt_file import PromptFiles
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 NEW = 256  # tokens of an answer where a task does not say
 

@@ -21,12 +21,12 @@ from longdraft.bench.selection import Entry, setting
 from longdraft.core import KVCache, Sampler, match
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats, step
-from longdraft.engine.prompt_file import Keeper, PromptFiles, read_prompt
-from longdraft.engine.record_file import RecordFile
-from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import Keeper, PromptFiles, read_prompt
+from longdraft.recording.record_file import RecordFile
+from longdraft.recording.record_origin import provenance
 
 
 @dataclass

@@ -71,7 +71,7 @@ def audit(
     from longdraft.audit.plan import ways, windows
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
-    from longdraft.engine.records import provenance, relative
+    from longdraft.recording.record_origin import provenance, relative
 
     spec = method_options.spec(drafter_options, target_options.trained(model), seed)
     kept_in = common.check_prompt_cache(prompt_cache, folder=True)

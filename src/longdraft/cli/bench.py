@@ -312,7 +312,7 @@ def _run(job: Any, out: Path | None) -> None:
     from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
     from longdraft.bench.report import rich_table, sections
-    from longdraft.engine.record_file import RecordFile
+    from longdraft.recording.record_file import RecordFile
 
     job.check()
     log = RecordFile(out)

@@ -81,7 +81,7 @@ def settle() -> None:
 
 def prompt_files(folder: Path | None, target: Any) -> Any:
     """Where `bench` and `audit` keep prompts, if they do (--prompt-cache)."""
-    from longdraft.engine.prompt_file import PromptFiles
+    from longdraft.prompts.prompt_file import PromptFiles
 
     return None if folder is None else PromptFiles(folder, target)
 
@@ -92,7 +92,7 @@ def check_prompt_cache(path: Path | None, folder: bool) -> Path | None:
     """
     from longdraft.cli import processes
     from longdraft.core.places import new_file, new_folder
-    from longdraft.engine.prompt_file import NAMES
+    from longdraft.prompts.prompt_file import NAMES
 
     if path is None:
         return None

@@ -59,9 +59,9 @@ def demo(
     from longdraft.drafters import Drafter
     from longdraft.engine.decode_session import DecodeSession, first_difference
     from longdraft.engine.generate import check
-    from longdraft.engine.measure import Output, distinct, traffic
     from longdraft.methods import build
     from longdraft.models.text import Detokenizer
+    from longdraft.recording.measure import Output, distinct, traffic
 
     console = Console(highlight=False)
     target, tokenizer = common.load_target(model or real_model(), target_options, threads)
@@ -189,7 +189,7 @@ def table(
     from rich.table import Table
 
     from longdraft.cli.show import verdict
-    from longdraft.engine.measure import timings
+    from longdraft.recording.measure import timings
 
     shown = Table("method")
     for column in ("tokens/s", "mean acceptance length", "speedup"):

@@ -96,8 +96,8 @@ def generate(
     from longdraft.cli.job import Job, Printer
     from longdraft.cli.show import summary
     from longdraft.core.sampling import Sampler
-    from longdraft.engine.prompt_file import PromptFile
     from longdraft.errors import InputError
+    from longdraft.prompts.prompt_file import PromptFile
 
     if trace is not None:
         trace_file.check(trace, len(prompt_file))

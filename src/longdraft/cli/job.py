@@ -15,13 +15,13 @@ from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Step
-from longdraft.engine.measure import Output, figures, speedups, timings, traffic
-from longdraft.engine.prompt_file import Keeper
-from longdraft.engine.records import provenance
-from longdraft.engine.trace import Lane, Recorder, Trace, new_trace
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 from longdraft.models.text import Detokenizer, text_of
+from longdraft.prompts.prompt_file import Keeper
+from longdraft.recording.measure import Output, figures, speedups, timings, traffic
+from longdraft.recording.record_origin import provenance
+from longdraft.recording.trace import Lane, Recorder, Trace, new_trace
 
 WARM = 24  # tokens decoded before a timed comparison
 

@@ -158,19 +158,19 @@ def serve(
     rounding.
     """
     try:
-        from longdraft.server.log import check, logging_to, note
+        from longdraft.server.http.log import check, logging_to, note
         from longdraft.server.run import Served, Server, Settings, listening
     except ModuleNotFoundError as error:
         raise InputError(
             f"the server needs {error.name}, which is not installed: pip install 'longdraft[serve]'"
         ) from None
-    from longdraft.engine.prefix_cache import PrefixCache
-    from longdraft.engine.prefix_room import prefix_room
-    from longdraft.engine.prompt_folder import PromptFolder, private
     from longdraft.engine.session import Session
     from longdraft.models.chat import has_template
     from longdraft.models.control import control_of
     from longdraft.models.text import token_ids
+    from longdraft.prompts.prefix_cache import PrefixCache
+    from longdraft.prompts.prefix_room import prefix_room
+    from longdraft.prompts.prompt_folder import PromptFolder, private
 
     check(log_level, log_format)
     keys = read_keys(api_key_file)

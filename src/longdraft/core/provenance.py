@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from longdraft.host import processor as host
 from longdraft.host.checkout import checkout as checkout
 from longdraft.version import __version__
 
@@ -23,6 +24,15 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def processor(device: torch.device | str = "cpu") -> str:
+    """The model name of the processor or GPU; an x86 processor's with its family and model, as
+    names can be vague.
+    """
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return host.name()
 
 
 def command() -> str:

@@ -13,11 +13,11 @@ from longdraft.core import Sampler, Sampling, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check, decode, planned
-from longdraft.engine.prompt_file import stored
-from longdraft.engine.prompt_origin import origin_of
-from longdraft.engine.saved_prompt import SavedPrompt, write
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import stored
+from longdraft.prompts.prompt_origin import origin_of
+from longdraft.prompts.saved_prompt import SavedPrompt, write
 
 
 class Conversation:

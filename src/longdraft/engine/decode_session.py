@@ -26,8 +26,8 @@ from longdraft.core import (
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
-from longdraft.engine.prompt_file import Keeper, Read, store_prompts
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import Keeper, Read, store_prompts
 
 
 class RowsSnapshot:

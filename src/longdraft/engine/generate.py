@@ -12,9 +12,9 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import with_forced
 from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.engine.acceptance import Acceptance
-from longdraft.engine.prompt_file import Keeper, Read, read_prompt, store_prompts
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.prompts.prompt_file import Keeper, Read, read_prompt, store_prompts
 
 LIKELY = 1024  # tokens of an answer, which most do not reach
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
 from longdraft.engine.generate import planned
-from longdraft.engine.prefix_cache import Prefixes
-from longdraft.engine.remains import Remains
 from longdraft.engine.requests import PromptRead, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.models.lm import LM
+from longdraft.prompts.prefix_cache import Prefixes
+from longdraft.prompts.remains import Remains
 
 SPARE = 128  # slots of a row for the nodes of a draft tree
 SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them

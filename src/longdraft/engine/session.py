@@ -19,11 +19,11 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import Forced
 from longdraft.engine.generate import Stats, Step, check_pair, step
 from longdraft.engine.newest_step import NewestStep
-from longdraft.engine.prefix_cache import Prefixes
 from longdraft.engine.requests import Event, Request, held_up, make_request
 from longdraft.engine.row_pool import RowPool
 from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
+from longdraft.prompts.prefix_cache import Prefixes
 
 ALONE = 1024  # tokens to prefill between cancellation checks when idle
 

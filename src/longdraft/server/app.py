@@ -20,18 +20,19 @@ from fastapi.responses import (
 )
 from starlette.exceptions import HTTPException
 
-from longdraft.server import document, problems
-from longdraft.server.answer import Answer
-from longdraft.server.entry import current
-from longdraft.server.events import DONE, EventStream, sse
-from longdraft.server.formats import ChatFormat, CompletionFormat
+from longdraft.server.decode.answer import Answer
+from longdraft.server.decode.reply import Delta
+from longdraft.server.decode.service import Service
+from longdraft.server.decode.work import Work
+from longdraft.server.http import document, problems
+from longdraft.server.http.entry import current
+from longdraft.server.http.events import DONE, EventStream, sse
+from longdraft.server.http.pieces import Writer
+from longdraft.server.http.problems import Problem
 from longdraft.server.models import Models, about
-from longdraft.server.page import page
-from longdraft.server.pieces import Writer
-from longdraft.server.problems import Problem
-from longdraft.server.reply import Delta
-from longdraft.server.responses import ResponseObject, ResponsesRequest
-from longdraft.server.schema import (
+from longdraft.server.openai.formats import ChatFormat, CompletionFormat
+from longdraft.server.openai.responses import ResponseObject, ResponsesRequest
+from longdraft.server.openai.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -39,10 +40,9 @@ from longdraft.server.schema import (
     StreamOptions,
     TokenizeRequest,
 )
-from longdraft.server.service import Service
-from longdraft.server.tokenizing import about_tokenizer, tokenized
+from longdraft.server.openai.tokenizing import about_tokenizer, tokenized
+from longdraft.server.page import page
 from longdraft.server.traces import Recording, Tracer, TraceRequest
-from longdraft.server.work import Work
 from longdraft.version import __version__
 
 Format = ChatFormat | CompletionFormat

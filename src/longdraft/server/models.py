@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from longdraft.server.metrics import together
-from longdraft.server.problems import Problem
-from longdraft.server.service import Service
+from longdraft.server.decode.metrics import together
+from longdraft.server.decode.service import Service
+from longdraft.server.http.problems import Problem
 
 
 class Models:

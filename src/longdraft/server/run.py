@@ -20,18 +20,18 @@ from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.ops.threads import release
-from longdraft.server.access import Access
 from longdraft.server.app import create_app
-from longdraft.server.connection import Connection
-from longdraft.server.engine import Engine
-from longdraft.server.guard import Guard
-from longdraft.server.log import failure, say
-from longdraft.server.metrics import Metrics
+from longdraft.server.decode.decoding_thread import Engine
+from longdraft.server.decode.metrics import Metrics
+from longdraft.server.decode.service import Service
+from longdraft.server.decode.work import Times
+from longdraft.server.http.access import Access
+from longdraft.server.http.connection import Connection
+from longdraft.server.http.guard import Guard
+from longdraft.server.http.log import failure, say
 from longdraft.server.models import Models
-from longdraft.server.ollama import add_ollama
-from longdraft.server.service import Service
+from longdraft.server.ollama.routes import add_ollama
 from longdraft.server.traces import Tracer
-from longdraft.server.work import Times
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[

@@ -13,17 +13,19 @@ from pydantic import Field
 
 from longdraft.core import Sampler
 from longdraft.drafters import Drafter
-from longdraft.engine.race import Race
 from longdraft.engine.requests import Request, make_request
-from longdraft.engine.trace import Lane, Round, new_trace
 from longdraft.errors import Busy, InputError
 from longdraft.methods import METHODS, elsewhere
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.chat import has_template
+from longdraft.recording.race import Race
+from longdraft.recording.trace import Lane, Round, new_trace
 from longdraft.sampling_parameters import TEMPERATURE, TOP_K, TOP_P, TRACE
-from longdraft.server.fields import (
+from longdraft.server.decode.service import Service
+from longdraft.server.http.problems import Problem
+from longdraft.server.openai.fields import (
     FEW,
     MaxTokens,
     Name,
@@ -34,8 +36,6 @@ from longdraft.server.fields import (
     TopK,
     TopP,
 )
-from longdraft.server.problems import Problem
-from longdraft.server.service import Service
 
 Json = dict[str, Any]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longdraft.core.sampling import Sampler
-from longdraft.engine.measure import Output
 from longdraft.models.lm import LM
+from longdraft.recording.measure import Output
 
 
 class CannotRun(Exception):

@@ -14,7 +14,7 @@ from longdraft.server.calls.hermes import CLOSE, OPEN, tagged
 from longdraft.server.calls.tags import FUNCTION_END, VALUE_END
 from longdraft.server.calls.texts import Texts, any_of
 from longdraft.server.calls.ways import Way, read_marked
-from longdraft.server.tools import Function
+from longdraft.server.openai.tools import Function
 
 LINE = literal("\n")
 END = literal(f"\n{VALUE_END}\n")

@@ -17,7 +17,7 @@ from longdraft.server.calls.marks import Marks
 from longdraft.server.calls.mistral import Mistral
 from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.ways import Calls
-from longdraft.server.tools import Function
+from longdraft.server.openai.tools import Function
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 FIELDS = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from longdraft.constraints import closed, json_rule, literal
 from longdraft.server.calls.marks import Marks
-from longdraft.server.tools import Function
+from longdraft.server.openai.tools import Function
 
 ANY = r"/(.|\n)*/"
 

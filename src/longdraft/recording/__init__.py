@@ -1,0 +1,1 @@
+"""Recordings of decoding, and records of measurements with their origin."""

@@ -1,0 +1,1 @@
+"""From a checked request to its answer: decoding, and replies as they come."""

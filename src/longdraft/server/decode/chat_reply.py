@@ -1,0 +1,152 @@
+"""A chat's answer as it comes: parts of it, up to the first stop string of its content, with
+log-probabilities.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from longdraft.engine.requests import Event
+from longdraft.server.calls.marks import MarkedText
+from longdraft.server.calls.reader import Part, Reader, joined
+from longdraft.server.decode.reply import Delta, Reply
+
+
+class ChatReply(Reply):
+    """Stop strings apply to content alone, in each run of it: reasoning and arguments may have any
+    text.
+
+    reader: splits the text into parts; it sees the special tokens that are in `shown`, as these
+    characters. Its place in the text says which token has which character of the content.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: list[str],
+        reader: Reader,
+        shown: dict[int, str],
+        least: int = 0,
+    ):
+        super().__init__(tokenizer, stops, least)
+        self.text = MarkedText(tokenizer, shown) if shown else self.text
+        # where each token's text begins
+        self.reader = reader
+        self.starts = list[int]()
+        # characters of text; calls given out
+        self.came = 0
+        self.calls = 0
+
+    def take(self, event: Event) -> Delta:
+        if self.finish is not None:
+            return Delta()
+        self._note(event)
+        delta = Delta()
+        for i, token in enumerate(event.tokens):
+            begin = self.came + len(self.text.open)
+            text = None
+            if event.ended != "eos" or i < len(event.tokens) - 1:  # an end token has no text
+                text = self.text.push([token])
+                begin = self.came + self.text.before
+            self.starts.append(begin)
+            if event.logprobs is not None:
+                self.entries.append((begin, event.logprobs[i]))
+            self.tokens += 1
+            if text is not None:
+                self._read(text, delta)
+            if self.tokens <= self.least:
+                self.free = self.came + len(self.text.open)
+            if self.finish is not None:
+                return delta
+        if event.ended is not None:
+            self._read(self.text.flush(), delta, event.ended)
+        return delta
+
+    def _read(self, text: str, delta: Delta, ended: str | None = None) -> None:
+        """Add to a delta what this text says, and the answer's end if it is one."""
+        self.came += len(text)
+        parts = self.reader.push(text)
+        if ended is not None:
+            parts += self.reader.end(cut=ended != "eos")
+        given = self._upto_stop(parts)
+        if self.finish is None and ended is not None:
+            self.finish = "stop" if ended == "eos" else "length"
+        if self.finish is not None or self.reader.done:
+            given += self._release(len(self.held))
+        self._probabilities(delta, self.reader.done and self.finish is None)
+        if self.reader.done:
+            self.finish = self.finish or "stop"
+        self.calls += sum(part.kind == "call" for part in given)
+        delta.parts = joined(delta.parts + given)
+        delta.text += "".join(part.text for part in given if part.kind == "content")
+        delta.finish = "tool_calls" if self.finish == "stop" and self.calls else self.finish
+
+    def _upto_stop(self, parts: list[Part]) -> list[Part]:
+        """These parts, without content that may begin a stop string, or up to the first one."""
+        given = list[Part]()
+        for part in parts:
+            if part.kind != "content":
+                given += [*self._release(len(self.held)), part]
+                continue
+            self.held += part.text
+            if (cut := self._stop()) is not None:
+                given += self._release(cut)
+                self.finish = "stop"
+                self.held = ""
+                break
+            given += self._release(len(self.held) - self._possible())
+        return given
+
+    def _stop(self) -> int | None:
+        """Where in the held content the first stop string begins that ends after the first `least`
+        tokens.
+
+        The tokens after it do not count.
+        """
+        found = list[tuple[int, int]]()
+        for stop in self.stops:
+            at = self.held.find(stop)
+            while at >= 0 and self.reader.place(self.end + at + len(stop) - 1) < self.free:
+                at = self.held.find(stop, at + 1)
+            found += [(at, len(stop))] if at >= 0 else []
+        if not found:
+            return None
+        at, length = min(found)
+        self.tokens = bisect_left(self.starts, self.reader.place(self.end + at + length - 1) + 1)
+        self.came = self.reader.place(self.end + at)
+        return at
+
+    def _release(self, count: int) -> list[Part]:
+        text = self.held[:count]
+        self.held = self.held[count:]
+        self.end += count
+        return [Part("content", text)] if text else []
+
+    def _probabilities(self, delta: Delta, every: bool) -> None:
+        """Add those of the tokens whose text cannot be a part of a stop string any more. every:
+        all.
+        """
+        pending = bool(self.held or (self.stops and self.reader.rest))
+        end = (
+            self.reader.place(self.end)
+            if self.held
+            else self.reader.taken
+            if pending
+            else self.came
+        )
+        end = min(end, self.came)
+        every = every or (not pending and self.finish != "stop")
+        while self.entries and (self.entries[0][0] < end or every):
+            begin, entry = self.entries.popleft()
+            delta.offsets.append(begin)
+            delta.logprobs.append(entry)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens were reasoning, with the marks around it."""
+        thoughts = self.reader.thoughts
+        return sum(
+            bisect_left(self.starts, end) - bisect_left(self.starts, begin)
+            for begin, end in thoughts
+        )

@@ -1,0 +1,33 @@
+"""What a request may not ask for because of this model or this server's room; the schema has the
+other limits.
+"""
+
+from __future__ import annotations
+
+from longdraft.engine.session import Session
+from longdraft.server.decode.work import Work
+from longdraft.server.http.problems import Problem
+from longdraft.server.openai.schema import Sampled
+
+
+def check_choices(work: Work, session: Session) -> None:
+    """Raises Problem for more choices than can run and wait together."""
+    if session.queue is not None and work.choices > (most := session.queue + session.batch):
+        field = "n" if len(work.prompts) == 1 else "prompt"
+        raise Problem(
+            400,
+            f"{work.choices} choices are more than the {most} that run or wait: ask for fewer",
+            field,
+        )
+
+
+def check_numbers(body: Sampled, wanted: int, vocab: int) -> None:
+    """Raises Problem for tokens outside the vocabulary, and if the minimum length exceeds the
+    maximum.
+    """
+    if any(int(token) >= vocab for token in body.logit_bias):
+        why = f"a biased token is not in the model's vocabulary of {vocab}: leave it out"
+        raise Problem(400, why, "logit_bias")
+    if body.min_tokens > wanted:
+        why = f"{body.min_tokens} tokens at least are more than the {wanted} at most: give fewer"
+        raise Problem(400, why, "min_tokens")

@@ -1,0 +1,288 @@
+"""From a request to its answer: tokens, limits, a seed, and the streams of its choices."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from time import time
+from typing import Any, TypeVar
+
+from longdraft.core import Constraint, Sampler
+from longdraft.drafters.base import Drafter
+from longdraft.engine.generate import likely
+from longdraft.errors import Busy, FieldError, InputError
+from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
+from longdraft.models.text import offsets_of, text_of, token_bytes, token_ids
+from longdraft.ops import row_seed
+from longdraft.sampling_parameters import WINDOW
+from longdraft.server.decode.answer import Answer
+from longdraft.server.decode.chat_reply import ChatReply
+from longdraft.server.decode.decoding_thread import Engine, Stream
+from longdraft.server.decode.limits import check_choices, check_numbers
+from longdraft.server.decode.metrics import Metrics
+from longdraft.server.decode.reply import Reply, Silent
+from longdraft.server.decode.structures import Structures
+from longdraft.server.decode.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reasoning
+from longdraft.server.decode.work import Times, Work
+from longdraft.server.http.entry import current
+from longdraft.server.http.long_texts import LONG, Renderers, check_length, size_of, within
+from longdraft.server.http.pieces import Writer, at_once, in_pieces
+from longdraft.server.http.problems import Problem
+from longdraft.server.openai.formats import Echo
+from longdraft.server.openai.schema import ChatRequest, CompletionRequest, Sampled
+
+T = TypeVar("T")
+MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
+FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
+
+
+class Service:
+    """One model and one method. Refuses a request that cannot be answered before anything is
+    decoded for it.
+
+    most_new: how many new tokens a request has if it does not say, and at most. stopping: nothing
+    is accepted any more.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        model: str,
+        metrics: Metrics,
+        times: Times,
+        most_new: int,
+    ):
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model = model
+        self.metrics = metrics
+        self.times = times
+        self.most_new = most_new
+        self.created = int(time())
+        self.stopping = False
+        self.structures = Structures(engine.session.target, tokenizer)
+        self.templates = Renderers()
+        self.word = lru_cache(1 << 17)(partial(token_bytes, tokenizer))
+        self._one_long = (
+            asyncio.Lock()
+        )  # held while a long text is read, so that short ones find a free thread
+        self._reader = ThreadPoolExecutor(
+            1, "longdraft-long"
+        )  # of long texts: memory of one thread at most
+        self.drafting = type(engine.session.drafter) is not Drafter
+        self.target = engine.session.target
+        self.room = min(engine.session.slots, engine.session.total)
+
+    @property
+    def ready(self) -> bool:
+        return not self.stopping and self.engine.failure is None
+
+    async def chat(self, body: ChatRequest) -> Work:
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        messages = [m.plain for m in body.messages]
+        return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
+
+    async def talk(
+        self,
+        body: Sampled,
+        messages: list[Message],
+        limit: int | None,
+        logprobs: int | None = None,
+        offer: Offer = NO_TOOLS,
+        turn: Turn = ANSWER,
+    ) -> Work:
+        """The work of continuing a conversation. offer: what the model may call."""
+        dialect = dialect_for(self.tokenizer, messages, offer.tools)
+        prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
+        talk = Talk(dialect, offer, dialect.opened(prompt))
+        work = self._work([prompt], body, limit, logprobs, await self.structures.of(body, talk))
+        work.talk = talk
+        work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
+        self._check_logprobs(work)
+        return work
+
+    def _check_logprobs(self, work: Work) -> None:
+        """Raises Problem for a request whose answer would have too many."""
+        echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
+        tokens = work.n * (work.limit * len(work.prompts) + echoed)
+        count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
+        if count > MOST_LOGPROBS:
+            excess = (
+                f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
+            )
+            raise Problem(
+                400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs"
+            )
+
+    async def completion(self, body: CompletionRequest) -> Work:
+        prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
+        if not all(prompts):
+            raise Problem(400, "a prompt has no tokens: give some text", "prompt")
+        constraint = await self.structures.of(body)
+        work = self._work(prompts, body, max(body.max_tokens, 1), body.logprobs, constraint)
+        work.prompt_logprobs = body.echo and body.logprobs is not None
+        work.silent = body.max_tokens == 0
+        self._check_logprobs(work)
+        return work
+
+    async def conversation(
+        self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER
+    ) -> list[int]:
+        """The tokens of a conversation, by the model's chat template."""
+        render = within(self.templates.render, self.tokenizer, self.room)
+        return await self.aside(
+            size_of([messages, tools]), chat_tokens, self.tokenizer, messages, tools, render, turn
+        )
+
+    async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
+        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`,
+        or the room.
+        """
+
+        def read() -> list[int]:
+            check_length(self.tokenizer, text, max(most, self.room))
+            return token_ids(self.tokenizer, text, add_special_tokens=special)
+
+        return await self.aside(len(text), read)
+
+    def text(self, tokens: list[int]) -> str:
+        if any(t >= self.target.vocab for t in tokens):
+            raise Problem(
+                400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens"
+            )
+        return text_of(self.tokenizer, tokens)
+
+    def echo(self, prompt: list[int], scored: bool) -> Echo:
+        """A prompt as its answers repeat it. scored: with log-probabilities."""
+        return Echo(prompt, self.text(prompt), offsets_of(self.tokenizer, prompt) if scored else [])
+
+    def submit(self, work: Work) -> Answer:
+        """Queue the choices of a request, all or none. Raises Problem."""
+        if not self.ready:
+            raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
+        check_choices(work, self.engine.session)
+        streams: list[Stream] = []
+        try:
+            for k in range(work.choices):
+                prompt, i = divmod(k, work.n)
+                stream = self.engine.submit(
+                    prompt=work.prompts[prompt],
+                    max_new_tokens=work.limit,
+                    seed=row_seed(work.seeds[prompt], i),
+                    eos=work.eos,
+                    sampler=work.sampler,
+                    logprobs=work.logprobs,
+                    prompt_logprobs=work.prompt_logprobs and i == 0,
+                    owner=work.owner,
+                )
+                streams.append(stream)
+        except Exception as error:
+            for stream in streams:
+                stream.close()
+            if isinstance(error, Busy):
+                self.metrics.refuse(429)
+                raise Problem(429, str(error), retry_s=1) from None
+            if isinstance(error, InputError):
+                raise Problem(400, str(error)) from None
+            raise
+        answer = Answer(self, work, streams, [self._reply(work) for _ in streams])
+        current().answers.append(answer)
+        return answer
+
+    def _reply(self, work: Work) -> Reply:
+        if work.talk is None:
+            return (Silent if work.silent else Reply)(self.tokenizer, work.stops, least=work.least)
+        shown = work.talk.dialect.marks.shown
+        return ChatReply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
+
+    def fitting(self, prompt: list[int], limit: int | None) -> int:
+        """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves
+        no room.
+        """
+        room = self.room - len(prompt)
+        if room < 1:
+            excess = (
+                f"the prompt has {len(prompt)} tokens, and this server's limit is "
+                f"{self.room - 1}: give a shorter one"
+            )
+            raise Problem(400, excess, "prompt", "context_length_exceeded")
+        wanted = (
+            likely(self.target, len(prompt), min(self.most_new, room)) if limit is None else limit
+        )
+        if wanted > self.most_new:
+            raise Problem(
+                400,
+                f"{wanted} new tokens are more than the {self.most_new} allowed here",
+                "max_tokens",
+            )
+        if wanted > room:
+            excess = (
+                f"{len(prompt)} prompt tokens and {wanted} new ones exceed this server's limit "
+                f"of {self.room}"
+            )
+            raise Problem(
+                400,
+                f"{excess}: give at most {room} new tokens",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+        return wanted
+
+    def _work(
+        self,
+        prompts: list[list[int]],
+        body: Sampled,
+        limit: int | None,
+        logprobs: int | None,
+        constraint: Constraint | None,
+    ) -> Work:
+        wanted = min(self.fitting(prompt, limit) for prompt in prompts)
+        check_numbers(body, wanted, self.target.vocab)
+        bias = tuple(
+            sorted((int(token), float(number)) for token, number in body.logit_bias.items())
+        )
+        eos = (*(() if body.ignore_eos else self.target.end_tokens), *body.stop_token_ids)
+        rules = self.target.rules()
+        sampler = Sampler(
+            body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            penalty=body.repetition_penalty,
+            window=WINDOW.high,
+            frequency=body.frequency_penalty,
+            presence=body.presence_penalty,
+            bias=bias,
+            rules=rules.with_least(body.min_tokens) if eos else rules,
+            constraint=constraint,
+        )
+        seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
+        return Work(
+            prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
+        )
+
+    async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
+        """What a call makes with a writer of JSON; of many log-probabilities outside the event
+        loop's thread.
+        """
+        return call(at_once) if count <= FEW_LOGPROBS else await self.aside(count, call, in_pieces)
+
+    async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of a call on so much (see LONG), outside the event loop's thread. InputError
+        becomes a Problem.
+        """
+        try:
+            async with self._one_long if size > LONG else nullcontext():
+                reader = self._reader if size > LONG else None
+                return await asyncio.get_running_loop().run_in_executor(
+                    reader, partial(call, *arguments)
+                )
+        except InputError as error:
+            raise Problem(
+                400, str(error), error.field if isinstance(error, FieldError) else None
+            ) from None

@@ -1,0 +1,138 @@
+"""What a chat offers the model, and how the model's answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from longdraft.errors import InputError
+from longdraft.models.chat import Message, Tools, check_tools, template_of
+from longdraft.server.calls.dialect import Dialect
+from longdraft.server.calls.reader import Reader
+from longdraft.server.http.problems import Problem
+from longdraft.server.openai.structured import Structure
+from longdraft.server.openai.tools import Function
+
+UNKNOWN = (
+    "how this model's chat template writes calls is not known here: it must be auto or none, "
+    "and no function strict"
+)
+ALONE = (
+    "beside tools or a model's reasoning, only JSON and choices can be enforced: leave the "
+    "others out"
+)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The functions that an answer may call. choice: auto, none, required, or the name of the one
+    it must call.
+
+    parallel: whether it may have more than one call, where no function is named.
+    """
+
+    functions: Sequence[Function] = ()
+    choice: str = "auto"
+    parallel: bool = True
+
+    @property
+    def open(self) -> Sequence[Function]:
+        """Those that the model is told of."""
+        return () if self.choice == "none" else self.functions
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """As chat templates read them; None for none."""
+        functions = [function.model_dump(exclude={"strict"}) for function in self.open]
+        return [{"type": "function", "function": function} for function in functions] or None
+
+    @property
+    def asked(self) -> list[Function]:
+        """Those that a grammar allows: the one that must be called, or all."""
+        return [f for f in self.open if self.choice in ("auto", "required", f.name)]
+
+    @property
+    def many(self) -> bool:
+        """Whether an answer may have several calls. A function that is named by `choice` is called
+        exactly once.
+        """
+        return self.parallel and self.choice in ("auto", "none", "required")
+
+    @property
+    def needs_grammar(self) -> bool:
+        return bool(self.open) and (self.choice != "auto" or any(f.strict for f in self.open))
+
+
+NO_TOOLS = Offer()
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How the answers to a conversation are read. opened: the prompt has the beginning of the
+    model's reasoning.
+    """
+
+    dialect: Dialect
+    offer: Offer
+    opened: bool
+
+    def reader(self) -> Reader:
+        """Reads one choice's answer."""
+        schemas = {function.name: function.parameters for function in self.offer.open}
+        most = None if self.offer.many else 1
+        return self.dialect.reader(schemas, self.opened, most, bound=self.offer.needs_grammar)
+
+    def grammar(self, structure: Structure | None = None) -> str | None:
+        """Lark (llguidance's) for the whole answer, or None if nothing but `structure` binds it, or
+        nothing at all.
+
+        structure: what an answer without calls must be. Raises Problem for an unknown format of
+        calls, and where a structure cannot be a part of a grammar. Raises InputError.
+        """
+        offer = self.offer
+        dialect = self.dialect
+        if offer.needs_grammar and dialect.format is None:
+            raise Problem(400, f"tool_choice: {UNKNOWN}", "tool_choice")
+        content = None
+        if structure is not None and offer.choice in ("auto", "none"):
+            if not (dialect.writes or (offer.open and dialect.format is not None)):
+                return None
+            if (content := structure.rule()) is None:
+                raise Problem(400, f"structured_outputs: {ALONE}", "structured_outputs")
+        elif not offer.needs_grammar:
+            return None
+        return dialect.grammar(
+            offer.asked, int(offer.choice not in ("auto", "none")), offer.many, self.opened, content
+        )
+
+
+DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = (
+    WeakKeyDictionary()
+)  # by template; a model has one or two
+
+
+def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialect:
+    """How a model answers. Raises Problem for tools that its template does not write."""
+    try:
+        template = template_of(tokenizer, tools)
+        check_tools(template, messages, tools)
+    except InputError as error:
+        raise Problem(400, str(error), getattr(error, "field", None)) from None
+    known = DIALECTS.setdefault(tokenizer, {})
+    if template not in known:
+        known[template] = Dialect(tokenizer, template)
+    return known[template]
+
+
+def with_reasoning(messages: list[Message], field: str | None) -> list[Message]:
+    """Messages with earlier reasoning under the name that the template reads; without it if the
+    template reads none.
+    """
+
+    def renamed(message: Message) -> Message:
+        others = {key: value for key, value in message.items() if key != "reasoning_content"}
+        return others if field is None else others | {field: message["reasoning_content"]}
+
+    return [renamed(m) if "reasoning_content" in m else m for m in messages]

@@ -1,0 +1,48 @@
+"""A request that is ready to run, and how long it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longdraft.core import Sampler
+from longdraft.server.decode.talk import Talk
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds: until a request begins to be answered, and until it is answered."""
+
+    queue_s: float
+    request_s: float
+
+
+@dataclass
+class Work:
+    """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent:
+    no new tokens.
+
+    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see
+    Reply. owner: see Session.submit. talk: how a chat's answers are read.
+    """
+
+    prompts: list[list[int]]
+    limit: int
+    sampler: Sampler
+    seeds: list[int]
+    n: int
+    stops: list[str]
+    eos: tuple[int, ...]
+    logprobs: int | None
+    least: int = 0
+    prompt_logprobs: bool = False
+    silent: bool = False
+    owner: str = ""
+    talk: Talk | None = None
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))

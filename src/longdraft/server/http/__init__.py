@@ -1,0 +1,1 @@
+"""What every request passes: connections, keys, sizes, errors, the log."""

@@ -1,0 +1,101 @@
+"""What requests of Ollama's API may contain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from longdraft.sampling_parameters import FREQUENCY, MIN_P, PRESENCE
+from longdraft.server.openai.fields import (
+    Frequency,
+    MaxTokens,
+    MinP,
+    Name,
+    Penalty,
+    Presence,
+    Seed,
+    Strict,
+    Temperature,
+    Text,
+    TopK,
+    TopP,
+)
+from longdraft.server.openai.schema import MOST_MESSAGES, MOST_STOPS, ChatMessage, Stop
+from longdraft.server.openai.structured import Schema
+
+
+class Options(Strict):
+    """With Ollama's defaults, but no penalty except the model's own. num_predict below 0: as many
+    as there may be.
+
+    The penalty counts the whole text, which is what a repeat_last_n of -1 asks for.
+    """
+
+    num_predict: Literal[-1, -2] | MaxTokens = -1
+    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    temperature: Temperature = 0.8
+    top_k: TopK = 40
+    top_p: TopP = 0.9
+    min_p: MinP = MIN_P.default
+    seed: Seed | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
+    repeat_penalty: Penalty | None = None
+    repeat_last_n: Literal[-1] = -1
+    frequency_penalty: Frequency = FREQUENCY.default
+    presence_penalty: Presence = PRESENCE.default
+
+
+class Asked(Strict):
+    """format: "json" or a schema. keep_alive: ignored, since models stay loaded."""
+
+    model: Name
+    stream: bool = True
+    options: Options = Options()
+    keep_alive: float | Text | None = None
+    format: Literal["", "json"] | Schema = ""
+    think: Literal[False] = False
+    logprobs: Literal[False] = False
+
+    @property
+    def sampled(self) -> dict[str, Any]:
+        """The fields of a request in OpenAI's names."""
+        named = self.options.model_dump(
+            exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"}
+        )
+        structure = {}
+        if self.format:
+            asked = {"json_object": True} if self.format == "json" else {"json": self.format}
+            structure = {"structured_outputs": asked}
+        return (
+            named
+            | structure
+            | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
+        )
+
+    @property
+    def limit(self) -> int | None:
+        return self.options.num_predict if self.options.num_predict > 0 else None
+
+
+class Chat(Asked):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+
+
+class Generate(Asked):
+    """A question for the model's chat template; raw: a text to continue."""
+
+    prompt: Annotated[Text, Field(min_length=1)]
+    system: Text | None = None
+    raw: bool = False
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        first = [ChatMessage(role="system", content=self.system)] if self.system else []
+        return [*first, ChatMessage(role="user", content=self.prompt)]
+
+
+class Named(Strict):
+    model: Name
+    verbose: bool = False

@@ -1,0 +1,1 @@
+"""Requests and answers in the shapes of OpenAI's API."""

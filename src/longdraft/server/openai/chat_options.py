@@ -1,0 +1,45 @@
+"""What a chat request tells the model's template beside messages and tools."""
+
+from __future__ import annotations
+
+from json import dumps
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from longdraft.models.chat import RESERVED, Turn
+from longdraft.server.openai.fields import FEW, MOST_FIELDS
+from longdraft.server.openai.tools import is_shallow
+
+LARGEST = 1 << 14  # characters of all variables as JSON
+
+
+def _small(variables: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(dumps(is_shallow(variables)))) > LARGEST:
+        raise ValueError(f"{size} characters of JSON are too many: give at most {LARGEST}")
+    return variables
+
+
+def _free(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(
+            "templates have another variable of this name: leave it out, or use the field "
+            "of the request"
+        )
+    return name
+
+
+VARIABLE = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
+NAMES: dict[str, Any] = {"pattern": VARIABLE, "not": {"enum": sorted(RESERVED)}}
+Variables = Annotated[
+    dict[Annotated[str, Field(pattern=VARIABLE), AfterValidator(_free)], Any],
+    Field(max_length=MOST_FIELDS),
+    AfterValidator(_small),
+    FEW,
+    Field(json_schema_extra={"propertyNames": NAMES}),
+]
+
+
+def turn(begins: bool | None, continues: bool, variables: dict[str, Any]) -> Turn:
+    """begins: add_generation_prompt; not given: unless the last message is continued."""
+    return Turn(not continues if begins is None else begins, continues, variables)

@@ -1,0 +1,156 @@
+"""What requests to the Responses API contain: messages, reasoning, calls and their results, and
+tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from longdraft.models.chat import Message
+from longdraft.server.openai.fields import Name, Parsed, Strict, Text
+from longdraft.server.openai.schema import MOST_MESSAGES, joined, only_text
+from longdraft.server.openai.tools import MOST_TOOLS, Function, FunctionCall
+
+
+class TextPart(Strict):
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    parsed: Parsed = None
+
+
+Content = Annotated[
+    Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+    BeforeValidator(only_text),
+]
+
+
+class Item(Strict):
+    """An item of an earlier answer may be sent back as it came."""
+
+    id: Name | None = None
+    status: Name | None = None
+
+
+class MessageItem(Item):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def add_to(self, messages: list[Message]) -> None:
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": joined(self.content),
+        }
+        if (
+            self.role == "assistant"
+            and messages
+            and set(messages[-1]) == {"role", "content", "reasoning_content"}
+        ):
+            message = messages.pop() | message  # the reasoning before it
+        messages.append(message)
+
+
+class CallItem(Item, FunctionCall):
+    type: Literal["function_call"]
+    call_id: Name
+
+    def add_to(self, messages: list[Message]) -> None:
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        function = {"name": self.name, "arguments": self.given}
+        messages[-1].setdefault("tool_calls", []).append(
+            {"id": self.call_id, "type": "function", "function": function}
+        )
+
+
+class ResultItem(Item):
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Content
+
+    def add_to(self, messages: list[Message]) -> None:
+        messages.append(
+            {"role": "tool", "tool_call_id": self.call_id, "content": joined(self.output)}
+        )
+
+
+class ThoughtPart(Strict):
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+class ReasoningItem(Item):
+    type: Literal["reasoning"]
+    summary: Annotated[list[ThoughtPart], Field(max_length=MOST_MESSAGES)] = Field(
+        default_factory=list
+    )
+    content: Annotated[list[ThoughtPart], Field(max_length=MOST_MESSAGES)] = Field(
+        default_factory=list
+    )
+
+    def add_to(self, messages: list[Message]) -> None:
+        if text := joined(self.content):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+
+
+def _kind(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="an item must be a message, reasoning, function_call or "
+        "function_call_output",
+    ),
+]
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESSAGES)]
+Input = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Items, Tag("items")],
+    Discriminator(lambda given: "text" if isinstance(given, str) else "items"),
+]
+
+
+def messages_of(
+    items: Iterable[MessageItem | CallItem | ResultItem | ReasoningItem],
+) -> list[Message]:
+    """The conversation. Reasoning, a message and calls that follow each other are one message of
+    the assistant.
+    """
+    messages = list[Message]()
+    for item in items:
+        item.add_to(messages)
+    return messages
+
+
+class FunctionTool(Function):
+    type: Literal["function"]
+
+
+def _functions(tools: Any) -> Any:
+    """Without tools of other types, which only OpenAI's own servers can run."""
+    if not isinstance(tools, list):
+        return tools
+    return [t for t in tools if not isinstance(t, dict) or t.get("type", "function") == "function"]
+
+
+FunctionTools = Annotated[
+    list[FunctionTool], Field(max_length=MOST_TOOLS), BeforeValidator(_functions)
+]
+
+
+class ChosenTool(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Name
