@@ -125,9 +125,8 @@ class Text:
             depths = [0]
             for node in r.nodes:
                 depths.append(depths[node.parent + 1] + 1)
-            whole = bool(r.nodes) and r.accepted == max(
-                depths
-            )  # nothing was refused: the next token counts as right
+            # nothing was refused: the next token counts as right
+            whole = bool(r.nodes) and r.accepted == max(depths)
             predicted += [i < r.accepted or whole for i in range(len(r.tokens))]
             found += [bool(r.nodes)] * len(r.tokens)
         right = [0] * len(predicted)

@@ -248,9 +248,8 @@ def _body(rng: Random) -> tuple[str, dict[str, Any]]:
 def _valid(rng: Random, most: int) -> Shot:
     path, body = _body(rng)
     for name in rng.sample(rng.choice([COMMON, sorted(EDGES)]), rng.randrange(1, 4)):
-        body[name] = EDGES[name][
-            int(len(EDGES[name]) * rng.random() ** 2)
-        ]  # more often one that is allowed
+        # more often one that is allowed
+        body[name] = EDGES[name][int(len(EDGES[name]) * rng.random() ** 2)]
     return Shot("values at the edge", request(path, as_json(body)))
 
 

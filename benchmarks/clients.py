@@ -56,9 +56,8 @@ def fire(address: Address, shot: Shot) -> Answer:
         ):  # where it is refused before its end, the answer may be there all the same
             s.sendall(shot.data)
         if shot.after == "leave":
-            s.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )  # without a farewell
+            # without a farewell
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return answer
         try:
             if shot.after == "end":

@@ -29,9 +29,8 @@ def speeds(files: list[Path]) -> dict[Cell, dict[str, float]]:
     """{cell: {label: tokens per second}}."""
     found: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in (r for file in files for _, r in read_records(file) if r.get("task") == "speed"):
-        cell = tuple(
-            max(x) if isinstance(x := row[k], list) else x for k in KEYS
-        )  # of each row of a batch
+        # of each row of a batch
+        cell = tuple(max(x) if isinstance(x := row[k], list) else x for k in KEYS)
         found[cell][row["label"]].append(row["tokens_per_s"])
     return {
         cell: {label: median(each) for label, each in labels.items()}

@@ -103,9 +103,8 @@ def main(words: list[str] | None = None) -> None:
     )
     began = time.time()
     for step, ids in enumerate(data):
-        share = min(
-            1.0, (step + 1) / 20, (args.steps - step) / (0.6 * args.steps)
-        )  # warm-up, then linear decay
+        # warm-up, then linear decay
+        share = min(1.0, (step + 1) / 20, (args.steps - step) / (0.6 * args.steps))
         optimizer.param_groups[0]["lr"] = args.rate * share
         with torch.autocast("cpu", torch.bfloat16):
             loss = hf(input_ids=ids, labels=ids).loss

@@ -48,20 +48,22 @@ def of_model(b: Bench, name: str) -> Iterator[Part]:
     """The parts of one model, which is made by the first that runs and let go after the last."""
     lm = cache(partial(gpu_parts.model, b, name))
     for i, context in enumerate(b.contexts):
+        # the first builds kernels
         yield (
             "steps",
             name,
             40 if i else 90,
             lambda c=context: gpu_parts.steps(b, lm(), c),
-        )  # the first builds kernels
+        )
     for context in b.contexts:
         yield "generate", name, 15, lambda c=context: gpu_parts.generate(b, lm(), "dynamic", c)
+    # compiles
     yield (
         "generate",
         name,
         90,
         lambda: gpu_parts.generate(b, lm(), "static", b.contexts[0]),
-    )  # compiles
+    )
 
 
 def run(b: Bench, log: RecordFile, shared: Row) -> list[Row]:

@@ -390,9 +390,8 @@ def generate(b: Bench, lm: LM, kind: str, context: int) -> Iterator[Row]:
 
     lm.hf.set_attn_implementation("sdpa")
     try:
-        times = [
-            once(count) for count in (few, few, many)
-        ]  # the first compiles, where something is compiled
+        # the first compiles, where something is compiled
+        times = [once(count) for count in (few, few, many)]
     finally:
         lm.hf.set_attn_implementation(NAME)
     per = (times[2] - times[1]) / (many - few)

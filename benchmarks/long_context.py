@@ -56,6 +56,7 @@ QUESTION = "Question: What is the {}? Answer with the number only."
 # tokens of a prompt that are not the book's, template, facts and answer; tokens of an answer
 ROOM = 144
 ANSWER = 20
+# of one measurement
 KEY = (
     "task",
     "model",
@@ -66,7 +67,7 @@ KEY = (
     "text_sha256",
     "context",
     "seed",
-)  # of one measurement
+)
 
 Tick = Callable[[int], None]
 
@@ -168,9 +169,8 @@ def ask(lm: LM, tokenizer: Any, book: Text, context: int, seed: int) -> dict[str
     """
     rng = Random(f"{seed} {book.number} {context}")
     text = tokenizer.decode(book.tokens[ROOM - context :])
-    subjects = [
-        FACTS[(i + book.number) % len(FACTS)] for i in range(len(DEPTHS))
-    ]  # at another depth in each book
+    # at another depth in each book
+    subjects = [FACTS[(i + book.number) % len(FACTS)] for i in range(len(DEPTHS))]
     numbers = [str(n) for n in rng.sample(range(10000, 100000), len(DEPTHS))]
     text = hidden(text, [f"The {s} is {n}." for s, n in zip(subjects, numbers, strict=True)])
     talk = Conversation(lm, Sampler(), seed)

@@ -270,9 +270,8 @@ def patterned(r: Random) -> Schema:
         [{"type": "integer"}, {"type": "string", "maxLength": 20}, record(fields(r, 2))]
     )
     pattern = r.choice(["^[a-z]{2,8}$", "^[0-9]{4}$", "^x-[a-z]+$", "^item_[0-9]{1,3}$"])
-    properties = (
-        {"About": FIELDS["title"]} if r.random() < 0.5 else {}
-    )  # whose name has none of the forms
+    # whose name has none of the forms
+    properties = {"About": FIELDS["title"]} if r.random() < 0.5 else {}
     return record(properties) | {"patternProperties": {pattern: value}}
 
 

@@ -29,9 +29,8 @@ def row(record: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     """A record's cells. plain: that of plain decoding with the same kernels."""
     r = record
     peer = "overhead" not in record
-    name = (
-        r["method"] if not peer or "peer_build" in r else f"{r['method']} (wheel)"
-    )  # all that older records measured
+    # all that older records measured
+    name = r["method"] if not peer or "peer_build" in r else f"{r['method']} (wheel)"
     return [
         "" if peer else r["kernels"],
         name,

@@ -238,9 +238,8 @@ def main(words: list[str] | None = None) -> int:
     }
     shared |= {"temperature": given.temperature, "max_new_tokens": given.max_new_tokens}
     chosen = cases()[:: given.every]
-    answers.record(
-        next(case for case in chosen if case.enforceable)
-    )  # so that nothing is run for the first time
+    # so that nothing is run for the first time
+    answers.record(next(case for case in chosen if case.enforceable))
     records = []
     for case in chosen:
         records.append(answers.record(case))

@@ -105,9 +105,8 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # What a family needs beyond small sizes: numbers that must fit each other, and defaults that do not
 # run.
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
-SECTIONS = {
-    "text_config": {"rope_parameters": ROTARY | {"mrope_section": [2, 3, 3]}}
-}  # they add up to HEAD / 2
+# they add up to HEAD / 2
+SECTIONS = {"text_config": {"rope_parameters": ROTARY | {"mrope_section": [2, 3, 3]}}}
 HALF = {
     "text_config": {
         "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
@@ -366,9 +365,8 @@ def build(small: Any, seed: int = 0) -> Any:
     with towers_are_optional():
         model = class_of(small)(small).eval()
     head = model.get_output_embeddings()
-    tied = (
-        head is not None and head.weight is model.get_input_embeddings().weight
-    )  # large ones would repeat a token
+    # large ones would repeat a token
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
     for name, p in model.named_parameters():
         if p.dim() > 1 or not (
             "bias" in name or p.any()

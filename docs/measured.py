@@ -20,18 +20,20 @@ OFFGRID = "2026-11-22-cpu-smollm2.jsonl.gz"
 FREE = "2026-11-23-smollm2-free.jsonl.gz"
 LONG = "2026-11-23-smollm2-long.jsonl.gz"
 DRAFTED = "2026-11-26-trained.jsonl.gz"
+# in FREE and LONG with weights that are gone
 EARLIER = (
     "longspec",
     "eagle3",
     "medusa",
     "tokenswift",
     "budgetdraft",
-)  # in FREE and LONG with weights that are gone
+)
 ZEN = {"25, model 17": "Zen 4", "26, model 2": "Zen 5"}  # processors by family and model
+# by day, for records that do not name them (docs/log)
 UNNAMED = {
     "2026-11-22": "Zen 5",
     "2026-11-23": "Zen 4",
-}  # by day, for records that do not name them (docs/log)
+}
 # records since then have the current speed of the kernels and of adaptive drafting
 KERNELS = "2026-11-24T16:02"
 REPETITIVE = (

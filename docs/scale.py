@@ -258,9 +258,8 @@ class HybridBytes:
         apart = hasattr(config, "mamba_num_heads")
         parts = self.model.hf.model.layers[layer : layer + 1 + apart]
         experts = sum(p.nbytes for name, p in parts.named_parameters() if ".experts." in name)
-        self.block = size_of(parts) - experts * (
-            1 - self.weights.each
-        )  # one layer, with the experts of a token
+        # one layer, with the experts of a token
+        self.block = size_of(parts) - experts * (1 - self.weights.each)
         self.head = head_size(self.model)
 
     def plain(self, context: int) -> float:

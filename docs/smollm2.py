@@ -106,9 +106,8 @@ def own_text(found: list[Record], head: str = OWN) -> str:
     """
     assert all(r["equal"] for r in found), "an output differs from plain decoding's"
     counts = [r["new_tokens"] for r in found if r["method"] == "plain"]
-    tokens = [
-        n for count in counts for n in (count if isinstance(count, list) else [count])
-    ]  # a list: of each row
+    # a list: of each row
+    tokens = [n for count in counts for n in (count if isinstance(count, list) else [count])]
     repeats = max(r["repeat"] for r in found) + 1
     parts = [head.format(repeats=repeats, tokens=max(tokens))]
     for name, how, build in unique((task(r), sampling(r), r["kernels"]) for r in found):

@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, T
 
 import longdraft
 
-FOLDER = (
-    Path(longdraft.__file__).parent / "assets"
-)  # the bundled model; any causal language model will do
+# the bundled model; any causal language model will do
+FOLDER = Path(longdraft.__file__).parent / "assets"
 
 
 class NoDigits(LogitsProcessor):

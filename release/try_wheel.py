@@ -37,9 +37,8 @@ def main() -> None:
         help="emulate a processor with AVX2 and no more (qemu-user)",
     )
     given = parser.parse_args()
-    emulator = shutil.which(
-        HASWELL[0]
-    )  # by its full path: the new environment's path has nothing else
+    # by its full path: the new environment's path has nothing else
+    emulator = shutil.which(HASWELL[0])
     if given.haswell and emulator is None:
         sys.exit(f"try_wheel.py: --haswell needs {HASWELL[0]}: install qemu-user")
     before = (str(emulator), *HASWELL[1:]) if given.haswell else ()

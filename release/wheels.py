@@ -23,10 +23,11 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# setup.py's
 BUILDS = {
     "x86_64": ("_amx", "_avx512bf16", "_avx512", "_avx2"),
     "aarch64": ("_neon",),
-}  # setup.py's
+}
 GLIBC = 28
 POLICY = f"manylinux_2_{GLIBC}_{{}}"
 MOST = 20_000_000  # bytes of a wheel

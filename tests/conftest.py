@@ -20,13 +20,11 @@ pytest.register_assert_rewrite("support.checks", "support.structure")
 pytest_plugins = ["support.added", "support.place"]
 if find_spec("uvicorn"):  # else the server's tests cannot run, and all others can
     pytest_plugins += ["support.served", "support.scripted"]
-sys.path.append(
-    str(Path(__file__).parent.parent / "benchmarks")
-)  # last, so that modules of the tests come first
+# last, so that modules of the tests come first
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
-torch.set_num_threads(
-    1
-)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
+# beside other work a second thread's barriers cost milliseconds, and tiny models need none
+torch.set_num_threads(1)
 # other processes may be busy: nothing here depends on how long an example takes
 settings.register_profile(
     "suite",

@@ -91,9 +91,8 @@ class Report:
     preempted: int
     cached: int  # prompt tokens that were found in the cache
     own: list[tuple[int, int]]  # (drafted, accepted) tokens of each request by itself
-    margins: list[
-        list[float]
-    ]  # how much likelier each token was than the next best one, if logprobs were asked for
+    # how much likelier each token was than the next best one, if logprobs were asked for
+    margins: list[list[float]]
 
 
 def run(

@@ -88,7 +88,6 @@ def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner,
     assert lines, done.stderr[-2000:]
     outputs, accepted = json.loads(lines[0].removeprefix("FOUND "))
     assert outputs == run(llama, None, requests, additional_config={"longdraft": keyed}).outputs
-    assert (
-        accepted > 0 or paced
-    )  # what clocks decide is not known; workers whose decisions differ would wait
+    # what clocks decide is not known; workers whose decisions differ would wait
+    assert accepted > 0 or paced
     assert ("Using V2 Model Runner" in done.stdout) == (runner is NEWER)

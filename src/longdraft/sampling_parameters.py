@@ -110,6 +110,7 @@ FREQUENCY = Parameter(
 PRESENCE = Parameter(
     "presence", float, -2, 2, 0.0, "Subtracted from the logits of generated tokens; 0 is off."
 )
+# the fields of a Sampler
 SAMPLER = (
     TEMPERATURE,
     TOP_K,
@@ -120,16 +121,17 @@ SAMPLER = (
     WINDOW,
     FREQUENCY,
     PRESENCE,
-)  # the fields of a Sampler
+)
 
 BIAS = Parameter("bias", float, -100, 100, 0.0, "Added to the logit of a token.")
 # torch.manual_seed's range: as there, a seed is taken as an int64.
 SEED = Parameter("seed", int, -(1 << 63), (1 << 64) - 1, 0, "Seed of random numbers.")
 MAX_TOKENS = Parameter("max_tokens", int, 1, (1 << 31) - 1, 256, "Maximum number of new tokens.")
+# the numbers of a trace's request, which the page asks for
 TRACE = (
     TEMPERATURE,
     TOP_P,
     TOP_K,
     SEED,
     MAX_TOKENS,
-)  # the numbers of a trace's request, which the page asks for
+)

@@ -265,11 +265,12 @@ def test_a_tie_is_passed_and_what_follows_is_audited(way, model):
     [strict] = run(
         audit(chain, model, chosen=[way], tolerance=0.0, verify=slips({75, 80, 93}), lengths=(70,))
     )
+    # a failure ends the run
     assert (strict["tokens"], strict["ties"], strict["failures"]) == (
         6,
         0,
         1,
-    )  # a failure ends the run
+    )
     [between] = run(
         audit(chain, model, chosen=[way], tolerance=gaps[0], verify=slips({75}), lengths=(70,))
     )
@@ -462,9 +463,8 @@ def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
     broken.favored(monkeypatch)
     monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
-    monkeypatch.setattr(
-        "longdraft.audit.passage.KEPT", 320
-    )  # more than sixteen tokens score as close as that
+    # more than sixteen tokens score as close as that
+    monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)
     words = [
         "--method",
         "vegas",

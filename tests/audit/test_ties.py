@@ -125,15 +125,12 @@ def test_the_false_alarm_rate_of_the_bound(tokens, control, rate):
 
 
 def test_the_bound_on_ties():
-    assert (
-        most_ties(720, 0, 720) == 19 and most_ties(10, 0, 10) == 10
-    )  # 20 of 720 where the control has none
-    assert (
-        most_ties(720, 5, 720) < 37
-    )  # what a verifier that accepts within 0.25 was once passed with
-    assert (
-        most_ties(100_000, 1000, 100_000) == 2000
-    )  # significance alone would forbid a little more than 1200
+    # 20 of 720 where the control has none
+    assert most_ties(720, 0, 720) == 19 and most_ties(10, 0, 10) == 10
+    # what a verifier that accepts within 0.25 was once passed with
+    assert most_ties(720, 5, 720) < 37
+    # significance alone would forbid a little more than 1200
+    assert most_ties(100_000, 1000, 100_000) == 2000
     found = [most_ties(720, c, 720) for c in range(100)]
     assert found == sorted(found) and most_ties(720, 720, 720) == 720
     assert tail_probability(20, 0, 0.5) == pytest.approx(0.5**20) and tail_probability(

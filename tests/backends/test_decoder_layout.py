@@ -46,9 +46,10 @@ def test_text_has_as_many_axes_of_positions_as_the_rotation(monkeypatch):
     position = torch.arange(5)[None]
     cos, _ = layout.rotations(torch.zeros(1), position)
     assert len(layout.rotary.mrope_section) == 4 and cos.shape[-2] == 5
+    # planted
     monkeypatch.setattr(
         Layout, "rotations", lambda self, like, x: self.rotary(like, x.expand(3, -1, -1))
-    )  # planted
+    )
     with pytest.raises(RuntimeError):
         layout.rotations(torch.zeros(1), position)
 
@@ -57,9 +58,8 @@ def test_text_has_as_many_axes_of_positions_as_the_rotation(monkeypatch):
 def test_the_head_follows_from_the_last_state(kind):
     lm = LM(tiny_models.build(tiny_models.config(kind)))
     assert coverage.reads_states(lm, tiny_models.prompt(9))
-    lm.architecture.layout = replace(
-        lm.architecture.layout, tail=()
-    )  # planted: a decoder without its norm
+    # planted: a decoder without its norm
+    lm.architecture.layout = replace(lm.architecture.layout, tail=())
     assert not coverage.reads_states(lm, tiny_models.prompt(9))
 
 

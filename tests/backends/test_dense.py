@@ -43,10 +43,11 @@ FAST = {"falcon": ("vegas-tree", "quantspec"), "bloom": ("vegas", "eagle3")}
 ROTATE = {"longspec"}  # drafters that need a rotation of Llama's kind
 PREFIX = 40  # more than gpt_neo's window
 ROUNDING = 2e-3  # of logits: more than this is a fault
+# by row
 SIBLINGS = [
     [(0, 5), (0, 6), (1, 7), (2, 8), (2, 9), (3, 10)],
     [(0, 11), (0, 5), (0, 12), (3, 13)],
-]  # by row
+]
 
 
 @cache

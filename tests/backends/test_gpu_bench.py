@@ -40,9 +40,8 @@ def test_every_part_is_measured_and_written_down(tmp_path):
         "bandwidth",
         "generate",
     }
-    assert {r["method"] for r in rows if "failed" in r} == {
-        "varlen_attn"
-    }  # which has no CPU kernel
+    # which has no CPU kernel
+    assert {r["method"] for r in rows if "failed" in r} == {"varlen_attn"}
     assert not [r for r in rows if "skipped" in r]
     assert all(r["error"] < 1e-5 for r in rows if "error" in r) and all(
         r["equal"] for r in rows if "equal" in r
@@ -53,9 +52,8 @@ def test_every_part_is_measured_and_written_down(tmp_path):
     )
     assert len({r["model"] for r in rows if r["part"] == "steps"}) == 2
     table = out.with_suffix(".md").read_text().splitlines()
-    assert (
-        len([line for line in table if line.startswith("| ")]) == len(rows) + 2
-    )  # a head and its rule
+    # a head and its rule
+    assert len([line for line in table if line.startswith("| ")]) == len(rows) + 2
 
 
 def test_what_does_not_fit_the_time_is_left_out_and_says_so(tmp_path):

@@ -33,9 +33,8 @@ each = pytest.mark.parametrize(
     [*(pytest.param(k, 0, marks=full if k in LATER[1:] else ()) for k in KINDS), *MORE],
 )
 LENGTH = 90
-Chosen = list[
-    tuple[Tensor, Tensor]
-]  # per indexer its scores [1,W,S] and what it chose of them [1,W,k]
+# per indexer its scores [1,W,S] and what it chose of them [1,W,k]
+Chosen = list[tuple[Tensor, Tensor]]
 
 
 @cache

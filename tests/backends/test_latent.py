@@ -206,9 +206,8 @@ def test_latents_in_8_bits(method):
     want = generate(lm, tiny.prompts(70, 31), **options)
     assert generate(lm, tiny.prompts(70, 31), BUILD[method](lm), **options) == want
     lm.prefill(tiny.prompts(9)[0], held := lm.new_cache(1, 16))
-    assert [held.slot_bytes(layer) for layer in held.layers] == [
-        34
-    ] * 3  # a scale and 32 codes, of 24 numbers
+    # a scale and 32 codes, of 24 numbers
+    assert [held.slot_bytes(layer) for layer in held.layers] == [34] * 3
     assert [x.shape[2] for x in held.stored(0, 0)] == [34, 0]
 
 

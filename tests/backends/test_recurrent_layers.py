@@ -163,10 +163,11 @@ FAULTS = {
     "values of the node beside": ("zaya", RecurrentPass, "windows", windows_by_slot),
     "a shared block's other layer": ("zamba", architecture, "number_of", lambda module: 2),
 }
+# the kind takes long to build
 LATE = {
     "a state that is forgotten",
     "a convolution without its left context",
-}  # the kind takes long to build
+}
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,12 @@ def a_tree(seed: int) -> tuple[int, int, list[int]]:
     return r.randint(0, 4), start, parent
 
 
+# the last branch of a fork has a fork, whose first branch has one
 FORKS = (
     0,
     0,
     [-1, 0, 0, 2, 3, 3, 2],
-)  # the last branch of a fork has a fork, whose first branch has one
+)
 
 
 def settled(plan: RowPlan, terms: Terms, state: Tensor, kept: Tensor) -> bool:

@@ -59,9 +59,8 @@ def test_layers_without_keys_store_nothing(monkeypatch):
     assert 6 * sum(map(cache.slot_bytes, cache.layers)) == 4 * sum(
         map(copies.slot_bytes, copies.layers)
     )
-    assert keys_read(lm, cache) == keys_read(
-        copied, copies
-    )  # what is stored once is read by each of its layers
+    # what is stored once is read by each of its layers
+    assert keys_read(lm, cache) == keys_read(copied, copies)
 
 
 def prefilled(name: str, kv: str | None = None):

@@ -62,9 +62,8 @@ def test_a_tree_that_straddles_a_border_is_its_paths(lm):
     it.
     """
     (prompt,) = borders.prompts(22)
-    parent = torch.tensor(
-        [[-1, 0, 0, 1, 1, 2, 3, 5, 6, 7]]
-    )  # depths 0 to 4: positions 22 to 26, of chunks 0 and 1
+    # depths 0 to 4: positions 22 to 26, of chunks 0 and 1
+    parent = torch.tensor([[-1, 0, 0, 1, 1, 2, 3, 5, 6, 7]])
     tokens = torch.tensor([[5, 9, 30, 41, 17, 62, 8, 77, 33, 51]])
     logits = lm(tree_of(tokens, parent), filled(lm, prompt))
     for node in (4, 8, 9):

@@ -61,9 +61,8 @@ class History:
         self.draw = random.Random(seed)
         self.cache = KVCache(rows, 1)
         self.texts: list[list[int]] = [[] for _ in range(rows)]
-        self.since = [
-            0
-        ] * rows  # where each row was resumed or shortened to: earlier inputs are not known
+        # where each row was resumed or shortened to: earlier inputs are not known
+        self.since = [0] * rows
         self.cache.keep_checkpoints(every)
 
     def token(self) -> int:
@@ -95,9 +94,8 @@ class History:
         for tree in trees:
             p = RecurrentPass(tree, self.cache, start)
             tokens = tree.tokens[:, start:].float()
-            out = p.scan(
-                Digest(), (tokens[..., None],), (tokens,)
-            )  # queries only tell which outputs are wanted
+            # queries only tell which outputs are wanted
+            out = p.scan(Digest(), (tokens[..., None],), (tokens,))
             conv = p.convolve(tokens[:, None], TAPS, None)[:, 0] if whole else None
             p.finish()
             for b, text in enumerate(self.texts):

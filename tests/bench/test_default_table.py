@@ -41,14 +41,16 @@ def records(tmp_path):
 def check(file) -> None:
     found = default_table.compared(default_table.speeds([file]))
     code, book = (("m", "k", text, 8, 1, 9, 0.0) for text in ("code", "book"))
+    # of its best fixed setting, of plain
     assert found["vegas"] == {
         code: (0.95, 1.9),
         book: (0.95, 0.95),
-    }  # of its best fixed setting, of plain
+    }
+    # of the best of all, plain decoding included
     assert found["auto"] == {
         code: (0.9, 1.8),
         book: (0.9, 0.9),
-    }  # of the best of all, plain decoding included
+    }
     assert "suffix" not in found  # there is no fixed setting beside it
     assert "| auto | 2 | 0.90 | 0.90 | 0.90 | 1.35 | 0.99 | 0.90 |" in default_table.report([file])
 

@@ -276,9 +276,8 @@ def test_a_speculation_that_remembers_outputs_starts_anew_each_time(fake, gguf):
             reading.decode(12)
         assert len(Server.made) == servers
         prompts = [body for s in Server.made for path, body in s.asked if path == "/completion"]
-        assert [body["n_predict"] for body in prompts] == [
-            12
-        ] * 3  # the prompt is restored, not read again
+        # the prompt is restored, not read again
+        assert [body["n_predict"] for body in prompts] == [12] * 3
         assert all(s.asked[0][0] == "/slots/0?action=restore" for s in Server.made)
 
 

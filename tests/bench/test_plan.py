@@ -46,13 +46,14 @@ READING = PassCosts(read=1.0, key=1.0)  # a byte is a second, and all else costs
 WEIGHTS = 2 * (128256 * 4096 + 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336 + 2 * 4096) + 4096)
 SLOT = 32 * 2 * 8 * 128 * 2  # bytes of a token's keys and values
 shape_of = shape
+# n-grams of the text: as many as are found
 FOUND = {
     "lookup",
     "suffix",
     "recycle",
     "vegas-reuse",
     "tokenswift",
-}  # n-grams of the text: as many as are found
+}
 
 
 def llama(device: str = "H200", costs: PassCosts | None = None) -> Target:

@@ -269,9 +269,8 @@ def test_acceptance_and_budgets_are_those_of_the_records():
         if p
     }
     assert points(axes) == shares
-    idle = found[0] | {
-        "acceptance_per_position": []
-    }  # a repeat that drafted nothing accepted nothing
+    # a repeat that drafted nothing accepted nothing
+    idle = found[0] | {"acceptance_per_position": []}
     (axes,) = acceptance.by_position([found[0], idle]).axes
     assert points(axes) == {
         (i + 1.0, p / 2) for i, p in enumerate(found[0]["acceptance_per_position"])
@@ -286,9 +285,8 @@ def test_acceptance_and_budgets_are_those_of_the_records():
         "options": {"keep_ratio": 0.02, "min_budget": 256},
     }
     assert (acceptance.budget(r), acceptance.without_budget(r)) == (256, "vegas@gamma=4")
-    assert (
-        acceptance.budget(r | {"options": {"ratio": 0.07, "floor": 256}}) == 573
-    )  # names in older records
+    # names in older records
+    assert acceptance.budget(r | {"options": {"ratio": 0.07, "floor": 256}}) == 573
 
 
 def test_bars_add_up_to_the_time():

@@ -141,9 +141,8 @@ def test_one_row(record):
         "draft_kv": "same",
     }
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
-    assert (
-        found["mean_acceptance_length"] == 4.0
-    )  # the budget covers the context, so every draft is right
+    # the budget covers the context, so every draft is right
+    assert found["mean_acceptance_length"] == 4.0
     assert len(found["acceptance_per_position"]) == 3
     assert found["decode_s"] > 0 and found["tokens_per_s_steady"] == pytest.approx(
         25 / found["decode_s"]
@@ -379,11 +378,12 @@ def test_methods(cli):
     assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
     assert len(by_name) == 26 and all(m["paper"] and m["does"] for m in found["methods"])
     assert by_name["sd"]["needs"] == ["lm"] and by_name["sd"]["available"] is True
+    # none is bundled
     assert {name for name, m in by_name.items() if not m["available"]} == {
         "eagle2",
         "dflash",
         "mtp",
-    }  # none is bundled
+    }
     assert not any(
         m["available"]
         for m in json.loads(cli("methods", "--json", "-m", "tiny")[1])["methods"]

@@ -35,9 +35,8 @@ def test_special_tokens_in_a_text_are_text(made):
     text = f"a{word}b"
     plain = token_ids(tokenizer, text)
     parsed = token_ids(tokenizer, text, control=True)
-    assert plain.count(special) == token_ids(tokenizer, "ab").count(
-        special
-    )  # what the tokenizer adds itself
+    # what the tokenizer adds itself
+    assert plain.count(special) == token_ids(tokenizer, "ab").count(special)
     assert parsed.count(special) == plain.count(special) + 1
     assert tokenizer.decode(token_ids(tokenizer, text, add_special_tokens=False)) == text
     assert tokenizer(text)["input_ids"] == parsed  # it is left as it was

@@ -21,9 +21,8 @@ KINDS = {  # entries of the list of models, which differ in how they ask
     "other": {"model_name": "other"},
 }
 HERE = {"model_name": MODEL, "api_base": API, "api_key_name": "here"}
-MODELS = json.dumps(
-    [HERE | {"model_id": name} | more for name, more in KINDS.items()]
-)  # JSON is YAML
+# JSON is YAML
+MODELS = json.dumps([HERE | {"model_id": name} | more for name, more in KINDS.items()])
 FUNCTION = """
 def add(a: int, b: int) -> int:
     'Add two numbers.'

@@ -31,9 +31,8 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parent.parent / ".venv-clients"))
 KEY = "a key of the tests"
 LONG = 3000
-EXAMPLES = int(
-    os.environ.get("CLIENT_EXAMPLES", 100)
-)  # of requests that schemathesis makes up for each path
+# of requests that schemathesis makes up for each path
+EXAMPLES = int(os.environ.get("CLIENT_EXAMPLES", 100))
 MOST_S = 240 + 2 * EXAMPLES
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):"
 SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}

@@ -131,9 +131,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_planted_fault_is_caught(fault, monkeypatch):
     monkeypatch.setattr(sampling, "within", FAULTS[fault])
-    monkeypatch.setattr(
-        Grammar, "failure", lambda self, rows, row: ""
-    )  # these checks must see it, not the library
+    # these checks must see it, not the library
+    monkeypatch.setattr(Grammar, "failure", lambda self, rows, row: "")
     with pytest.raises(AssertionError):
         for name in sorted(RULES):
             check(name, "choice")

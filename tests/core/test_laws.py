@@ -86,9 +86,8 @@ def test_shared_noise_couples_draft_and_target():
             (verify.match(tree, p[tree.tokens], seqs.sampler, seqs).count == 2).double().mean()
         )
         d = float((p[0].softmax(-1) - q[0].softmax(-1)).abs().sum() / 2)
-        assert (
-            accepted >= (1 - d) / (1 + d) - 5 * 0.5 / 4000**0.5
-        )  # five standard errors at the most
+        # five standard errors at the most
+        assert accepted >= (1 - d) / (1 + d) - 5 * 0.5 / 4000**0.5
         assert accepted == 1 or q is not p
 
 

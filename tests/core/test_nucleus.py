@@ -21,9 +21,8 @@ def test_nucleus_keeps_what_transformers_keeps(top_p, scale):
 
 
 def test_a_row_does_not_depend_on_its_neighbors():
-    rows = (
-        torch.cat([torch.randn(3, 2000) * s for s in (0.01, 1.0, 9.0)]).bfloat16().float()
-    )  # with ties
+    # with ties
+    rows = torch.cat([torch.randn(3, 2000) * s for s in (0.01, 1.0, 9.0)]).bfloat16().float()
     rows[2, 5:] = float("-inf")  # of a filter before
     together = nucleus(rows, 0.9)
     assert all(

@@ -152,12 +152,13 @@ def test_every_setting_of_a_generation_config_has_its_place():
     """
     source = inspect.getsource(MIXIN._get_logits_processor)
     read = set(re.findall(r"generation_config\.([a-z]\w*)", source)) - {"max_length", "num_beams"}
+    # the last three are not offered
     warpers = {
         *processors.WARPERS,
         "top_h",
         "typical_p",
         "epsilon_cutoff",
-    }  # the last three are not offered
+    }
     assert read - warpers - rules.APPLIED.keys() - rules.REFUSED.keys() == {
         "use_cache",
         "renormalize_logits",

@@ -105,9 +105,8 @@ def test_drafts_begin_at_the_first_step_that_can_draft_and_go_to_the_full_depth(
 
 
 def test_the_depth_follows_what_a_draft_costs_and_brings():
-    assert (
-        max(run(lambda n: 3, Stated(0.2))[1].depths[-50:]) <= 4
-    )  # what is never accepted is not drafted
+    # what is never accepted is not drafted
+    assert max(run(lambda n: 3, Stated(0.2))[1].depths[-50:]) <= 4
     cheap, dear = (
         run(lambda n: 7 if n % 2 else 1, Stated(each))[1].depths[-50:] for each in (0.02, 0.4)
     )
@@ -461,9 +460,8 @@ def test_measurements_correct_predictions_slowly_and_within_bounds():
     lm = tiny.target("llama")
     prices = Predicted(lm, counted(lm), corrects=True)
     for _ in range(60):
-        prices.observe(
-            "plain", prices.scale("plain"), 5.0
-        )  # everything takes longer than was predicted
+        # everything takes longer than was predicted
+        prices.observe("plain", prices.scale("plain"), 5.0)
         prices.observe("verify", prices.scale("verify"), 5.0)
     assert prices.scale("plain") == pytest.approx(prices.scale("verify"), rel=0.05)
     before = prices.scale("verify")

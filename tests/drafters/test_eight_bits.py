@@ -42,9 +42,8 @@ def test_an_element_moves_by_half_a_step_at_most():
         "norm",
         "tokens",
     }
-    wrong = eight_bits.unpack(
-        packed | {"w": packed["w"] + 1}
-    )  # a broken variant: the bound must notice it
+    # a broken variant: the bound must notice it
+    wrong = eight_bits.unpack(packed | {"w": packed["w"] + 1})
     assert not ((wrong["w"] - rows).abs() <= step * 0.501).all()
 
 
@@ -119,9 +118,8 @@ def test_what_cannot_be_packed(glide, tmp_path, capsys):
 def test_the_bundled_drafters_are_stored_in_8_bits():
     for kind in ("budget", "eagle3", "glide", "heads", "lm", "medusa"):
         assert eight_bits.is_packed(BUNDLED.parent / kind / eight_bits.WEIGHTS), kind
-    assert not eight_bits.is_packed(
-        BUNDLED / eight_bits.WEIGHTS
-    )  # a target's weights decide what it says
+    # a target's weights decide what it says
+    assert not eight_bits.is_packed(BUNDLED / eight_bits.WEIGHTS)
 
 
 # The package longdraft-drafters -------------------------------------------------------------------

@@ -176,12 +176,13 @@ def test_a_round_computes_the_new_keys_alone(monkeypatch):
     for length in ([40, 5], [40, 5], [43, 6], [43, 6], [42, 6], [43, 6]):
         seqs.length = torch.tensor(length)
         drafter.ring.refresh(seqs.tokens, seqs.length - 1)
+    # after one position back, one old key is needed again, then the new one
     assert asked == [
         16 + 4,
         3 + 1,
         1,
         1,
-    ]  # after one position back, one old key is needed again, then the new one
+    ]
 
 
 @torch.no_grad()
@@ -217,9 +218,8 @@ def test_it_reads_verified_keys_of_one_layer_and_all_of_them():
             v = seqs.cache.read(3, b)[1]
             kept = v[:, slot].clone()
             v[:, slot] += 1
-            assert (
-                (drafted(drafter, seqs, tree)[b] != want[b]).any(-1).all()
-            )  # every node of the row
+            # every node of the row
+            assert (drafted(drafter, seqs, tree)[b] != want[b]).any(-1).all()
             v[:, slot] = kept
 
 

@@ -82,9 +82,8 @@ def test_untrained_heads_say_what_the_target_says():
     hidden = torch.randn(2, 64)
     want = lm.head(hidden)
     close(MedusaHeads(64)(lm.norm(hidden), lm.project)[:, 3], want)
-    close(
-        ChainedHeads(64, eps=lm.config.rms_norm_eps)(hidden, lm.project)[:, 2], want
-    )  # the tiny model's gain is 1
+    # the tiny model's gain is 1
+    close(ChainedHeads(64, eps=lm.config.rms_norm_eps)(hidden, lm.project)[:, 2], want)
 
 
 def test_template_sizes():
@@ -131,9 +130,8 @@ def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
                 b, -1
             ]
             top = scores.topk(max(len(children), 1))
-            real = (
-                len(children) - int(top.values.isinf().sum()) if children else 0
-            )  # what the law rules out is in no order
+            # what the law rules out is in no order
+            real = len(children) - int(top.values.isinf().sum()) if children else 0
             assert children[:real] == top.indices.tolist()[:real]
 
 
@@ -187,9 +185,8 @@ def test_under_a_full_view_the_first_draft_is_the_targets_own(sampler):
             sampler,
             (40, 9),
         )
-        assert (
-            stats.acceptance_per_position[0] > 0.8
-        )  # a row's last step may have no room for a draft
+        # a row's last step may have no room for a draft
+        assert stats.acceptance_per_position[0] > 0.8
 
 
 def test_heads_come_first():

@@ -84,11 +84,12 @@ def test_rows_end_apart():
         seqs.limit = torch.tensor([3, 40, 1])
         seqs.done = torch.tensor([False, False, True])
         tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
+    # a row's last token comes from verification
     assert (tree.parent > -2).sum(1).tolist() == [
         1 + 1,
         1 + 4,
         1,
-    ]  # a row's last token comes from verification
+    ]
 
 
 def test_the_middle_stops_at_an_end_token():

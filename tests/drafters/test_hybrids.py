@@ -29,12 +29,13 @@ SMALL = {
     "eagle2": {"topk": 3, "levels": 1, "nodes": 6},
     "eagle3": {"topk": 3, "levels": 1, "nodes": 6},
 }
+# what they hold of a text is computed from the target's states
 HOLD = (
     "dflash",
     "eagle2",
     "eagle3",
     "mtp",
-)  # what they hold of a text is computed from the target's states
+)
 ON_STATES = (*HOLD, "medusa")
 every = pytest.mark.parametrize(
     "method",

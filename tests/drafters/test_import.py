@@ -162,9 +162,10 @@ def test_eagle2(tmp_path, bias, biases):
 )
 def test_eagle3(tmp_path, at, known, rope, normed):
     w, config = r.eagle3(LM, at, known, rope)
+    # `speculators`
     config = (
         {"norm_before_residual": True, "transformer_layer_config": config} if normed else config
-    )  # `speculators`
+    )
     kind, block = imported(tmp_path, w, config)
     assert kind == "eagle3"
     three = states(3)

@@ -79,9 +79,8 @@ def test_a_text_of_one_token_costs_little():
     index = ngram._Index(512)
     calls = 3000
     index.extend([5] * calls)
-    assert index.continuation(9) == [
-        5
-    ]  # what followed its latest earlier occurrence: one token, then the end
+    # what followed its latest earlier occurrence: one token, then the end
+    assert index.continuation(9) == [5]
     assert peak(lambda: ngram._Index(512).extend([5] * calls)) < 2 << 20
 
 

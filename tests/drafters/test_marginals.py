@@ -20,9 +20,8 @@ from longdraft.drafters import random_glide
 from longdraft.drafters.heads.drafter import random_medusa
 from longdraft.drafters.marginals import BestPaths, best_paths
 
-VALUES = st.sampled_from(
-    [0.0, -0.25, -0.25, -0.5, -1.0, -1.5, -math.inf]
-)  # many sums are equal, none is rounded
+# many sums are equal, none is rounded
+VALUES = st.sampled_from([0.0, -0.25, -0.25, -0.5, -1.0, -1.5, -math.inf])
 
 
 def all_paths(values: list[list[float]]) -> dict[tuple[int, ...], float]:

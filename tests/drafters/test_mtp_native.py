@@ -27,12 +27,13 @@ from longdraft.ops import native
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="the package was built without a C++ compiler"
 )
+# qwen2: biases; qwen3: norms of q and k; the last: a window
 NATIVE = (
     "llama",
     "qwen2",
     "qwen3",
     "mistral-window",
-)  # qwen2: biases; qwen3: norms of q and k; the last: a window
+)
 TORCH = (
     "llama-torch",
     "gpt-oss",

@@ -148,15 +148,13 @@ def test_no_token_of_a_prompt_is_read_twice(method):
     lengths = (200, 40, 1)
     new = 6
     lm = counting()
-    drafter = (MAKE | MTP)[method](
-        lm, 60
-    )  # more than a draft's nodes, so that a pass over them is no draft
+    # more than a draft's nodes, so that a pass over them is no draft
+    drafter = (MAKE | MTP)[method](lm, 60)
     for limit in (1, 2):  # the second step drafts
         lm.tokens = 0
         generate(lm, tiny.prompts(*lengths), drafter, max_new_tokens=limit, eos=())
-        assert lm.tokens == sum(lengths) + (limit - 1) * len(
-            lengths
-        )  # the last token allowed is never drafted
+        # the last token allowed is never drafted
+        assert lm.tokens == sum(lengths) + (limit - 1) * len(lengths)
     lm.passes.clear()
     ends = Ends()
     with Session(lm, drafter, 2, 300) as s:
@@ -276,9 +274,8 @@ def test_a_conversation_reads_nothing_again(method, reach):
     lm = LM(tiny.stock("llama"))
     make = (MAKE | WINDOWED)[method]
     sinks = converse(lm, make(lm, reach))
-    assert sinks == (
-        [] if method in MAKE else [3, 3] if reach == 20 else [3]
-    )  # where more is new than is seen
+    # where more is new than is seen
+    assert sinks == ([] if method in MAKE else [3, 3] if reach == 20 else [3])
     assert sum(converse(lm, make(lm, reach), cut=25)) <= sum(sinks) + 25 + 14
 
 

@@ -32,6 +32,7 @@ def test_the_template_has_the_published_trees_shape():
     for parent, _ in pairs:
         depth.append(depth[parent] + 1)
     counts = Counter(depth[1:])
+    # found by search: 8, 21, 25, 15, 8, 3
     assert [counts[d] for d in range(1, DEPTH + 1)] == [
         8,
         21,
@@ -39,7 +40,7 @@ def test_the_template_has_the_published_trees_shape():
         19,
         6,
         1,
-    ]  # found by search: 8, 21, 25, 15, 8, 3
+    ]
 
 
 @pytest.mark.parametrize("nodes", [1, 7, 24, 80, 300])

@@ -141,10 +141,11 @@ def test_what_is_hung_and_where():
     assert grown(Sampler(), TEXT, [5], limit=3) == [[5, 6]]  # no room for more
     assert grown(Sampler(), TEXT, [5], limit=2) == []
     assert grown(Sampler(), TEXT, [11]) == []
+    # the chain is there already
     assert grown(Sampler(), TEXT, [5, 6, 7, 8]) == [
         [5, 6, 4, 3],
         [5, 6, 7, 9],
-    ]  # the chain is there already
+    ]
     assert grown(Sampler(), [*TEXT, 5], [6], below=0, n=3) == [[6, 4], [6, 7]]
     assert grown(Sampler(), [5], [5]) == []
 

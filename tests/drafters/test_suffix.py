@@ -104,9 +104,8 @@ def test_a_text_of_one_token_takes_linear_time():
         index = automaton([7] * n)
         times.append(process_time() - begin)
         assert index.repeated()[1] == n - 1
-        assert index.likely(index.repeated()[0], 3, 9, 0.1) == [
-            (0, 7)
-        ]  # what followed it once ends there
+        # what followed it once ends there
+        assert index.likely(index.repeated()[0], 3, 9, 0.1) == [(0, 7)]
     assert times[1] < 40 * times[0]
 
 
@@ -166,9 +165,8 @@ def test_branches_by_frequency():
     seqs = sequences([1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 4, 8, 1, 2])
     drafter = Suffix(nodes=3, factor=9, min_probability=0.3)
     drafter.start(seqs)
-    assert drafted(drafter, seqs) == [
-        {(4,), (3,), (4, 8)}
-    ]  # of what is equally likely, the shallow first
+    # of what is equally likely, the shallow first
+    assert drafted(drafter, seqs) == [{(4,), (3,), (4, 8)}]
 
 
 def test_drafts_end_where_the_limit_is():
@@ -188,11 +186,12 @@ def test_earlier_outputs_are_remembered_and_earlier_prompts_are_not():
     drafter.update(first, None, None, None)  # type: ignore[arg-type]
     second = sequences([9, 4, 5], [9, 1, 2], [8, 6, 7])
     drafter.start(second)
+    # and nothing across the end of a text
     assert drafted(drafter, second) == [
         {(6,), (6, 7)},
         set(),
         set(),
-    ]  # and nothing across the end of a text
+    ]
     drafter.start(sequences([9]))
     assert drafter.memory is not None and len([t for t in drafter.memory.tokens if t < 0]) == 4
 

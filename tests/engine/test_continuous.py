@@ -245,6 +245,5 @@ def test_a_small_model_reads_each_prompt_once(monkeypatch):
     drafter = BUILD["sd"](tiny.target("llama"))
     read = count_reads(monkeypatch)
     served("llama", drafter, "T=1", 3)
-    assert (
-        0 < sum(read) <= sum(LENGTHS) + 2 * len(LENGTHS)
-    )  # and what was said until the first draft
+    # and what was said until the first draft
+    assert 0 < sum(read) <= sum(LENGTHS) + 2 * len(LENGTHS)

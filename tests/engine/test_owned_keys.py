@@ -31,12 +31,13 @@ BLOCK = 16
 NEW = 10
 SLOTS = 400
 SAMPLER = SAMPLERS["T=1"]
+# plain, in codes, read by torch, with recurrent layers
 MODELS = (
     "llama",
     "qwen3-kv8",
     "llama-torch",
     "qwen3.5",
-)  # plain, in codes, read by torch, with recurrent layers
+)
 each_model = pytest.mark.parametrize("model", MODELS)
 
 
@@ -180,9 +181,8 @@ def test_a_prompt_that_was_not_copied_sees_nothing_of_another_owner(model, rows,
     counted_only(monkeypatch)
     told = after(model, rows, 5)
     assert told == after(model, rows, 6)
-    assert (
-        told[0] != alone(model, tuple(tiny.prompts(150)[0])) or model == "qwen3.5"
-    )  # whose states were loaded
+    # whose states were loaded
+    assert told[0] != alone(model, tuple(tiny.prompts(150)[0])) or model == "qwen3.5"
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -417,9 +417,8 @@ class Fuzz:
         self.prefixes = Checked(model, 1024)
         self.session = session(model, self.prefixes, 2, BUILD["lookup"](tiny.target(model)))
         self.texts = {owner: tiny.prompts(150, 100, seed=n) for n, owner in enumerate("ab")}
-        self.open: dict[
-            int, tuple[str, list[int], list[int]]
-        ] = {}  # owner, prompt and what was said so far
+        # owner, prompt and what was said so far
+        self.open: dict[int, tuple[str, list[int], list[int]]] = {}
         self.race: Race | None = None
 
     def prompt(self, owner: str) -> list[int]:

@@ -117,10 +117,11 @@ def compared(kind: str, most: int, **more) -> tuple[bool, int]:
 @each_reader
 @pytest.mark.parametrize("most", [1, 7, 30, 64, 1000])
 def test_keys_have_the_same_bits_in_any_parts(kind, most):
+    # of the 200 tokens that both prompts begin with, the whole blocks
     assert compared(kind, most) == (
         True,
         192,
-    )  # of the 200 tokens that both prompts begin with, the whole blocks
+    )
 
 
 @each_reader
@@ -230,9 +231,8 @@ def test_a_conversation_is_what_its_prompts_give(kind):
 @needs_native
 def test_keys_of_answers_in_a_conversation_would_be_noticed(monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)
-    assert not all(
-        conversation("amx", seed) for seed in range(20)
-    )  # most texts have no tie that rounding decides
+    # most texts have no tie that rounding decides
+    assert not all(conversation("amx", seed) for seed in range(20))
 
 
 # Where nothing changes ----------------------------------------------------------------------------

@@ -214,11 +214,12 @@ def test_running_requests_share_a_total_of_slots_in_order():
     s = Session(tiny.target("llama"), Drafter(), 3, SLOTS, total=110)
     ids = [s.submit(**asked(i)) for i in (0, 3, 4)]  # they need 82, 62 and 16 slots
     s.step()
+    # the third would fit, but is not the first in the queue
     assert (s.running, s.waiting, s.needed) == (
         1,
         2,
         82,
-    )  # the third would fit, but is not the first in the queue
+    )
     assert set(finish(s)) == set(ids)
     with pytest.raises(InputError, match="need 120 slots, and a row has 110"):
         s.submit([5] * 100, 20)

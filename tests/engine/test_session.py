@@ -125,9 +125,8 @@ def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
     s = session("llama", drafter)
     for i in range(len(REQUESTS)):
         s.submit(**request("llama", i)[0])
-    others(
-        finish(s, Ends()), {3: "no memory for a draft"} if verb == "enter" else {}
-    )  # the first one is its start
+    # the first one is its start
+    others(finish(s, Ends()), {3: "no memory for a draft"} if verb == "enter" else {})
 
 
 @each_method

@@ -31,9 +31,8 @@ NATIVE = pytest.mark.skipif(
 )
 
 
-TRIED = {
-    method.needs: method.trial for method in METHODS.values() if method.trial
-}  # by kind of drafter weights
+# by kind of drafter weights
+TRIED = {method.needs: method.trial for method in METHODS.values() if method.trial}
 
 
 def lm_of(**sizes) -> LM:

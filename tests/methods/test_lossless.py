@@ -45,9 +45,8 @@ def test_the_matrix_is_not_vacuous(method):
     every depth.
     """
     model = "llama-loops" if method in FROM_TEXT else "llama"
-    new = (
-        64 if method in (*FROM_TEXT, "auto") else 16
-    )  # text must repeat first; auto tries single drafts first
+    # text must repeat first; auto tries single drafts first
+    new = 64 if method in (*FROM_TEXT, "auto") else 16
     runs = [check_lossless(BUILD[method], model, s, ROWS["3 rows"], new) for s in SAMPLERS.values()]
     first, second = (sum(s.accepted[i] for s in runs if len(s.accepted) > i) for i in range(2))
     steps = sum(s.steps for s in runs)

@@ -128,9 +128,8 @@ def test_every_backend_rounds_alike(folder, kind):
             lm := load_lm(folder, "float32", "cpu", weights=kind, activations="int8"), lm.backend
         )
         assert lm.backend.name == "native"
-        torch.testing.assert_close(
-            found, want, rtol=1e-3, atol=2e-2
-        )  # an input may lie at the border of two codes
+        # an input may lie at the border of two codes
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=2e-2)
         assert (found - want).abs().median() < 1e-4
 
 

@@ -63,9 +63,8 @@ def test_every_answer_is_that_of_the_whole_prompt(model, method):
         )
         assert stats.emitted == len(said) == 14
         prompt = prompt + said + more
-        assert (
-            talk.known(prompt) == len(prompt) - len(more) - 1
-        )  # the last token said has no keys yet
+        # the last token said has no keys yet
+        assert talk.known(prompt) == len(prompt) - len(more) - 1
 
 
 @read_in_any_parts

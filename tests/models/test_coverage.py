@@ -75,9 +75,8 @@ def refused(kinds: list[str]) -> dict[str, str]:
 def test_what_the_table_says_runs_is_not_refused(monkeypatch):
     kinds = one_of_each_combination_of_layers()
     assert len(kinds) >= 12 and "deepseek_v4" in kinds and refused(kinds) == {}
-    monkeypatch.setattr(
-        longdraft.models.support, "compresses", lambda config: False
-    )  # planted: one kind is forgotten
+    # planted: one kind is forgotten
+    monkeypatch.setattr(longdraft.models.support, "compresses", lambda config: False)
     assert set(refused(kinds)) == {"deepseek_v4"} & set(tiny_models.KINDS)
 
 

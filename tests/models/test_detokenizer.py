@@ -168,9 +168,8 @@ def check_places(kind: str, tokens: list[int]) -> None:
             assert said[offset:].startswith(own), (name, offset)
 
 
-PLACED = [
-    kind for kind in KINDS if kind != "BPE with ends of words"
-]  # whose spaces belong to the token before them
+# whose spaces belong to the token before them
+PLACED = [kind for kind in KINDS if kind != "BPE with ends of words"]
 
 
 @pytest.mark.parametrize("kind", PLACED)

@@ -22,9 +22,8 @@ TEXT = "hello <|end|> the tëxt"
 def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantized):
     options = {} if quantized is None else {"quantized": quantized}
     file = saved(tmp_path, hf=stock(arch), **options)
-    lm, tokenizer = load(
-        str(file), "float32", activations="full"
-    )  # an export has no 8-bit activations
+    # an export has no 8-bit activations
+    lm, tokenizer = load(str(file), "float32", activations="full")
     size = export(lm, tokenizer, tmp_path / "out")
     assert size == (tmp_path / "out" / "model.safetensors").stat().st_size
     theirs = AutoModelForCausalLM.from_pretrained(

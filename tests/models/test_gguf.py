@@ -218,9 +218,8 @@ def forward(tree: Tree, lm, eager: bool = False) -> torch.Tensor:
 def test_logits_equal_those_of_transformers(tmp_path, arch, kind):
     for package in ("gguf", "accelerate"):  # Transformers reads such files with both
         pytest.importorskip(package, reason=f"the {package} package is not installed")
-    sizes = (
-        {"head_dim": 128} if arch == "qwen3" else {}
-    )  # Transformers does not read a qwen3's from the file
+    # Transformers does not read a qwen3's from the file
+    sizes = {"head_dim": 128} if arch == "qwen3" else {}
     path = saved(tmp_path, hf=stock(arch, **sizes), quantized=kind)
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=path.name, dtype=torch.float32
@@ -259,9 +258,8 @@ def test_what_reads_weights_copes_with_packed_ones(tmp_path):
     lm = load_lm(str(saved(tmp_path, quantized="Q4_1")), "float32")
     other = load_lm(str(saved(tmp_path, quantized="Q4_0")), "float32")
     assert fingerprint(lm)["digest"] != fingerprint(other)["digest"]
-    assert head_size(lm) == VOCAB * 2 * (
-        16 + 4
-    )  # of 64 inputs: two groups of 16 bytes, a scale and an offset in halves
+    # of 64 inputs: two groups of 16 bytes, a scale and an offset in halves
+    assert head_size(lm) == VOCAB * 2 * (16 + 4)
     assert weights_of(lm).shared == lm.nbytes()
     found = provenance(lm, 0)
     assert found["dtype"] == "float32" and len(found["weights_sha256"]) == 64

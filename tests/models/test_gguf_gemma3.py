@@ -34,10 +34,11 @@ def stock():
         "num_hidden_layers": LAYERS,
         "sliding_window": WINDOW,
     }
+    # larger than hidden size by heads, as in the smallest one
     sizes |= {
         "head_dim": 32,
         "query_pre_attn_scalar": 32,
-    }  # larger than hidden size by heads, as in the smallest one
+    }
     config = Gemma3TextConfig(**sizes, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for p in model.parameters():

@@ -24,9 +24,8 @@ from longdraft.prompts.prefix_cache import PrefixCache
 from longdraft.prompts.prompt_file import PromptFile
 
 NEW = coverage.NEW
-EDGE = (
-    BORDER + 1 - NEW
-)  # the longest prompt whose text stays short: its last new token is never run
+# the longest prompt whose text stays short: its last new token is never run
+EDGE = BORDER + 1 - NEW
 SIDES = {"short": (EDGE, 9), "long": (BORDER + 1, 60), "both": (BORDER + 8, EDGE)}
 FAST = {("lookup", "both"), ("vegas-tree", "both")}
 

@@ -59,9 +59,8 @@ def test_more_nodes_read_more_experts():
     w = weights_of(lm)
     experts = 3 * 4 * (64 * 64 + 64 * 32) * 4
     assert w.experts == experts and w.shared + w.experts == lm.nbytes()
-    assert (
-        w.read(1) == w.shared + experts / 2 and w.read(2) == w.shared + experts * 3 / 4
-    )  # two of four each
+    # two of four each
+    assert w.read(1) == w.shared + experts / 2 and w.read(2) == w.shared + experts * 3 / 4
 
 
 @torch.inference_mode()

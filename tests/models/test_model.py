@@ -189,9 +189,8 @@ def test_an_unknown_attention_argument_is_refused(arguments, words):
 def test_a_model_that_skips_the_interface_is_refused():
     """A layer whose attention goes another way is noticed by the number of calls."""
     model = deepcopy(tiny.stock("llama"))
-    model.model.layers[1].self_attn.config = deepcopy(
-        model.config
-    )  # its own config names another attention
+    # its own config names another attention
+    model.model.layers[1].self_attn.config = deepcopy(model.config)
     lm = LM(model)
     model.model.layers[1].self_attn.config._attn_implementation = "eager"
     lm.backend = lm.eager
@@ -335,9 +334,8 @@ def test_a_refused_architecture_in_a_folder(folder):
     AutoConfig.for_model("rwkv").save_pretrained(path)
     assert "rolled back" in failing(path)
     (path / "config.json").write_text('{"model_type": "musicgen"}')  # without its parts
-    assert any(
-        words in failing(path) for words in ("has an encoder", "cannot load")
-    )  # by Transformers' version
+    # by Transformers' version
+    assert any(words in failing(path) for words in ("has an encoder", "cannot load"))
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such", "a file", "no-such-model"])

@@ -227,9 +227,8 @@ def test_every_field_of_a_client_is_text(http, monkeypatch):
     found = ask(http, messages, tools=tools)
     assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == len(want)
     assert want.count(tokenizer.eos_token_id) == 1 and tokenizer.decode(want).count(end) == 12 + 1
-    assert (
-        tokenizer(tokenizer.decode(want))["input_ids"].count(tokenizer.eos_token_id) == 12 + 1
-    )  # trusted, it would be
+    # trusted, it would be
+    assert tokenizer(tokenizer.decode(want))["input_ids"].count(tokenizer.eos_token_id) == 12 + 1
 
 
 def test_a_template_without_tools_refuses_them(http, monkeypatch):

@@ -194,12 +194,13 @@ GENERATE = [
 def test_the_command_prints_one_record(tmp_path, capsys):
     from longdraft.cli import main
 
+    # whether drafting pays here is another question
     drafts = [
         "-o",
         "min_budget=64",
         "-o",
         "pace=off",
-    ]  # whether drafting pays here is another question
+    ]
     words = [*GENERATE, "--compare", "--max-new-tokens", "40", "--temperature", "1", *drafts]
     out, err = longdraft(tmp_path, *words).communicate(timeout=120)
     record = json.loads(out)

@@ -154,9 +154,8 @@ def test_a_draw_is_the_argmax_of_its_scores(vocab, temperature):
     found = draw(logits, Warpers(temperature), seed, position)
     assert found is not None
     best = scores.max(-1).values
-    assert (
-        best - scores.gather(-1, found[..., None])[..., 0] <= 1e-5 * (1 + best.abs())
-    ).all()  # noise came as float32
+    # noise came as float32
+    assert (best - scores.gather(-1, found[..., None])[..., 0] <= 1e-5 * (1 + best.abs())).all()
     assert (found != scores.argmax(-1)).float().mean() < 0.02
     assert (found != law.argmax(-1)).any() or temperature < 0.01
 

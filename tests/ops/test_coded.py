@@ -58,9 +58,8 @@ def test_each_number_is_rounded_to_the_nearest_of_its_blocks_codes(dim, bits):
             high = block.amax(-1, keepdim=True)
             within = (high - low) / 15 / 2 + torch.maximum(low.abs(), high - low) / 128
         assert ((near - block).abs() <= within * 1.01 + 1e-29).all()
-    assert (
-        torch.equal(coded.encode(found, bits), codes) or bits == 4
-    )  # the largest number keeps its code
+    # the largest number keeps its code
+    assert torch.equal(coded.encode(found, bits), codes) or bits == 4
 
 
 @each_bits
@@ -165,9 +164,8 @@ def test_a_pass_reads_what_the_codes_say(model, dtype, bits):
             want = lm.eager.forward(tree, cache, 0, view, Captures())
             assert (found - want).abs().max() <= near * want.abs().max()
             plain = lm(tree, cache, view=full)
-            assert (found - plain).abs().max() > (
-                1e-3 if bits == 4 else 1e-5
-            )  # the codes are read, not the cache
+            # the codes are read, not the cache
+            assert (found - plain).abs().max() > (1e-3 if bits == 4 else 1e-5)
         draws = ChainDraws(3, [Sampler()] * 3, torch.zeros(3, dtype=torch.long), cache.length + 1)
         if lm.backend.name == "native":
             chain = lm.backend.chain_drafter(cache, view)(root.tokens[:, 0], 0, draws)

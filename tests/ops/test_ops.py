@@ -101,9 +101,8 @@ def check_equal(found: Tensor | None, want: Tensor | None, tolerance: float) -> 
         hidden = want == float("-inf")
         assert torch.equal(found == float("-inf"), hidden)
         error = (found.float() - want).masked_fill(hidden, 0).abs().max()
-        assert float(error) < tolerance * max(
-            1.0, float(want.masked_fill(hidden, 0).abs().max())
-        )  # NaN fails, too
+        # NaN fails, too
+        assert float(error) < tolerance * max(1.0, float(want.masked_fill(hidden, 0).abs().max()))
 
 
 def check_implementation(attend, case: dict, dtype: torch.dtype) -> None:

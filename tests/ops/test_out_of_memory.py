@@ -151,9 +151,8 @@ def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     """A copy that stopped half-way holds nothing, and is right the next time."""
     scores = torch.randn(3, 300_000)
     wanted = choose(scores.unbind(), 1000)
-    more = torch.cat(
-        [scores, torch.full((3, 900_000), -9.0)], 1
-    )  # asks for more than any call before
+    # asks for more than any call before
+    more = torch.cat([scores, torch.full((3, 900_000), -9.0)], 1)
     assert failing_each_in_turn(build, lambda: choose(more.unbind(), 1000)) == 1
     assert torch.equal(choose(scores.unbind(), 1000), wanted)
     k = torch.randn(2, 200_000, 16)

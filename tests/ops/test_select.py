@@ -24,9 +24,8 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("reach", [0, 1, 8, 50])
 @pytest.mark.parametrize("n", [1, 7, 40, 3000])
 def test_the_best_are_chosen_in_order_of_place(way, n, reach):
-    scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[
-        :, :n
-    ]  # a slice: rows are not adjacent
+    # a slice: rows are not adjacent
+    scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[:, :n]
     for count in {0, 1, n // 3, n}:
         indices = choose(scores.unbind(), count, reach, 0.25)
         after = spread(scores, reach, 0.25)

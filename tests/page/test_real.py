@@ -36,9 +36,8 @@ def test_every_method_runs_beside_plain_decoding(visit, url):
     until(page, "document.querySelector('#method').options.length > 5")
     assert page.input_value("#method") == "suffix"
     methods = page.eval_on_selector("#method", "e => [...e.options].map(o => o.value)")
-    assert {"vegas", "vegas-tree", "longspec"} <= set(
-        methods
-    )  # auto is absent where it would copy the model
+    # auto is absent where it would copy the model
+    assert {"vegas", "vegas-tree", "longspec"} <= set(methods)
     page.fill(
         "#document", "def walk(path):\n    for name in os.listdir(path):\n        yield name\n" * 30
     )

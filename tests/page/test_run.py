@@ -45,9 +45,8 @@ def test_tokens_appear_while_the_run_goes_on(visit, server):
     fake.go.set()
     page.wait_for_selector("#verdict.yes")
     settle(page)
-    assert (
-        page.evaluate("document.querySelector('.lane .round').kept") is True
-    )  # appended to, not made anew
+    # appended to, not made anew
+    assert page.evaluate("document.querySelector('.lane .round').kept") is True
     assert chips(page, 1) == expected_chips(fake.trace, 1)
 
 

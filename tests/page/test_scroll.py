@@ -34,11 +34,12 @@ def test_a_lane_takes_the_other_with_it(visit, server):
         for top in ("0", "x.scrollHeight / 3", "x.scrollHeight / 2"):
             scroll(page, lane, top)
             tops = page.evaluate(TOPS)
+            # a line has about so many tokens
             assert abs(tops[0] - tops[1]) <= 12, (
                 lane,
                 top,
                 tops,
-            )  # a line has about so many tokens
+            )
         assert tops[0] > 20 and page.evaluate(MORE)[lane] == "↑ more ↓"
         scroll(page, lane, "0")
         assert page.evaluate(TOPS) == [0, 0] and page.evaluate(MORE) == ["more ↓", "more ↓"]

@@ -37,13 +37,14 @@ SCRIPTS = [
     for p in sorted((ROOT / "benchmarks").glob("*.*"))
     if p.suffix in (".py", ".sh")
 ]
+# what a page leaves to its reader
 STANDS_FOR = {
     "N": "3",
     "K": "3",
     "KIND": "glide",
     "NAME": "vegas",
     "M": "vegas",
-}  # what a page leaves to its reader
+}
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 

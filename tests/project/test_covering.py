@@ -32,9 +32,8 @@ def test_every_pair_occurs(sizes):
     assert not missing(candidates, chosen)
     two = sorted(sizes)[-2:]
     assert len(chosen) <= 1.7 * two[0] * two[-1] * (len(sizes) > 1)
-    assert not chosen or missing(
-        candidates, chosen[1:]
-    )  # planted: without one of them, the check fails
+    # planted: without one of them, the check fails
+    assert not chosen or missing(candidates, chosen[1:])
 
 
 def test_only_what_occurs_must_be_covered():

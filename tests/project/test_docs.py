@@ -36,9 +36,8 @@ FILES += [
     ROOT / "longdraft-drafters" / "README.md",
 ]
 PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in FILES}
-CURRENT = [
-    page for page in PAGES if not page.startswith(("docs/log/2", "CHANGELOG.md"))
-]  # these two describe the past
+# these two describe the past
+CURRENT = [page for page in PAGES if not page.startswith(("docs/log/2", "CHANGELOG.md"))]
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGES["docs/methods.md"], re.M | re.S))
 
 
@@ -193,9 +192,8 @@ def test_speedups_in_the_tables_are_from_the_records(header, file, cells):
 
 
 def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "longdraft.bench.report_files.available", lambda: False
-    )  # plots take long: test_report.py
+    # plots take long: test_report.py
+    monkeypatch.setattr("longdraft.bench.report_files.available", lambda: False)
     files = [str(ROOT / "benchmarks" / "records" / name) for name in figures.FILES]
     assert main(["report", *files, "--out", str(tmp_path)]) == 0
     report = (tmp_path / "report.md").read_text(encoding="utf-8")

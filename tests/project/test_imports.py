@@ -72,11 +72,12 @@ def test_views_and_drafters_know_no_backend():
 
 
 def test_the_engine_knows_no_particular_drafter():
+    # forced: of any method
     known = {
         "longdraft.drafters.base",
         "longdraft.drafters.forced",
         "longdraft.drafters.step",
-    }  # forced: of any method
+    }
     none(
         (m, other)
         for m, other in imported_by("engine")

@@ -11,18 +11,20 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOMS = {p.name for p in (TESTS.parent / "src" / "longdraft").iterdir() if p.is_dir()}
+# documents and packaging, the plugin, and the page in a browser
 OTHER = {
     "project",
     "vllm",
     "page",
-}  # documents and packaging, the plugin, and the page in a browser
+}
+# what pytest and the Makefile run
 ENTRY_POINTS = {
     "conftest.py",
     "changed.py",
     "harder.py",
     "oldest.py",
     "run.py",
-}  # what pytest and the Makefile run
+}
 
 
 def misplaced(tests: Path) -> list[str]:

@@ -23,9 +23,8 @@ MINUTES = 3
 ROWS = 6
 COLUMNS = 5
 FIGURES = 2  # in a sentence
-FIGURE = re.compile(
-    r"(?<![\w.=-])\d[\d.,]*(?:x|%|K|M|B|ms|MB|GB)?(?!\w)"
-)  # neither SmolLM2 nor T=1
+# neither SmolLM2 nor T=1
+FIGURE = re.compile(r"(?<![\w.=-])\d[\d.,]*(?:x|%|K|M|B|ms|MB|GB)?(?!\w)")
 
 
 def prose(page: str) -> str:

@@ -58,10 +58,11 @@ def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
         "no:xdist",
         ".",
     ]
+    # loading them takes longer than the tests
     environment = {
         **os.environ,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }  # loading them takes longer than the tests
+    }
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stdout
     assert ("unstable: test_x.py::test_of_a_clock" in done.stdout) == named

@@ -43,10 +43,11 @@ BRITISH = re.compile(
     rf"(?:{WORDS})(?:s|ed|ing|able|s?hood|al|less|ly)?)(?![a-z])",
     re.IGNORECASE,
 )
+# a file of version 0.1.0, which is still read, and a former name
 KEPT = {
     "optimisers.pt",
     "LM.quantised",
-}  # a file of version 0.1.0, which is still read, and a former name
+}
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")  # between the words of a name in CamelCase
 
 

@@ -102,9 +102,8 @@ def test_a_conversation_beyond_the_room_is_told_of_once(model):
     assert turns(model, prefixes, (97, 120)) == [0, 96] and told == []
     assert turns(model, prefixes, (190, 200, 260))[1:] == [128, 128] and len(told) == 1
     assert "only the first 128 of a prompt's" in told[0] and "--prefix-tokens" in told[0]
-    assert (
-        turns(model, prefixes, (170, 180), seed=1) == [0, 128] and len(told) == 2
-    )  # another conversation
+    # another conversation
+    assert turns(model, prefixes, (170, 180), seed=1) == [0, 128] and len(told) == 2
     assert turns(model, PrefixCache(128, BLOCK), (170, 180)) == [0, 128]  # nobody to tell
 
 

@@ -123,9 +123,8 @@ def test_calls_are_allowed_and_nothing_else(name):
         }[wrong]
         if bad not in (one, two):
             assert not allows(name, bad) and (wrong == "more" or not allows(name, bad, 0)), bad
-    assert not allows(
-        name, one, functions=FUNCTIONS[1:]
-    )  # another function is the one that must be called
+    # another function is the one that must be called
+    assert not allows(name, one, functions=FUNCTIONS[1:])
 
 
 def check(name: str, args: dict[str, Any]) -> None:
@@ -172,9 +171,8 @@ def test_whatever_is_generated_is_calls_that_follow_the_schemas(name):
     assert done
     for tokens in done:
         content, calls, _ = found(told(reply_of(name), tokens, []))
-        assert calls and (
-            not content or name == "harmony"
-        )  # which may say something in its commentary
+        # which may say something in its commentary
+        assert calls and (not content or name == "harmony")
         for called in calls:
             check(*called)
 

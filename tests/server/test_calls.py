@@ -85,9 +85,8 @@ def test_an_answer_has_the_calls_that_it_says(said: Said):
         assert found(deltas) == (said.content, said.calls, said.reasoning)
         assert deltas[-1].finish == ("tool_calls" if said.calls else "stop")
         assert "".join(d.text for d in deltas) == said.content
-        assert (
-            sum(len(d.logprobs) for d in deltas) == reply.tokens - 1 == len(tokens)
-        )  # none for the end token
+        # none for the end token
+        assert sum(len(d.logprobs) for d in deltas) == reply.tokens - 1 == len(tokens)
         assert reply.reasoning_tokens > 0 if said.reasoning else reply.reasoning_tokens <= 6
 
 

@@ -105,9 +105,8 @@ def test_the_document_loads_nothing():
         code,
         re.M,
     )
-    assert set(re.findall(r'https?://[^"\s]+', code)) == {
-        "http://www.w3.org/2000/svg"
-    }  # a name, which is not loaded
+    # a name, which is not loaded
+    assert set(re.findall(r'https?://[^"\s]+', code)) == {"http://www.w3.org/2000/svg"}
     assert re.findall(r"\bfetch\(([^)]*)", code) == [
         'path, { ...options, headers, cache: "no-store", credentials: "same-origin" }'
     ]

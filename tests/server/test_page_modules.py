@@ -24,9 +24,8 @@ CODE = re.compile(
     r"""//.*|/\*[\s\S]*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?<=[=(,:?&|!])\s*/(?:\\.|\[(?:\\.|[^]\\])*\]|[^/\\[])+/[a-z]*"""
     r"""|(?:(?<!\.)|(?<=\.\.\.))(?P<name>[A-Za-z_$][\w$]*)(?![\w$:])|[\w$]+|[\s\S]""",
 )
-TEMPLATE = re.compile(
-    r"(?:\\[\s\S]|\$(?!\{)|[^`$\\])*(?:`|\$\{)"
-)  # a part of a template, up to code or to its end
+# a part of a template, up to code or to its end
+TEMPLATE = re.compile(r"(?:\\[\s\S]|\$(?!\{)|[^`$\\])*(?:`|\$\{)")
 
 
 def reader(sources: dict[str, str]) -> Callable[[str], str]:
@@ -90,9 +89,8 @@ def imported(module: Module) -> set[str]:
 
 
 def test_every_module_imports_the_names_that_it_uses_and_no_others():
-    assert (
-        undeclared(MODULES) == []
-    )  # import it, or call a local name differently: the joined modules share a scope
+    # import it, or call a local name differently: the joined modules share a scope
+    assert undeclared(MODULES) == []
     assert unused(MODULES) == []
 
 

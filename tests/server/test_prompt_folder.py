@@ -132,9 +132,8 @@ def test_the_bound_holds_and_what_was_used_longest_ago_goes(tmp_path):
     answered(opened(tmp_path), first)
     limit = room_for(tmp_path, 8)
     answered(opened(tmp_path, limit=limit), second)
-    assert (
-        answered(opened(tmp_path, limit=limit), first)[1] == 128
-    )  # now the second is the one used longest ago
+    # now the second is the one used longest ago
+    assert answered(opened(tmp_path, limit=limit), first)[1] == 128
     answered(opened(tmp_path, limit=limit), third)
     assert total(tmp_path) <= limit and len(parts(tmp_path)) == 8
     assert [answered(opened(tmp_path, limit=limit), p)[1] for p in (first, third, second)] == [
@@ -238,9 +237,8 @@ def test_a_damaged_part_is_read_again(tmp_path, damage, memory, model):
             row = lm.new_cache(1, 200)
             lm.prefill(prompt[:80], row)
             folder.memory.store(prompt[:80], row)
-    known = (
-        0 if memory and model == "qwen3.5" else 64
-    )  # the memory has no states of what comes before that part
+    # the memory has no states of what comes before that part
+    known = 0 if memory and model == "qwen3.5" else 64
     assert answered(folder, prompt, lm=lm) == (alone(model, prompt), known)
     assert len(parts(tmp_path)) >= 4 and answered(opened(tmp_path, model), prompt, lm=lm) == (
         alone(model, prompt),

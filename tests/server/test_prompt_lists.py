@@ -72,9 +72,8 @@ def test_each_prompt_of_a_list_draws_a_seed_of_its_own_where_none_is_given(http,
         len(set(texts(http.post("/v1/completions", json=body | {"seed": None}).json()["choices"])))
         == 3
     )
-    monkeypatch.setattr(
-        service.secrets, "randbits", lambda bits: 5
-    )  # one seed for all would be noticed
+    # one seed for all would be noticed
+    monkeypatch.setattr(service.secrets, "randbits", lambda bits: 5)
     assert (
         len(set(texts(http.post("/v1/completions", json=body | {"seed": None}).json()["choices"])))
         == 1
@@ -115,12 +114,9 @@ def test_a_list_is_queued_whole_or_not(fault, monkeypatch):
     if fault:
         close = "longdraft.server.decode.decoding_thread.Stream.close"
         monkeypatch.setattr(close, lambda self: None)
-            "longdraft.server.decode.decoding_thread.Stream.close", lambda self: None
-        )
     with serving(session={"batch": 1, "queue": 4}) as server, client(server) as http:
-        monkeypatch.setattr(
-            server.engine.session, "_admit", lambda: None
-        )  # nothing leaves the queue
+        # nothing leaves the queue
+        monkeypatch.setattr(server.engine.session, "_admit", lambda: None)
         first = [server.engine.submit(prompt=tokens_of(TEXT), max_new_tokens=4) for _ in range(2)]
         refused = http.post("/v1/completions", json=asked(prompt=[TEXT] * 4))
         assert refused.status_code == 429 and refused.headers["Retry-After"]

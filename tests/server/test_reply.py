@@ -54,9 +54,8 @@ TEXTS = st.text(st.sampled_from("ab \nné漢🙂"), min_size=1, max_size=24)
 def test_the_text_ends_before_the_first_stop_string(text, cuts, stops):
     tokens = tokenizer()(text, add_special_tokens=False)["input_ids"]
     whole = text_of(tokenizer(), tokens)
-    ends = (
-        (i + len(s), i) for s in stops if (i := whole.find(s)) >= 0
-    )  # the first to be complete ends the text
+    # the first to be complete ends the text
+    ends = ((i + len(s), i) for s in stops if (i := whole.find(s)) >= 0)
     at = min(ends, default=(None, None))[1]
     reply, deltas = told(tokens, cuts, stops)
     assert "".join(d.text for d in deltas) == (whole if at is None else whole[:at])

@@ -241,9 +241,10 @@ def test_every_choice_of_a_stream_echoes_the_log_probabilities(server, http, mon
     assert quiet(server)
     time.sleep(0.05)  # until the decoding thread waits
     wake = server.engine._work.set
+    # all at once
     monkeypatch.setattr(
         server.engine._work, "set", lambda: wake() if server.engine.open == 3 else None
-    )  # all at once
+    )
     if broken:
         monkeypatch.setattr(Answer, "_read", hasty)
     with http.stream(
@@ -292,9 +293,8 @@ def check_metrics(found: dict, new_tokens: int) -> None:
     assert m["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
     details = found["usage"]["completion_tokens_details"]
     assert (details["draft_steps"], details["accepted_draft_tokens"]) == (steps, accepted)
-    assert (
-        accepted + steps <= new_tokens
-    )  # a token of the target's own with each; the first step does not draft
+    # a token of the target's own with each; the first step does not draft
+    assert accepted + steps <= new_tokens
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -176,9 +176,8 @@ def test_requests_bring_no_tensors(http, field):
     for value in ("gAJjdG9yY2g=", [[0.5]], None):
         content = json.dumps(asked() | {field: value})
         found = http.post("/v1/completions", content=content, headers=JSON)
-        assert found.status_code == (200 if value is None else 400), (
-            found.text
-        )  # null: as if it were not there
+        # null: as if it were not there
+        assert found.status_code == (200 if value is None else 400), found.text
 
 
 @pytest.mark.parametrize(
@@ -332,9 +331,8 @@ def test_what_a_request_holds_is_released_on_every_path():
             and not server.engine._streams
         )
         assert isinstance(app, Guard)
-        deadline = (
-            time.monotonic() + 5
-        )  # an answer arrives before the server has done with its request
+        # an answer arrives before the server has done with its request
+        deadline = time.monotonic() + 5
         while app.open and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not app.open

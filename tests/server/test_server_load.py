@@ -76,9 +76,8 @@ def test_free_rows_are_not_a_queue():
         assert codes == [200] * 5
         with client(server) as http:
             assert http.post("/v1/completions", json=body | {"n": 5}).status_code == 200
-            assert (
-                http.post("/v1/completions", json=body | {"n": 6}).status_code == 400
-            )  # which it never has room for
+            # which it never has room for
+            assert http.post("/v1/completions", json=body | {"n": 6}).status_code == 400
 
 
 @pytest.mark.timing
@@ -208,9 +207,8 @@ def test_slow_clients_are_not_waited_for(monkeypatch):
     with serving(client_s=0.5) as server, ThreadPoolExecutor(len(ways)) as pool:
         assert None not in pool.map(lambda how: drip(address(server), how, 8), ways)
         monkeypatch.setattr(Connection, "close_if_stuck", lambda self, most_s: None)
-        assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {
-            None
-        }  # the check can fail
+        # the check can fail
+        assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {None}
 
 
 @pytest.mark.timing

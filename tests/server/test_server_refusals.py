@@ -193,9 +193,8 @@ def test_a_client_that_left_before_its_refusal_ended_is_no_error(
     data = request("/health", method="GET") + b"no request\r\n\r\n"
     assert fire(address(server), Shot("broken HTTP", data)).status == 200
     with client(server) as http:
-        assert (
-            http.get("/health").status_code == 200
-        )  # whatever the other connection caused has been logged
+        # whatever the other connection caused has been logged
+        assert http.get("/health").status_code == 200
     assert any(line.levelname == "ERROR" for line in caplog.records) == fault
 
 

@@ -24,9 +24,8 @@ from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
 
-CAUGHT: dict[
-    str, list[str]
-] = {}  # fault: checks that failed, filled by the tests for the table at the end of a run
+# fault: checks that failed, filled by the tests for the table at the end of a run
+CAUGHT: dict[str, list[str]] = {}
 
 
 def caught(fault: str, check: str) -> None:
@@ -163,9 +162,8 @@ def wrong_position(mp: MonkeyPatch) -> None:
         return replace(tree, depth=tree.depth - late.long())
 
     mp.setattr(Tree, "grow", grow)
-    mp.setattr(
-        "longdraft.backends.native.NativeBackend.chain_drafter", lambda *_: None
-    )  # node by node
+    # node by node
+    mp.setattr("longdraft.backends.native.NativeBackend.chain_drafter", lambda *_: None)
 
 
 def sees_sibling(mp: MonkeyPatch) -> None:

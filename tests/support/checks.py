@@ -127,9 +127,8 @@ def check_best_path(sampler: Sampler = SAMPLERS["T=1"], rows: int = 30, limit: i
     """Where each depth's distribution is the target's, the best path of a tree is what the target
     says.
     """
-    p = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 2).expand(
-        12, 12
-    )  # after any token the same
+    # after any token the same
+    p = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 2).expand(12, 12)
     refused = []
 
     class Told(Drafter):
@@ -230,9 +229,8 @@ def remembering(grow: Callable = beam) -> dict:
     """
     never = [-9.0, -9.0, -9.0, 9.0]
     even = [0.0, 0.0, -99.0, -99.0]
-    first = torch.tensor(
-        [never, never, never, even]
-    )  # drafts 3, which the target hardly ever says; then 0 or 1
+    # drafts 3, which the target hardly ever says; then 0 or 1
+    first = torch.tensor([never, never, never, even])
     later = torch.tensor([[2.2, 0.0, -99.0, -99.0], even, even, even])[:, None].expand(-1, 4, -1)
     p = torch.tensor([1.0, 1.0, 0.0, -4.0]).expand(4, 4)
     return {"drafter": Toy(torch.cat([first[None], later]), [1, 1], grow), "p": p, "limit": 3}
@@ -307,14 +305,12 @@ def check_draws_are_independent() -> None:
     """
     even = torch.zeros(4, 4)
     rows = torch.arange(3000)
-    found = run_toy(
-        verify.match, Drafter(), even, SAMPLERS["T=1"], 3000, 3
-    )  # seeds of rows are mixed
+    # seeds of rows are mixed
+    found = run_toy(verify.match, Drafter(), even, SAMPLERS["T=1"], 3000, 3)
     seeds = noise.gumbel(rows, torch.tensor([[1, 2, 3]]).expand(3000, 3), 4).argmax(-1)
     pairs = [(found[:, 0], found[:, 1]), (found[:-1], found[1:])]
-    pairs += [
-        (x[:-1, 1:], x[1:, :-1]) for x in (found, seeds)
-    ]  # row or seed b at position p+1, b+1 at p
+    # row or seed b at position p+1, b+1 at p
+    pairs += [(x[:-1, 1:], x[1:, :-1]) for x in (found, seeds)]
     for x, y in pairs:
         check_counts(
             torch.bincount((x * 4 + y).flatten(), minlength=16), torch.ones(16), "neighboring draws"

@@ -54,12 +54,13 @@ SIZES |= {
     "Q6_K": (256, 210),
 }
 SIZES |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "Q2_K": (256, 84), "Q3_K": (256, 110)}
+# where scales are; others: 0
 HALVES = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
-}  # where scales are; others: 0
+}
 HALVES |= {"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
 QUANTIZED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
 

@@ -51,9 +51,8 @@ def close(found, wanted, tolerance: float = 2e-5) -> None:
 
 def case(H: int, K: int, T: int, D: int, sizes: list[int], masked: list[int], seed: int) -> tuple:
     g = torch.Generator().manual_seed(seed)
-    poison = [
-        torch.full((K, s + 5, D), float("nan")) for s in sizes
-    ]  # slots behind a segment's end must not be read
+    # slots behind a segment's end must not be read
+    poison = [torch.full((K, s + 5, D), float("nan")) for s in sizes]
     segments = []
     for s, m, p in zip(sizes, masked, poison, strict=True):
         k, v = (
@@ -100,9 +99,8 @@ def gumbel() -> None:
 
 def first_use() -> None:
     """What a GPU is tried on before its kernels are used."""
-    trial.compare(
-        torch.device("cpu"), (torch.float32, torch.float16)
-    )  # the interpreter's bfloat16 products are wrong
+    # the interpreter's bfloat16 products are wrong
+    trial.compare(torch.device("cpu"), (torch.float32, torch.float16))
 
 
 class Both:

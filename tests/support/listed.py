@@ -143,12 +143,13 @@ def named(name: str) -> Callable[[LM], Drafter]:
 
 
 BUILD = {name: named(name) for name in OPTIONS} | COMPOSED
+# random text gives them next to nothing to find
 FROM_TEXT = {
     "lookup",
     "suffix",
     "suffix over texts",
     "recycle",
-}  # random text gives them next to nothing to find
+}
 ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
 
 # `make test` leaves out what is marked `full`: of a product of methods and models it runs every

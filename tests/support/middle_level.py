@@ -59,9 +59,8 @@ def check_caches(model: str = "llama", policy: Callable[[], Policy] = POLICIES["
     a middle level.
     """
     lm = tiny.target(model)
-    inner = small(
-        lm, Full()
-    )  # under a sparse view its own keys would be approximations, as published
+    # under a sparse view its own keys would be approximations, as published
+    inner = small(lm, Full())
     drafter = Hierarchical(lm, policy(), inner, 4)
     with torch.inference_mode():
         seqs = begun(lm, drafter)

@@ -88,11 +88,12 @@ def _glm(count: int) -> Any:
     )
 
 
+# the last layer of the body has no keys
 HYBRID = [
     "linear_attention",
     "full_attention",
     "linear_attention",
-]  # the last layer of the body has no keys
+]
 LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

@@ -76,10 +76,11 @@ def medusa(target: LM, count: int = 4, own: bool = True, prefix: str = "") -> tu
     for i in range(count):
         heads |= {f"{prefix}{i}.0.linear.weight": (D, D), f"{prefix}{i}.0.linear.bias": (D,)}
         heads |= {f"{prefix}{i}.1.weight": (V, D)} if own else {}
+    # published configs say too few heads
     return random(heads), {
         "medusa_num_heads": 2,
         "medusa_num_layers": 1,
-    }  # published configs say too few heads
+    }
 
 
 def layer_config(**others) -> dict:
@@ -193,9 +194,8 @@ def frequency(theta: float, scaling: dict | None = None) -> Tensor:
     """
     f = torch.tensor([theta ** (-2 * i / HEAD) for i in range(HEAD // 2)])
     if scaling:
-        turns = (
-            scaling["original_max_position_embeddings"] * f / (2 * math.pi)
-        )  # in the length trained on
+        # in the length trained on
+        turns = scaling["original_max_position_embeddings"] * f / (2 * math.pi)
         low = scaling["low_freq_factor"]
         high = scaling["high_freq_factor"]
         keep = ((turns - low) / (high - low)).clamp(0, 1)

@@ -36,9 +36,8 @@ def terms_of(
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g)
 
-    wide = draw(TOKENS - KNOWN, 3, 2, N).to(
-        kind
-    )  # queries are a part of a wider tensor, as models split them
+    # queries are a part of a wider tensor, as models split them
+    wide = draw(TOKENS - KNOWN, 3, 2, N).to(kind)
     gate = -draw(TOKENS, 4, N).abs() if channels else -draw(TOKENS, 4).abs()
     k = draw(TOKENS, 2, N).to(kind)
     v = draw(TOKENS, 4, P).to(kind)

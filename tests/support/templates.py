@@ -23,12 +23,13 @@ SPECIAL = [
     "[INST]",
     "[/INST]",
 ]
+# control tokens that are not marked special
 UNMARKED = [
     "<think>",
     "</think>",
     "<tool_call>",
     "<｜end▁of▁turn｜>",
-]  # control tokens that are not marked special
+]
 CONTROL = SPECIAL + UNMARKED
 Piece = tuple[str, bool]  # a text, and whether the template itself wrote it
 Messages = list[dict[str, Any]]

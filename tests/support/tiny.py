@@ -60,9 +60,8 @@ CONFIGS = {
     ),
     "qwen3-moe": Qwen3MoeConfig(**BASE, num_experts=4, moe_intermediate_size=32, **MOE),
 }
-MAIN = tuple(
-    CONFIGS
-)  # what the whole lossless matrix runs on; of the others, single passes and a method or two
+# what the whole lossless matrix runs on; of the others, single passes and a method or two
+MAIN = tuple(CONFIGS)
 CONFIGS |= {
     "llama-loops": LlamaConfig(
         **BASE
@@ -116,19 +115,19 @@ CONFIGS |= {  # with recurrent layers
         linear_num_value_heads=4,
     ),
 }
-CONFIGS["qwen3.5-long"] = deepcopy(
-    CONFIGS["qwen3.5"]
-)  # for texts beyond a drafter's window and a state's checkpoints
+# for texts beyond a drafter's window and a state's checkpoints
+CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])
 CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
 
 
 A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8")  # inputs in 8 bits
+# keys and values in 8 bits
 KV8 = (
     "llama-torch-kv8",
     "qwen3-kv8",
     "gpt-oss-kv8",
     "mistral-window-kv8",
-)  # keys and values in 8 bits
+)
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
@@ -201,9 +200,8 @@ def taught_glide(target: LM, seed: int = 0, **options) -> Glide:
     captured = Captures(CaptureSpec(hidden=(target.config.num_hidden_layers,)))
     target(Tree.root(tokens[:, 0]), target.new_cache(len(tokens), 1), captured=captured)
     wanted = target.norm(captured.states[target.config.num_hidden_layers][:, 0])
-    keys = embedded / embedded.norm(
-        dim=-1, keepdim=True
-    )  # 8 at its own token, about 1 at any other
+    # 8 at its own token, about 1 at any other
+    keys = embedded / embedded.norm(dim=-1, keepdim=True)
     block.gate_proj.weight.copy_(4 * keys)
     block.up_proj.weight.copy_(keys)
     said = torch.nn.functional.silu(block.gate_proj(block.mlp_norm(embedded))) * block.up_proj(

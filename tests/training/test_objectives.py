@@ -113,9 +113,8 @@ def test_glide_learns_on_what_it_will_see(model, window, monkeypatch):
     monkeypatch.setattr(
         glide, "lagged", lambda q, k, v, lag, window: good(q, k, v, lag - 1 or 1, window)
     )
-    assert not torch.allclose(
-        trained(block, row(), 5)[1:], want[1:], atol=1e-3
-    )  # a lag off by one is seen
+    # a lag off by one is seen
+    assert not torch.allclose(trained(block, row(), 5)[1:], want[1:], atol=1e-3)
 
 
 @pytest.mark.parametrize("back", [None, 0, 1, 5, 19, 20, 40])
@@ -194,9 +193,8 @@ def test_dflash_learns_on_what_it_will_see(model, window, causal, monkeypatch):
     monkeypatch.setattr(
         DFlashObjective, "_mask", lambda self, roots, *more: good(self, roots + 1, *more)
     )
-    assert not torch.allclose(
-        learned(), want, atol=1e-3
-    )  # the root's own feature, which is not known yet, is seen
+    # the root's own feature, which is not known yet, is seen
+    assert not torch.allclose(learned(), want, atol=1e-3)
 
 
 @pytest.mark.parametrize("make", [chained, lambda lm: MedusaHeads(lm.config.hidden_size)])

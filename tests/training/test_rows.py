@@ -65,9 +65,8 @@ def test_repeated_spans_can_be_foreseen_and_the_rest_is_not_scored():
         scored = label != rows.IGNORE
         assert (label[scored] == row[scored]).all()
         new = np.flatnonzero(row != before)
-        places = {
-            int(v): i for i, v in reversed(list(enumerate(row)))
-        }  # first place of every value
+        # first place of every value
+        places = {int(v): i for i, v in reversed(list(enumerate(row)))}
         for i in new[
             scored[new]
         ]:  # tokens here are unique, so whatever is new and scored stood there before, in order

@@ -146,9 +146,8 @@ def test_a_small_model_of_its_own(cli, record, tmp_path):
     line = f"budget {QUICK} -o tail=31 -o width=32 -o layers=1 -o labels=text -o share=0 --steps 4".split()  # noqa: E501
     assert cli("train", *line, "--out", str(tmp_path / "whole"))[0] == 0
     assert cli("train", *line, "--out", str(tmp_path / "parts"), "--stop-at", "2")[0] == 0
-    assert (
-        cli("train", *line, "--out", str(tmp_path / "parts"), "--resume")[0] == 0
-    )  # tied matrices are in a checkpoint
+    # tied matrices are in a checkpoint
+    assert cli("train", *line, "--out", str(tmp_path / "parts"), "--resume")[0] == 0
     assert losses(f"{tmp_path}/parts.run") == losses(f"{tmp_path}/whole.run")
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"], config["tie_word_embeddings"]) == (

@@ -18,6 +18,7 @@ from longdraft.training.turns import Turns
 TURNS = Turns((7, 8), 9)
 #                      question   7  8   answer   9  next   7  8   answer
 ROW = torch.tensor([[1, 8, 9, 3, 7, 8, 4, 5, 6, 9, 7, 5, 7, 8, 2, 3]])
+# at t: token t+1; the last answer goes on beyond the row
 WRITTEN = [
     0,
     0,
@@ -35,14 +36,13 @@ WRITTEN = [
     1,
     1,
     1,
-]  # at t: token t+1; the last answer goes on beyond the row
+]
 
 
 def test_answers_are_found():
     assert TURNS.answers(ROW).int().tolist() == [WRITTEN]
-    assert not TURNS.answers(
-        ROW[:, 6:9]
-    ).any()  # it is not known who wrote what comes before the first mark
+    # it is not known who wrote what comes before the first mark
+    assert not TURNS.answers(ROW[:, 6:9]).any()
     assert not TURNS.answers(ROW[:, :1]).any()
     two = torch.cat([ROW, ROW.roll(1, 1)])
     assert TURNS.answers(two).int().tolist() == [WRITTEN, [0, *WRITTEN[:-1]]]
@@ -58,9 +58,8 @@ def test_other_predictions_are_not_learned(tmp_path):
     ):
         found = frozen.read(ROW, predict=True).predicted
         assert torch.equal(found, plain.where(torch.tensor([WRITTEN]).bool(), IGNORE))
-    assert torch.equal(
-        KeptStates(lm, tmp_path).read(ROW, predict=True).predicted, plain
-    )  # files have all of them
+    # files have all of them
+    assert torch.equal(KeptStates(lm, tmp_path).read(ROW, predict=True).predicted, plain)
     assert matches(plain, found) == 1 and matches(plain + 1, found) == 0
 
 

@@ -47,9 +47,8 @@ def check(records: list[Record]) -> None:
             and max(r["context"] for r in own) >= CONTEXTS[1]
         ), group
         assert {r["rows"] for r in own} >= set(ROWS), group
-        assert sum(r["calm"] for r in own) > 0.9 * len(own), (
-            group
-        )  # else the times are those of other processes
+        # else the times are those of other processes
+        assert sum(r["calm"] for r in own) > 0.9 * len(own), group
         off = errors(own, "tune")
         assert off[len(off) // 2] <= MEDIAN, (group, off[len(off) // 2])
         assert off[int(0.9 * len(off))] <= NINE_OF_TEN, (group, off[int(0.9 * len(off))])

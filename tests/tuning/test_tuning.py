@@ -49,9 +49,8 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_turns_that_had_their_processors_count():
     assert shortest([Turn(3.0), Turn(2.0), Turn(1.0, waited=0.5)]) == 2.0
-    assert shortest([Turn(3.0, 0.6), Turn(4.0, 4.0), Turn(9.0, 0.9)]) == 3.0 * math.exp(
-        -0.2
-    )  # the middle one
+    # the middle one
+    assert shortest([Turn(3.0, 0.6), Turn(4.0, 4.0), Turn(9.0, 0.9)]) == 3.0 * math.exp(-0.2)
     assert 0 < shortest([Turn(4.0, 9.0)]) < 1.0
     done = []
     assert turn(lambda: done.append(1), torch.device("cpu")).seconds > 0 and done == [1]

@@ -154,9 +154,8 @@ def test_snapkv_keeps_what_the_window_voted_for(model, min_budget):
                 pooled = torch.tensor([sum(votes[i : i + 5]) / 5 for i in range(n - window)])
                 assert len(found) == budget - window
                 others = sorted(set(range(n - window)) - set(found))
-                assert (
-                    pooled[found].min() >= pooled[others].max() - 1e-5
-                )  # neighbors share votes, so ties are common
+                # neighbors share votes, so ties are common
+                assert pooled[found].min() >= pooled[others].max() - 1e-5
 
 
 def every_row(
@@ -235,9 +234,8 @@ def test_a_pass_where_each_head_sees_its_own_slots(model):
     mask = torch.zeros(4, 33, 33).masked_fill_(~shown, torch.finfo(torch.float32).min)
     ids = torch.tensor([prompt + chain.tokens[0].tolist()])
     close(found[0], eager(input_ids=ids, attention_mask=mask[None], use_cache=False).logits[0, 30:])
-    same = lm(
-        chain, cache, view=View(indices[:, :, :1], torch.tensor([20]))
-    )  # one choice for all heads
+    # one choice for all heads
+    same = lm(chain, cache, view=View(indices[:, :, :1], torch.tensor([20])))
     assert torch.equal(same, lm(chain, cache, view=View(indices[:, :, 0], torch.tensor([20]))))
 
 
@@ -273,9 +271,8 @@ def test_choosing_does_not_change_a_bit(model, dtype, policy):
     not to show it.
     """
     lm = typed(model, dtype)
-    tokens, cache = filled(
-        lm, (120, 97, 30), slots=119
-    )  # no room for a root: the buffers move meanwhile
+    # no room for a root: the buffers move meanwhile
+    tokens, cache = filled(lm, (120, 97, 30), slots=119)
     before = committed(cache)
     chooser = SnapKV(0.07, 40) if policy == "snapkv" else Chunks(40, 8, policy)
     chooser.start(lm, tokens, cache)

@@ -72,9 +72,8 @@ def test_random_picks_repeat_and_vary():
     for lengths in ([400, 300], [300, 400], [401, 300]):
         views.append(policy.view(cache_of(lengths)).indices[0])
     rows = [set(v[b].tolist()) - {-1} for v in views for b in (0, 1)]
-    assert (
-        rows[0] == rows[3] and rows[1] == rows[2]
-    )  # one context length, one choice, whatever the row
+    # one context length, one choice, whatever the row
+    assert rows[0] == rows[3] and rows[1] == rows[2]
     assert rows[0] != rows[4]
     assert rows[0] != set(
         RandomSlots(0.07, 16, seed=4).view(cache_of([400, 300])).indices[0, 0].tolist()
@@ -85,19 +84,19 @@ def test_guided_takes_the_best_scores_and_all_that_follows():
     lengths = [400, 37, 20, 12]
     captured = scored([400, 37, 20, 12])
     policy = Guided(0.07, 16, reach=0)
-    cache = cache_of(
-        [403, 38, 20, 13]
-    )  # after the commit: row 2 was done and committed nothing, its root included
+    # after the commit: row 2 was done and committed nothing, its root included
+    cache = cache_of([403, 38, 20, 13])
     policy.update(cache, captured)
     view = policy.view(cache)
     budgets = [budget_of(n, 0.07, 16) for n in (401, 38, 20, 13)]
     check_view(view, cache, budgets)
+    # 13 slots fit the budget: everything is seen
     assert view.tail_start.tolist() == [
         401,
         38,
         20,
         0,
-    ]  # 13 slots fit the budget: everything is seen
+    ]
     for layer, place in view.layers.items():
         for b in range(3):
             scores = captured.scores[layer][b].mean((0, 1))[

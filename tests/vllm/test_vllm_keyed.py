@@ -35,9 +35,8 @@ def standing_in(monkeypatch, name: str, **content: Any) -> ModuleType:
 @pytest.fixture
 def keyed(monkeypatch):
     def verify(draft_token_ids, num_draft_tokens, *_: Any, **options: Any):
-        return torch.full(
-            (len(num_draft_tokens), DRAFTS + 1), -7
-        )  # vLLM's own: marked, so that it can be told apart
+        # vLLM's own: marked, so that it can be told apart
+        return torch.full((len(num_draft_tokens), DRAFTS + 1), -7)
 
     standing_in(
         monkeypatch,
@@ -94,9 +93,8 @@ def test_a_second_engine_does_not_replace_the_noise_of_the_first(keyed):
     second = runner(keyed, 2)
     assert first._sample(logits, spec).tolist() == alone
     seconds = second._sample(logits, spec).tolist()
-    first.between = lambda: second._sample(
-        logits, spec
-    )  # a step of another engine while this one samples
+    # a step of another engine while this one samples
+    first.between = lambda: second._sample(logits, spec)
     assert (
         first._sample(logits, spec).tolist() == alone
         and second._sample(logits, spec).tolist() == seconds

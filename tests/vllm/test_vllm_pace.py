@@ -45,9 +45,8 @@ class Machine:
     view: float = 0.5  # thousands of keys that a draft reads
     noise: float = 0.05
     spikes: float = 0.0  # how often a step takes five times as long
-    cold: dict[int, list[float]] = field(
-        default_factory=dict
-    )  # drafted tokens: how much longer first passes take
+    # drafted tokens: how much longer first passes take
+    cold: dict[int, list[float]] = field(default_factory=dict)
     now: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     seen: Counter[int] = field(default_factory=Counter)
@@ -364,9 +363,8 @@ def test_a_text_that_begins_to_repeat_itself_is_noticed_without_verifying(plugin
     ticks = iter(range(10**6))
     pace.pace.clock = lambda: float(next(ticks))
     for n in range(1, 200):
-        pace.begin(
-            {0: [7] * n}, {0: 1}, False
-        )  # never alone: no step is measured, so none is drafted
+        # never alone: no step is measured, so none is drafted
+        pace.begin({0: [7] * n}, {0: 1}, False)
         assert pace.cut({0: [7] * MOST}) == {0: []}
     assert min(pace.pace.acceptance.chances(0)) > 0.9
 

@@ -28,12 +28,10 @@ class Times:
     verify: dict[float, deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=OTHERS))
     )
-    draft: deque[float] = field(
-        default_factory=lambda: deque(maxlen=OTHERS)
-    )  # of one drafted token per request
-    select: deque[float] = field(
-        default_factory=lambda: deque(maxlen=OTHERS)
-    )  # of new views for all requests
+    # of one drafted token per request
+    draft: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS))
+    # of new views for all requests
+    select: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS))
 
     def forget(self) -> None:
         """Give numbers of drafted tokens that were rarely measured another chance, if any was

@@ -74,9 +74,8 @@ class Drawn:
         return tokens, logprobs
 
 
-ACTIVE: ContextVar[Noise | None] = ContextVar(
-    "ACTIVE", default=None
-)  # of the runner that samples in this thread
+# of the runner that samples in this thread
+ACTIVE: ContextVar[Noise | None] = ContextVar("ACTIVE", default=None)
 
 
 class Verified:

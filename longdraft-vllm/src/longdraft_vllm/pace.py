@@ -60,9 +60,8 @@ class Pace:
             False  # whether drafting has come to its limit and half of its debt is not yet forgiven
         )
         self.drafting = 0  # steps with drafts since the last plain one
-        self.warm: set[Size] = (
-            set()
-        )  # requests and drafted tokens: the first pass over so many tokens is slower
+        # requests and drafted tokens: the first pass over so many tokens is slower
+        self.warm: set[Size] = set()
         self.clean = True  # whether the next step, if plain, is like one without the plugin
         self._begun = 0.0
         self._start = 0.0

@@ -16,9 +16,8 @@ class PacedText:
     def __init__(self, usual: float, most: int):
         self.pace = Pace(usual, most)
         self._rows: dict[object, Row] = {}
-        self._made: dict[
-            object, tuple[int, list[int]]
-        ] = {}  # where a draft begins in its text, and the draft
+        # where a draft begins in its text, and the draft
+        self._made: dict[object, tuple[int, list[int]]] = {}
 
     def begin(
         self, texts: Mapping[object, Sequence[int]], new: Mapping[object, int], alone: bool

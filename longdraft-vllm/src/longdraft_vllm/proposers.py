@@ -84,6 +84,5 @@ class Suffix(NGrams):
     drafter = SuffixDrafter
 
     def defaults(self) -> dict[str, Any]:
-        return {
-            "nodes": 4 * self.most
-        }  # branches use nodes too, and only one path of them is proposed
+        # branches use nodes too, and only one path of them is proposed
+        return {"nodes": 4 * self.most}

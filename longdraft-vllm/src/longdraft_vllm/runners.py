@@ -13,11 +13,12 @@ from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.window import Windowed
 from longdraft_vllm.window_options import window_of
 
+# by the name of their part of the contract
 ADDED = {
     "keyed": Keyed,
     "recycle": Recycling,
     "window": Windowed,
-}  # by the name of their part of the contract
+}
 
 
 def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:

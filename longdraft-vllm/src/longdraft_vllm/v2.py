@@ -16,11 +16,12 @@ if TYPE_CHECKING:  # processes that draft nothing import no torch
     import torch
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
+# of the contract, by `drafts_from`
 PARTS = {
     "text": (),
     "logits": ("v2 recycle",),
     "target": ("v2 self-draft",),
-}  # of the contract, by `drafts_from`
+}
 
 
 def parts_of(offered: Offered | None, keyed: bool) -> tuple[str, ...]:

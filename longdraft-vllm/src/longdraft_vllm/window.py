@@ -31,9 +31,8 @@ class Window:
         """
         table = common.block_table_tensor
         lengths = common.seq_lens
-        first = (
-            lengths - common.query_start_loc.diff()
-        )  # the position of each request's first query
+        # the position of each request's first query
+        first = lengths - common.query_start_loc.diff()
         sinks = -(-self.sink // page)
         left_out = ((first - self.size).clamp(min=0) // page - sinks).clamp(min=0)  # pages
         at = torch.arange(table.shape[1], device=table.device)

@@ -183,9 +183,8 @@ class Passage:
         seqs = self.target.sequences(
             [text], left, cache, comparison.way.sampler, comparison.way.seed, eos=()
         )
-        seqs.prompt.fill_(
-            len(comparison.prompt.tokens)
-        )  # some of the model's rules count new tokens
+        # some of the model's rules count new tokens
+        seqs.prompt.fill_(len(comparison.prompt.tokens))
         seqs.limit.fill_(len(comparison.plain))
         return seqs
 
@@ -277,9 +276,8 @@ class Passage:
         0.
         """
         T, (tokens, scores) = comparison.way.sampler.temperature, self.best[position]
-        within = self.tolerance / (
-            min(T, 1.0) or 1.0
-        )  # dividing by a low temperature magnifies rounding errors
+        # dividing by a low temperature magnifies rounding errors
+        within = self.tolerance / (min(T, 1.0) or 1.0)
         gap = scores[0] - scores[tokens.index(token)] if token in tokens else None
         tie = gap is not None and 0 < within >= gap
         apart = scores[0] - scores[1]

@@ -47,27 +47,30 @@ HARMLESS = {
     "position_embeddings",
     "logits_to_keep",
 }
+# they do not depend on the length of the text
 ROPES = {
     "default",
     "linear",
     "llama3",
     "yarn",
     "proportional",
-}  # they do not depend on the length of the text
+}
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
+# types of layers with a state and without keys
 RECURRENT = {
     "linear_attention",
     "conv",
     "mamba",
     "recurrent",
-}  # types of layers with a state and without keys
+}
 MIXED = {"hybrid", "hybrid_sliding"}  # and those with both
 WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
+# names of their number in configs
 EXPERTS = (
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
-)  # names of their number in configs
+)
 
 
 def attention(

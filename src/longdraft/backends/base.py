@@ -11,9 +11,8 @@ from longdraft.backends.glide_block import Block, CompiledBlock
 from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
 from longdraft.core.draft_layers import CompiledLayers, DraftLayers
 
-ChainDrafter = Callable[
-    [Tensor, int, ChainDraws], Tensor
-]  # (first [B], start, draws) -> tokens [B,count]
+# (first [B], start, draws) -> tokens [B,count]
+ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]
 
 
 class Backend(Protocol):

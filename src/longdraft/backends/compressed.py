@@ -16,10 +16,11 @@ from longdraft.backends.indexers import TOPK, first_of_best
 from longdraft.core import KVCache
 
 LAYERS = {"compressed_sparse_attention", "heavily_compressed_attention"}  # layer types
+# of a layer: what is compressed, and in the next buffer the entries
 BUFFERS = {
     "compressor": 1,
     "indexer": 3,
-}  # of a layer: what is compressed, and in the next buffer the entries
+}
 
 
 def compresses(config: Any) -> bool:
@@ -57,9 +58,8 @@ class Path:
     _scored: bool = (
         False  # whether an indexer's entries were read, so that the next top-k is its own
     )
-    _redundant: dict[tuple[int, str], int] = field(
-        default_factory=dict
-    )  # entries that are computed once more
+    # entries that are computed once more
+    _redundant: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         begin = int(self.cache.length[0])
@@ -71,9 +71,8 @@ class Path:
         self.size = len(self.slots)
         self.end = max(scratch) + 1
         self.past = self.size - len(self.nodes)
-        self.low = max(
-            0, self.past - self.window + 1
-        )  # the first position that is in a new node's window
+        # the first position that is in a new node's window
+        self.low = max(0, self.past - self.window + 1)
         new, old = (torch.arange(n, self.size, device=device) for n in (self.past, self.low))
         near = (old <= new[:, None]) & (new[:, None] - old < self.window)
         self.mask = torch.zeros(1, 1, *near.shape, dtype=self.dtype, device=device)

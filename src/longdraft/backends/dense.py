@@ -26,10 +26,11 @@ from longdraft.backends.span import Window
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
 
+# names of the number of positions where it has another than usual
 LIMITS = (
     "max_seq_len",
     "seq_length",
-)  # names of the number of positions where it has another than usual
+)
 SIDE = 1 << 30  # of the mask that takes the place of a module's own
 
 
@@ -81,9 +82,8 @@ class DenseArchitecture(Architecture):
         self.spans |= dict.fromkeys(local, Window(size))
         trained = [n for name in LIMITS if isinstance(n := getattr(c, name, None), int)]
         self.positions = min([self.positions, *trained])
-        self.reach = min(
-            self.reach, getattr(c, "max_seq_len", self.reach)
-        )  # MPT's biases end there
+        # MPT's biases end there
+        self.reach = min(self.reach, getattr(c, "max_seq_len", self.reach))
         self._accepted = inspect.signature(type(hf).forward).parameters
         self._running = hook_passes(self.layout.layers)
 

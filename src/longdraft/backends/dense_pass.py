@@ -13,10 +13,11 @@ from longdraft.backends.span import Span
 from longdraft.core import Captures, IndexView, KVCache, Tree
 from longdraft.errors import InputError
 
+# names of the arguments of layers that add a number by a key's position
 BIASES = (
     "alibi",
     "position_bias",
-)  # names of the arguments of layers that add a number by a key's position
+)
 
 
 class DensePass:

@@ -92,9 +92,8 @@ class Pass:
     choice: Choice | None = None
     halves: Halves | None = None  # of the values, where each layer attends twice
     calls: int = 0
-    readers: Counter[tuple[int, int]] = field(
-        default_factory=Counter
-    )  # by layer and row, how often it was scored
+    # by layer and row, how often it was scored
+    readers: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: *Options) -> Tensor:
         """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all, scale, soft cap, sink ->

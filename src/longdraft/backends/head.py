@@ -34,9 +34,8 @@ class _NoLayers(nn.Module):
         self.numbers = {k: x for k, x in vars(decoder).items() if isinstance(x, int | float)}
 
     def __getattr__(self, name: str) -> Any:
-        return self.__dict__["numbers"].get(
-            name, self
-        )  # Falcon-H1's head reads a factor; OPT's calls model.decoder
+        # Falcon-H1's head reads a factor; OPT's calls model.decoder
+        return self.__dict__["numbers"].get(name, self)
 
     def forward(self, *args: Any, **kwargs: Any) -> _Finished:
         return _Finished(self.state)

@@ -15,19 +15,21 @@ from longdraft import ops
 from longdraft.core import KVCache, KVView, is_indexable
 from longdraft.errors import InputError
 
+# layer types; the second is Transformers 5.17's
 INDEXED = {
     "indexed_attention",
     "deepseek_sparse_attention",
-}  # layer types; the second is Transformers 5.17's
+}
 LAYERS = {*INDEXED, "minimax_m3_sparse"}  # MiniMax M3 chooses blocks of positions
 TOPK = {torch.topk, Tensor.topk}
 MASKING = {Tensor.masked_fill}
 
 
+# fields of configs whose indexers choose among pools of keys
 POOLS = (
     "index_kpool",
     "indexer_compress_ratio",
-)  # fields of configs whose indexers choose among pools of keys
+)
 
 
 def pools_keys(config: Any) -> bool:

@@ -19,24 +19,27 @@ from longdraft.backends.recurrences import Additive
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.errors import InputError
 
+# what MiniMax's lightning attention consists of
 LIGHTNING = (
     "qkv_proj",
     "act_fn",
     "slope_rate",
     "norm",
     "out_proj",
-)  # what MiniMax's lightning attention consists of
+)
 GRIFFIN = ("conv_1d", "rg_lru")  # and RecurrentGemma's recurrent block
+# and Zaya's projections to attention
 COMPRESSED = (
     "v_proj_delayed",
     "conv_qk_depthwise",
     "conv_qk_grouped",
-)  # and Zaya's projections to attention
+)
+# by classes' endings
 INLINE = {
     "LightningAttention": LIGHTNING,
     "RecurrentBlock": GRIFFIN,
     "CCAProjection": COMPRESSED,
-}  # by classes' endings
+}
 Running = Callable[[], RecurrentPass | None]  # the pass that the calling thread runs
 _inside = threading.local()  # qkv: what the lightning attention that the thread runs has projected
 

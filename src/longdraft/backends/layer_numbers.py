@@ -9,9 +9,8 @@ import threading
 from typing import Any
 
 ARGUMENT = "layer_idx"  # of the forward of a module that several layers share the weights of
-_running = (
-    threading.local()
-)  # its layer: the one that the module which the thread runs was called for
+# its layer: the one that the module which the thread runs was called for
+_running = threading.local()
 
 
 def follow_layers(hf: Any) -> None:

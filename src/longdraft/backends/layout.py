@@ -44,9 +44,8 @@ class Layout:
         """The module that computes rotations of positions; None: the decoder has none, or one for
         each layer.
         """
-        return getattr(self.body, "rotary_emb", None) or getattr(
-            self.body, "pos_emb", None
-        )  # the latter is LFM2-MoE's
+        # the latter is LFM2-MoE's
+        return getattr(self.body, "rotary_emb", None) or getattr(self.body, "pos_emb", None)
 
     def rotations(self, like: Tensor, position: Tensor, *kind: str) -> Any:
         """Cosines and sines of positions [B,W] of text, in the dtype of `like`.

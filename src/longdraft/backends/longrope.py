@@ -30,9 +30,8 @@ class LongRope:
         hook = _hook(border, self._rows)
         for module in modules:
             for name, x in module.named_buffers(recurse=False):
-                setattr(
-                    module, name, x.clone()
-                )  # passes write to them, and a quantized copy of the model shares them
+                # passes write to them, and a quantized copy of the model shares them
+                setattr(module, name, x.clone())
             module.register_forward_hook(hook, with_kwargs=True)
 
     @classmethod
@@ -100,9 +99,8 @@ def _hook(border: int, rows: threading.local) -> Any:
             return output
         given = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
         position: Tensor = given.pop("position_ids")
-        beyond = torch.cat(
-            [position, torch.full_like(position[:, :1], border)], 1
-        )  # the last position decides
+        # the last position decides
+        beyond = torch.cat([position, torch.full_like(position[:, :1], border)], 1)
         rotations = _each(lambda r: r[:, :-1], module.forward(position_ids=beyond, **given))
         if all(long):
             return rotations

@@ -82,9 +82,8 @@ class Scores:
                 self._here, index, torch.where(self._here, index, 0).amax(1, keepdim=True)
             )
         else:
-            self._here = (self._kept >= begin) & (
-                self._kept < part.size
-            )  # [B,R] which lie in this part
+            # [B,R] which lie in this part
+            self._here = (self._kept >= begin) & (self._kept < part.size)
             nodes = (self._kept - begin).clamp(0, count - 1)
             rows = rows if rows is not None and bool(self._here.any()) else None
         return PartSpec(
@@ -101,9 +100,8 @@ class Scores:
         for n, s in scores.items():
             old = self.merged.get(n, s)
             if self.spec.rows == "mean":
-                mixed = torch.where(
-                    s == float("-inf"), s, old + (s - old) * share
-                )  # -inf: beyond the row's root
+                # -inf: beyond the row's root
+                mixed = torch.where(s == float("-inf"), s, old + (s - old) * share)
                 self.merged[n] = torch.where(share > 0, mixed, old)
             elif self.spec.rows == "all":
                 self.merged[n] = torch.cat([old, s], 1) if n in self.merged else s

@@ -35,9 +35,8 @@ class Segment:
     """
 
     after: int
-    tokens: list[
-        int
-    ]  # numbers of tokens: slots that are committed but not settled come first, then nodes
+    # numbers of tokens: slots that are committed but not settled come first, then nodes
+    tokens: list[int]
 
 
 class RowPlan:
@@ -58,10 +57,11 @@ class RowPlan:
         self.begin = length + start
         early = length - states.position
         self.known = early + start
+        # a root's is -1
         self.parent = [
             *range(-1, early - 1),
             *(p if p == PAD else early + p for p in parent),
-        ]  # a root's is -1
+        ]
         self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
         size = len(parent) - start
         lasts = self.whole and not self.known and states.floor is None and size == appended
@@ -189,9 +189,8 @@ class RecurrentPass:
             return self._long(b, number, scan, inputs, queries, in_chunks)
         everything = row.states.inputs(number, row.states.position, row.begin + len(inputs[0]))
         out, kept = scan.along(settled, everything, queries, row.order(everything[0].device))
-        self._kept[b][number] = (
-            list(kept) if len(kept) == 1 else [x.clone() for x in kept]
-        )  # none holds another one
+        # none holds another one
+        self._kept[b][number] = list(kept) if len(kept) == 1 else [x.clone() for x in kept]
         return out
 
     def _long(

@@ -101,12 +101,13 @@ def by_peer(record: Record) -> bool:
     return "peer" in record or record["method"].startswith("hf-")
 
 
+# what these are made of
 STEP_PARTS = {
     "plain",
     "draft at 7%",
     "verify 8 rows, scores kept",
     "choose and copy 7%",
-}  # what these are made of
+}
 
 
 def step_parts(ms: dict[str, float]) -> dict[str, float]:

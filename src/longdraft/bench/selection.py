@@ -17,12 +17,13 @@ from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 
 Entry = MethodSpec | Peer
+# what a record states beside the temperature, if it is not the default
 SAMPLING = (
     "top_k",
     "top_p",
     "penalty",
     "window",
-)  # what a record states beside the temperature, if it is not the default
+)
 
 
 def parse(names: str, options: list[str], weights: DrafterWeights | None = None) -> list[Entry]:

@@ -149,9 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal that cannot show a character shows "?"
+            # a terminal that cannot show a character shows "?"
+            stream.reconfigure(errors="replace")
     try:
         with processes.as_one():
             status = run(list(sys.argv[1:] if argv is None else argv))

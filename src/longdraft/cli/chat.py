@@ -27,11 +27,12 @@ from longdraft.sampling_parameters import (
 )
 
 Messages = list[dict[str, str]]
+# for a model that recommends nothing: small ones wander
 USUAL = {
     "temperature": 0.7,
     "top_p": 0.9,
     "penalty": 1.1,
-}  # for a model that recommends nothing: small ones wander
+}
 
 
 def _models_own(parameter: Parameter[Any]) -> Any:
@@ -102,9 +103,8 @@ def chat(
         )
         if sys.stdin.isatty():
             print(f"{target.name}, {spec.name}: {HELP}", file=sys.stderr)
-        converse(
-            talk, spec.paced(target)
-        )  # one drafter for all answers: it may keep what it has read
+        # one drafter for all answers: it may keep what it has read
+        converse(talk, spec.paced(target))
     if sys.stdin.isatty():
         print(file=sys.stderr)
 

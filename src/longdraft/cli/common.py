@@ -132,9 +132,8 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
     ]
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=sum(len(p) - 1 for p in prompts))
-    soon = Timer(
-        PATIENCE, bar.start
-    )  # it also shows when the first of the prompt's parts takes that long
+    # it also shows when the first of the prompt's parts takes that long
+    soon = Timer(PATIENCE, bar.start)
     soon.daemon = True
     soon.start()
     try:

@@ -89,9 +89,8 @@ def demo(
     runs: dict[str, Any] = {}
     for name in ("plain", *shown.methods):
         console.rule(name, align="left")
-        session.rows(
-            build(name, target, adaptive=True), limit=WARM
-        )  # plain decoding finishes first
+        # plain decoding finishes first
+        session.rows(build(name, target, adaptive=True), limit=WARM)
         runs[name] = Output([[]])
         text = Detokenizer(tokenizer)
         for step in session.decode(build(name, target, adaptive=True), runs[name].stats):

@@ -89,11 +89,12 @@ def question(tokenizer: Any, context: int) -> Scene:
     text = "\n\n".join(topics[name].strip() for name in TOPICS if name in topics)
     text, size = _beginning(tokenizer, text, context)
     about = f"{size} tokens of this Python's documentation, then: {QUESTION}"
+    # greedy, a small model repeats itself
     sampling = {
         "temperature": 0.3,
         "top_p": 0.9,
         "penalty": 1.1,
-    }  # greedy, a small model repeats itself
+    }
     return Scene(
         _asked(tokenizer, text, QUESTION), about, ("vegas", "magicdec-stream"), sampling, ends=True
     )

@@ -13,11 +13,12 @@ from typing import Any
 from longdraft.errors import InputError
 from longdraft.launch import size, world
 
+# a model's heads among processes; `train` shares the work in its own way
 DIVIDE = (
     "generate",
     "bench",
     "audit",
-)  # a model's heads among processes; `train` shares the work in its own way
+)
 SPOKEN = timedelta(seconds=10)  # how long a process waits for the one that reports an error
 
 

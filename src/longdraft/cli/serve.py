@@ -235,12 +235,10 @@ def serve(
         if has_template(tokenizer):
             server.service.templates.start()
             with suppress(InputError):  # chats say it, and completions do without
-                control_of(
-                    tokenizer
-                )  # takes a second or two with a large vocabulary: not while the first chat waits
-        token_ids(
-            tokenizer, ""
-        )  # copies the vocabulary, in a second if it is large: not while the first prompt waits
+                # takes a second or two with a large vocabulary: not while the first chat waits
+                control_of(tokenizer)
+        # copies the vocabulary, in a second if it is large: not while the first prompt waits
+        token_ids(tokenizer, "")
     # what is loaded stays: garbage collections that read it would delay all answers by 0.1 s and
     # more
     gc.freeze()

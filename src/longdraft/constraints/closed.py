@@ -6,22 +6,24 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
+# keywords whose values are schemas by name
 NAMED = (
     "properties",
     "$defs",
     "definitions",
     "patternProperties",
-)  # keywords whose values are schemas by name
+)
 LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "contains")
 MORE = {"additionalProperties", "patternProperties"}  # say what other properties there may be
+# two of them describe one object together, in parts
 ALONE = {
     "properties",
     "allOf",
     "anyOf",
     "oneOf",
     "$ref",
-}  # two of them describe one object together, in parts
+}
 OTHERS = {"not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 
 

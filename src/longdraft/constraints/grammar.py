@@ -50,9 +50,8 @@ class Grammar:
         self._fresh = matcher
         self._ends = ends
         self._only_ends = np.packbits(bits, bitorder="little").tobytes()
-        self._rows = OrderedDict[
-            int, tuple[tuple[int, int], Progress]
-        ]()  # by id, with a key, the last used last
+        # by id, with a key, the last used last
+        self._rows = OrderedDict[int, tuple[tuple[int, int], Progress]]()
         self._recent = recent
 
     def matcher(self) -> Any:

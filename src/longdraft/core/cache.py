@@ -33,9 +33,8 @@ class _Store:
     allocations: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     numbers: dict[int, tuple[int, int, int, torch.dtype]] = field(default_factory=dict)
-    recurrences: dict[int, Recurrence] = field(
-        default_factory=dict
-    )  # by scan of a pass, if the model has any
+    # by scan of a pass, if the model has any
+    recurrences: dict[int, Recurrence] = field(default_factory=dict)
     states: list[RowStates] = field(default_factory=list)  # of each row
 
     def __post_init__(self) -> None:

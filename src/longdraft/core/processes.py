@@ -18,9 +18,8 @@ from torch import Tensor
 from longdraft.errors import InputError
 from longdraft.launch import check_meeting, local_rank, world
 
-_interrupted = (
-    threading.Event()
-)  # by a keyboard interrupt that `Team.agree` has not told the other processes yet
+# by a keyboard interrupt that `Team.agree` has not told the other processes yet
+_interrupted = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -125,9 +124,8 @@ def joined(seconds: float | None = None) -> Team:
             dist.init_process_group(
                 kinds, timeout=None if seconds is None else timedelta(seconds=seconds)
             )
-        atexit.register(
-            dist.destroy_process_group
-        )  # a process whose threads still run at its end is aborted
+        # a process whose threads still run at its end is aborted
+        atexit.register(dist.destroy_process_group)
     return Team(dist.get_rank(), size)
 
 

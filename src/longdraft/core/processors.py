@@ -40,6 +40,7 @@ READS_LENGTH = (
     lp.SuppressTokensAtBeginLogitsProcessor,
     lp.ExponentialDecayLengthPenalty,
 )
+# settings that need no path
 WARPERS = {
     "do_sample",
     "temperature",
@@ -47,7 +48,7 @@ WARPERS = {
     "top_p",
     "min_p",
     "eta_cutoff",
-}  # settings that need no path
+}
 # Settings whose processors count from the end of the prompt or up to the limit, so they differ from
 # row to row.
 ROW_DEPENDENT = {
@@ -57,9 +58,8 @@ ROW_DEPENDENT = {
     "exponential_decay_length_penalty",
 }
 
-Settings = tuple[
-    tuple[str, Any], ...
-]  # names and values of a GenerationConfig, with lists as tuples
+# names and values of a GenerationConfig, with lists as tuples
+Settings = tuple[tuple[str, Any], ...]
 
 
 class _Host(GenerationMixin):
@@ -85,9 +85,8 @@ def chain(
     """
     options = {name: _thawed(value) for name, value in settings}
     if not eos:
-        options.pop(
-            "exponential_decay_length_penalty", None
-        )  # it raises the scores of end tokens only
+        # it raises the scores of end tokens only
+        options.pop("exponential_decay_length_penalty", None)
     config = GenerationConfig(**options)
     config.max_length = total
     # `generate` sets this before it makes the processors
@@ -210,9 +209,8 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
     """
     depth = tree.depth[:, start : start + W, None]
     n = int(rows.length.max()) - 1
-    ago = torch.arange(
-        1, (n if window is None else min(window, n)) + 1, device=depth.device
-    )  # 1: before the root
+    # 1: before the root
+    ago = torch.arange(1, (n if window is None else min(window, n)) + 1, device=depth.device)
     position = rows.length[:, None] - 1 - ago
     before = rows.tokens.gather(1, position.clamp(min=0))
     near = (position >= 0)[:, None].expand(-1, W, -1)
@@ -255,9 +253,8 @@ def _generated(tree: Tree, rows: Rows, b: int, start: int, W: int) -> tuple[Any,
     """The tokens [N] that row b has generated and drafted, and how often each is on the path [W,N]
     of each node.
     """
-    committed = rows.tokens[b, int(rows.prompt[b]) : int(rows.length[b])].numpy(
-        force=True
-    )  # the root is the last
+    # the root is the last
+    committed = rows.tokens[b, int(rows.prompt[b]) : int(rows.length[b])].numpy(force=True)
     drafted = tree.tokens[b, 1:].numpy(force=True)
     tokens, place = np.unique(np.concatenate([committed, drafted]), return_inverse=True)
     count = np.zeros((W, len(tokens)), np.float32)

@@ -27,9 +27,8 @@ class Rows:
     seed: Tensor
     eos: list[tuple[int, ...]]
     prompt: Tensor = field(init=False)
-    capacity: int = field(
-        init=False
-    )  # how many rows there is memory for; `first` and `row` do not change it
+    # how many rows there is memory for; `first` and `row` do not change it
+    capacity: int = field(init=False)
     done: Tensor = field(init=False)
 
     def __post_init__(self) -> None:

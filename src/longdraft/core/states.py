@@ -11,9 +11,8 @@ from typing import Protocol, Self
 from torch import Tensor
 
 Inputs = tuple[Tensor, ...]  # [T,..] each: what a recurrence reads of T tokens
-ByScan = Mapping[
-    int, Tensor
-]  # a state for each scan of a pass, numbered in the order of the model; none of new rows
+# a state for each scan of a pass, numbered in the order of the model; none of new rows
+ByScan = Mapping[int, Tensor]
 
 RECENT = 32  # a row can be rewound by as many tokens without a checkpoint
 # checkpoints of a row, and what they may take
@@ -58,9 +57,8 @@ class RowStates:
     checkpoints: dict[int, ByScan] = field(default_factory=dict)
     low: int = 0
     high: int = 0
-    _inputs: dict[int, Inputs] = field(
-        default_factory=dict
-    )  # buffers [room,..], whose first entry is of slot `low`
+    # buffers [room,..], whose first entry is of slot `low`
+    _inputs: dict[int, Inputs] = field(default_factory=dict)
 
     def settle(self, length: int, recurrences: Mapping[int, Recurrence]) -> None:
         """Replay what was committed onto the states, up to `length` tokens, or to the floor."""

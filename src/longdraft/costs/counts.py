@@ -18,11 +18,12 @@ from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import InCodes, Seen, Weights, weights_of
 from longdraft.ops import coded
 
+# nodes whose scores are kept; of "all" and "mean", every node's are computed
 KEPT = {
     "first": 1,
     "last": 1,
     "ends": 2,
-}  # nodes whose scores are kept; of "all" and "mean", every node's are computed
+}
 
 
 @dataclass(frozen=True)

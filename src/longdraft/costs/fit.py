@@ -11,24 +11,25 @@ from torch import Tensor
 
 from longdraft.costs.passes import Pass, PassCosts
 
-Point = tuple[
-    Pass | Sequence[Pass], float
-]  # a pass, or several in one call, and the seconds that it took
+# a pass, or several in one call, and the seconds that it took
+Point = tuple[Pass | Sequence[Pass], float]
 
 TERMS = ("call", "chained", "read", "multiply", "key", "attend", "row", "node", "score", "draw")
+# of terms that are 0 at the start; others: 1e-15
 LEAST = {
     "call": 1e-7,
     "chained": 1e-8,
     "row": 1e-9,
     "node": 1e-9,
-}  # of terms that are 0 at the start; others: 1e-15
+}
 # weight of a term's distance from the start (in logarithms, squared), where a calm point has 1
 PULL = 2e-3
+# a point that is off by this much (in logarithms) counts half: first few points are odd
 ODD = (
     3.0,
     0.5,
     0.1,
-)  # a point that is off by this much (in logarithms) counts half: first few points are odd
+)
 # at most this many steps for each, in which no term changes by more than this (in logarithms)
 TURNS = 30
 STEP = 1.5

@@ -33,6 +33,7 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 FACTS = "training.json"
 FILES = (WEIGHTS, CONFIG, FACTS)
+# what targets of the same sizes may differ in
 VARIES = (
     "digest",
     "rope",
@@ -40,7 +41,7 @@ VARIES = (
     "stored",
     "kv",
     "activations",
-)  # what targets of the same sizes may differ in
+)
 LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
 

@@ -19,13 +19,14 @@ from longdraft.drafters.small_model.drafter import SmallModelDrafter
 from longdraft.errors import InputError
 
 SAMPLED = 0.7  # of the acceptance of first choices is left where the target samples
+# these draft by their weights alone
 OF_WEIGHTS = (
     GlideDrafter,
     Eagle,
     Medusa,
     DFlash,
     SmallModelDrafter,
-)  # these draft by their weights alone
+)
 
 _RATES: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by weights
 

@@ -93,9 +93,8 @@ class BestPaths:
         """tokens [V]: those that the scores are of; None: all."""
         width = min(self.nodes, limits.width, scores.shape[-1])
         best = scores.topk(width, -1)
-        values = (
-            (best.values - scores.logsumexp(-1, keepdim=True)).clamp(max=0).tolist()
-        )  # rounding may exceed 0
+        # rounding may exceed 0
+        values = (best.values - scores.logsumexp(-1, keepdim=True)).clamp(max=0).tolist()
         best_tokens = best.indices if tokens is None else tokens[best.indices]
         rows = zip(values, best_tokens.tolist(), seqs.done.tolist(), strict=True)
         return tree.plant([[] if done else self._pairs(v, ids, width) for v, ids, done in rows])

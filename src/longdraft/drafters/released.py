@@ -18,16 +18,13 @@ from longdraft.core.files import read_json
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-PREFIX = re.compile(
-    r"^(module\.|draft_model\.|model\.)+"
-)  # left over from wrappers when the file was saved
+# left over from wrappers when the file was saved
+PREFIX = re.compile(r"^(module\.|draft_model\.|model\.)+")
 TABLES = {"embed_tokens.weight", "lm_head.weight"}
-BODY = re.compile(
-    r"layers\.\d+\..*|norm\.weight|rotary_emb\.inv_freq"
-)  # the rest of a copy of the target
-STATES = re.compile(
-    r"training_args|optimi[sz]er|scheduler|rng_state|scaler"
-)  # files of a trainer, not weights
+# the rest of a copy of the target
+BODY = re.compile(r"layers\.\d+\..*|norm\.weight|rotary_emb\.inv_freq")
+# files of a trainer, not weights
+STATES = re.compile(r"training_args|optimi[sz]er|scheduler|rng_state|scaler")
 
 Names = dict[str, str | list[str]]
 M = TypeVar("M", bound=nn.Module)

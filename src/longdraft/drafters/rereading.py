@@ -17,9 +17,8 @@ from longdraft.models.lm import LM
 
 CHUNK = 128  # tokens that are read again in one pass
 
-States = dict[
-    int, Tensor
-]  # {layer: [1,m,d]} of a row's last m tokens in the cache; {}: there are none
+# {layer: [1,m,d]} of a row's last m tokens in the cache; {}: there are none
+States = dict[int, Tensor]
 
 
 def kept_states(seqs: Sequences, b: int, first: int) -> tuple[int, States]:

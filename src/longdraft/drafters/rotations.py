@@ -9,12 +9,13 @@ from typing import Any
 from longdraft.drafters.released import Released
 from longdraft.errors import InputError
 
+# their frequencies do not depend on the length of the context
 ROPES = (
     "default",
     "linear",
     "llama3",
     "yarn",
-)  # their frequencies do not depend on the length of the context
+)
 
 
 def ropes_of(config: Any) -> dict[str, Any]:

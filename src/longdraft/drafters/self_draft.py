@@ -13,10 +13,11 @@ from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
+# the share of a view's acceptance that a copy in this many bits keeps
 COPIED = {
     "int8": 0.97,
     "int4": 0.85,
-}  # the share of a view's acceptance that a copy in this many bits keeps
+}
 
 
 class SelfDrafter(UnderView):

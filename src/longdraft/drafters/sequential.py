@@ -15,9 +15,8 @@ class Sequential(Combined[Drafter]):
     def __init__(self, *drafters: Drafter):
         self.combine(drafters)
         self.max_depth = max(d.max_depth for d in drafters)
-        self._ends: list[
-            int
-        ] = []  # by drafter, the number of nodes of the tree once it has added its own
+        # by drafter, the number of nodes of the tree once it has added its own
+        self._ends: list[int] = []
         self.captures()
 
     def proposed_by(self, node: int) -> str:

@@ -36,9 +36,8 @@ class Conversation:
         self.cache = target.new_cache(1, 0)
         self.tokens = list[int]()
         self.cache.keep_checkpoints(target.checkpoints)
-        self._block = (
-            target.prompt_block if target.exact else 1
-        )  # keys of whole blocks of a prompt are kept
+        # keys of whole blocks of a prompt are kept
+        self._block = target.prompt_block if target.exact else 1
 
     def known(self, prompt: list[int]) -> int:
         """How many of a prompt's first tokens need no prefill."""

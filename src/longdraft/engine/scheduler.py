@@ -131,9 +131,8 @@ class _PulledPrompts:
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
         """Up to `wanted` prompts. wait: block until the first of them is there."""
-        deadline = monotonic() + (
-            0 if self._expected else PROMPT_WAIT_S
-        )  # no second wait for the same prompt
+        # no second wait for the same prompt
+        deadline = monotonic() + (0 if self._expected else PROMPT_WAIT_S)
         for _ in range(wanted - self._expected):
             self._requested.release()
         self._expected = max(wanted, self._expected)

@@ -75,9 +75,8 @@ class Session:
         self.drafter = drafter or Drafter()
         self.stats = stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._drafts = (
-            self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)
-        )  # what steps use
+        # what steps use
+        self._drafts = self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)
         self.sampler = (sampler or Sampler()).under(target.rules())
         self._rows = RowPool(target, batch, slots, prefixes)
         self.prefixes = prefixes

@@ -8,6 +8,5 @@ from pathlib import Path
 
 from longdraft.hf.generation import hf_generate as hf_generate
 
-FOLDER = str(
-    Path(__file__).parent
-)  # has custom_generate/generate.py: for `generate(custom_generate=FOLDER)`
+# has custom_generate/generate.py: for `generate(custom_generate=FOLDER)`
+FOLDER = str(Path(__file__).parent)

@@ -57,6 +57,7 @@ USED = {
     "cache_position",
 }
 USED |= {"mm_encoder_outputs", "mm_token_type_ids"}  # which are those of text alone
+# how names of inputs begin
 SENSES = (
     "pixel_values",
     "image",
@@ -64,7 +65,7 @@ SENSES = (
     "input_features",
     "input_values",
     "audio",
-)  # how names of inputs begin
+)
 
 
 def kept_back() -> dict[str, Any]:

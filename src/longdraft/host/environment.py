@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TUNING = ("OMP_", "KMP_", "MKL_", "GOMP_", "THP_", "MALLOC_")  # prefixes of those that affect speed
+# not all of them: one is a key
 OWN = (
     "LONGDRAFT_NATIVE",
     "LONGDRAFT_CPU",
     "LONGDRAFT_TRITON",
     "LONGDRAFT_GRAPHS",
-)  # not all of them: one is a key
+)
 TORCH = ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES")
 
 

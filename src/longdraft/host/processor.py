@@ -74,9 +74,8 @@ def topology(which: Collection[int] | None = None, root: Path = ROOT) -> Topolog
     count = len(chosen) or os.cpu_count() or 1
     parts = [folder / f"cpu{i}" / "topology" for i in chosen]
     places = [(number(p / "physical_package_id"), number(p / "core_id")) for p in parts]
-    places = [
-        place for place in places if None not in place
-    ]  # a processor that is switched off has no place
+    # a processor that is switched off has no place
+    places = [place for place in places if None not in place]
     if not places:
         return Topology(count, None, None)
     return Topology(len(places), len(set(places)), len({socket for socket, _ in places}))

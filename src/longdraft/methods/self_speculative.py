@@ -21,12 +21,10 @@ WORTH = (
 )
 # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 KEYS = 0.25
-Weights = Literal[
-    "same", "int8", "int4"
-]  # of drafts: the target's own, or those of a quantized copy
-DraftKeys = Literal[
-    "same", "int8", "int4"
-]  # that drafts read, and values: those of the cache, or codes of them
+# of drafts: the target's own, or those of a quantized copy
+Weights = Literal["same", "int8", "int4"]
+# that drafts read, and values: those of the cache, or codes of them
+DraftKeys = Literal["same", "int8", "int4"]
 
 
 def _copy(target: LM, draft_weights: Weights) -> LM | None:

@@ -12,16 +12,16 @@ from longdraft.errors import FieldError, InputError
 from longdraft.models.control import OPEN, Control, control_of
 from longdraft.models.template_process import rendered
 
-Message = dict[
-    str, Any
-]  # {"role": "system" | "user" | "assistant" | "tool", "content": its text}, and tool calls
+# {"role": "system" | "user" | "assistant" | "tool", "content": its text}, and tool calls
+Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 Asked = dict[str, Any]  # what template_process.rendered reads
 Render = Callable[[Asked], dict[str, str]]
+# characters to which Unicode gives no meaning
 PRIVATE = (
     *range(0x100000, 0x10FFFE),
     *range(0xF0000, 0xFFFFE),
-)  # characters to which Unicode gives no meaning
+)
 
 RESERVED = {
     "messages",

@@ -25,9 +25,8 @@ SIZES = (
     "num_key_value_heads",
     "vocab_size",
 )
-SAMPLE = (
-    1 << 12
-)  # numbers read of each tensor: nearly all of them differ between two models of one shape
+# numbers read of each tensor: nearly all of them differ between two models of one shape
+SAMPLE = 1 << 12
 
 
 def fingerprint(target: LM) -> dict[str, Any]:

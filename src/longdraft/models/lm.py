@@ -90,9 +90,8 @@ class LM:
                 f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out"
             )
         self.hf = hf.eval()
-        self.device: torch.device = (
-            hf.device
-        )  # looked up in every step, which takes Transformers a dozen microseconds
+        # looked up in every step, which takes Transformers a dozen microseconds
+        self.device: torch.device = hf.device
         self.dtype: torch.dtype = hf.dtype
         self.name = name
         self.rope = rope
@@ -119,9 +118,8 @@ class LM:
         self.note = note
         self.stored = stored
         self.digest = digest
-        self.placeholders: dict[int, str] = getattr(
-            hf, "placeholders", {}
-        )  # tokens for what is no text
+        # tokens for what is no text
+        self.placeholders: dict[int, str] = getattr(hf, "placeholders", {})
         self.copies: dict[str, LM] = {}  # those that `quantized` has made, by kind
 
     @property
@@ -366,9 +364,8 @@ class LM:
         head = self.hf.get_output_embeddings()
         if isinstance(head, PackedLinear):
             head.unpack(self.dtype)
-        ids = torch.zeros(
-            state.shape[:2], dtype=torch.long, device=state.device
-        )  # some models ask for their shape
+        # some models ask for their shape
+        ids = torch.zeros(state.shape[:2], dtype=torch.long, device=state.device)
         model = without_layers(self.hf, self.architecture.layout, state)
         logits = model(input_ids=ids, use_cache=False).logits
         return logits.view(*normed.shape[:-1], -1)

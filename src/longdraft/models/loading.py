@@ -161,9 +161,8 @@ def _read(
     if weights is not None:
         quantize_linears(hf, weights)
     rounds = activations == "int8" or (activations is None and file is not None and _can_round(hf))
-    whole = (
-        digest(hf) if rounds else whole
-    )  # later it would have to restore the order of all weights
+    # later it would have to restore the order of all weights
+    whole = digest(hf) if rounds else whole
     if rounds and not (rounds := round_inputs(hf) > 0) and activations:
         raise InputError(
             f"activations=int8 is for packed weights, and {name} has none: give a GGUF "

@@ -16,9 +16,8 @@ from longdraft.models.lm import LM
 from longdraft.ops import coded
 
 PER_TOKEN = ("num_experts_per_tok", "top_k_experts")  # names of the experts of a token in configs
-Seen = Callable[
-    [list[int]], list[int]
-]  # committed slots of each row -> how many of them a pass reads
+# committed slots of each row -> how many of them a pass reads
+Seen = Callable[[list[int]], list[int]]
 
 
 @dataclass(frozen=True)

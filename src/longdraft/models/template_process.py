@@ -18,9 +18,8 @@ from jinja2 import nodes, pass_context
 from jinja2.visitor import NodeTransformer
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-MEMORY = (
-    1 << 30
-)  # bytes of address space: a template that builds a huge text fails here, and nothing else does
+# bytes of address space: a template that builds a huge text fails here, and nothing else does
+MEMORY = 1 << 30
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 # filters, which no template has
 OWN = "longdraft_own"
@@ -103,9 +102,8 @@ class Literals(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         node.node = self.visit(node.node)
-        node.arg = (
-            node.arg if isinstance(node.arg, nodes.Const) else self.visit(node.arg)
-        )  # a name stays unchanged
+        # a name stays unchanged
+        node.arg = node.arg if isinstance(node.arg, nodes.Const) else self.visit(node.arg)
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
@@ -171,9 +169,8 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
     continues = asked.get("continues", False)
     marks = {ord(char): ord(mark) for char, mark in asked["marks"].items()}
     unmarked = {mark: char for char, mark in marks.items()}
-    any_mark = re.compile(
-        "[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)"
-    )  # far faster than translate
+    # far faster than translate
+    any_mark = re.compile("[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)")
 
     def read(text: str) -> str:
         return text.translate(unmarked) if any_mark.search(text) else text

@@ -91,9 +91,8 @@ def settle(hf: Any, team: Team) -> None:
             module.out_features, module.in_features = module.weight.shape
             if style == ROWS:
                 if module.bias is not None and not team.first:
-                    module.bias = nn.Parameter(
-                        torch.zeros_like(module.bias), requires_grad=False
-                    )  # it counts once
+                    # it counts once
+                    module.bias = nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
                 module.register_forward_hook(Sum(team))
             elif style in OUTPUT:
                 module.register_forward_hook(Joined(team, whole))

@@ -12,15 +12,13 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 UTF8 = codecs.getincrementaldecoder("utf-8")
-BYTE = re.compile(
-    r"<0x[0-9A-Fa-f]{2}>"
-)  # a token of one byte, where a vocabulary falls back to bytes
+# a token of one byte, where a vocabulary falls back to bytes
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # tokens before a piece with which it is decoded: decoders treat the first token of a text in
 # another way
 KEPT = 4
-OPEN = (
-    1 << 10
-)  # tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
+# tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
+OPEN = 1 << 10
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
@@ -57,9 +55,8 @@ def _reader(tokenizer: Any, control: bool) -> Any:
             for old in [k for k in readers if k[0] == control]:
                 del readers[old]
             readers[key] = deepcopy(tokenizer)
-            readers[key](
-                "", split_special_tokens=not control
-            )  # sets the flag before another thread has it
+            # sets the flag before another thread has it
+            readers[key]("", split_special_tokens=not control)
         return readers[key]
 
 
@@ -76,9 +73,8 @@ class Detokenizer:
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         self.before = 0
-        self.backend = getattr(
-            tokenizer, "backend_tokenizer", None
-        )  # without it, all text comes at the end
+        # without it, all text comes at the end
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self.ids: list[int] = []
         # characters; ahead: of tokens, where they are counted one by one
         self.shown = 0
@@ -184,9 +180,8 @@ class _ByteLevel:
     def push(self, token: int, name: str) -> tuple[int, str]:
         new = _spelled(name)
         part = self._utf8.getstate()[0]
-        before = int(
-            bool(part) and not _continues(part, new)
-        )  # a part that stays one is a replacement character
+        # a part that stays one is a replacement character
+        before = int(bool(part) and not _continues(part, new))
         return before, self._utf8.decode(new)
 
 
@@ -262,9 +257,8 @@ class _Row:
     def __init__(self) -> None:
         self.characters = 0
         self._size = 0
-        self._utf8: codecs.IncrementalDecoder | None = UTF8(
-            "strict"
-        )  # None: a byte was wrong, so each is a character
+        # None: a byte was wrong, so each is a character
+        self._utf8: codecs.IncrementalDecoder | None = UTF8("strict")
 
     def push(self, byte: int) -> int:
         """How many characters come before that of this byte."""

@@ -18,14 +18,16 @@ from transformers.utils.hub import cached_file
 from longdraft.core.files import read_json
 from longdraft.errors import InputError
 
+# for from_pretrained, instead of the config's
 OURS = {
     "attn_implementation": "eager",
     "experts_implementation": None,
-}  # for from_pretrained, instead of the config's
+}
+# keys that would patch modules or name another file of weights
 IGNORED = (
     "fusion_config",
     "transformers_weights",
-)  # keys that would patch modules or name another file of weights
+)
 UNDONE = ("mxfp4", "fp8")  # quantizations that Transformers can undo when it reads the weights
 QUIET = ("gated_repo", "missing_entries", "connection_errors")
 
@@ -70,10 +72,11 @@ def neutral(config: Any) -> Any:
                 "another package: use the model's"
                 " unquantized weights"
             )
+        # otherwise kernels from the Hub would run
         part.quantization_config = {
             **quantization,
             "dequantize": True,
-        }  # otherwise kernels from the Hub would run
+        }
     return config
 
 

@@ -51,9 +51,8 @@ def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tupl
         bias = None if part.visible is None else _bias(part.visible, groups, q.dtype)
         out, lse = _flash(q, part.k, part.v, scale, bias)
         if part.visible is not None and not bool((seen := part.visible.any(1)).all()):
-            blind = ~seen.repeat(
-                groups
-            )  # the kernel returns NaN for a query that sees nothing of this part
+            # the kernel returns NaN for a query that sees nothing of this part
+            blind = ~seen.repeat(groups)
             out = out.masked_fill(blind[:, None], 0.0)
             lse = lse.masked_fill(blind, float("-inf"))
         state = (out.float(), lse) if state is None else merge(state, (out.float(), lse))

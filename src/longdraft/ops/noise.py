@@ -67,9 +67,8 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
         + _mix(position * 0x9E3779B9 + 7)[..., None]
     )
     x = _mix(_mix(x) + token * -3335678366873096957)
-    return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (
-        1 << 52
-    )  # 52 bits: with 53 the sum would round up to 1
+    # 52 bits: with 53 the sum would round up to 1
+    return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (1 << 52)
 
 
 def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = None) -> Tensor:

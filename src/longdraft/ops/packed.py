@@ -144,9 +144,8 @@ class Packed:
         """float32: the entries at these places of the matrix, counted row by row."""
         row = places // self.inputs
         column = places % self.inputs
-        size = max(
-            BLOCK, self.scales.together * self.group
-        )  # inputs of a part that is a separate matrix
+        # inputs of a part that is a separate matrix
+        size = max(BLOCK, self.scales.together * self.group)
         which = column // size
         parts = {
             name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which]

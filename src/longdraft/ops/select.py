@@ -81,9 +81,8 @@ class Compact:
 
     def __init__(self, bits: int = 0) -> None:
         self.bits = bits
-        self._slots = self._places = torch.empty(
-            0, dtype=torch.long
-        )  # the slots held, ascending, and their positions
+        # the slots held, ascending, and their positions
+        self._slots = self._places = torch.empty(0, dtype=torch.long)
         self._k = self._v = torch.empty(0, 0, 0)
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:

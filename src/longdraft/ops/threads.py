@@ -14,11 +14,12 @@ import torch
 
 from longdraft.ops import native
 
+# set by users who place threads themselves
 AFFINITY = (
     "OMP_PROC_BIND",
     "OMP_PLACES",
     "GOMP_CPU_AFFINITY",
-)  # set by users who place threads themselves
+)
 _before: list[int] = []  # the processors that the threads could run on before they were pinned
 
 

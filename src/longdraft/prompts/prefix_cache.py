@@ -21,9 +21,8 @@ from longdraft.models.lm import LM
 
 Tell = Callable[[str], object]
 Shapes = dict[int, tuple[int, int, int, torch.dtype]]  # as KVCache.shapes
-Key = tuple[
-    int | str, tuple[int, ...]
-]  # the number of the block before, or the owner of a first one; the tokens
+# the number of the block before, or the owner of a first one; the tokens
+Key = tuple[int | str, tuple[int, ...]]
 
 
 class Prefixes(Protocol):

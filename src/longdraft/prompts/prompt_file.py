@@ -30,9 +30,8 @@ from longdraft.prompts.saved_prompt import (
 )
 
 NOTHING = PromptSpec()
-NAMES = re.compile(
-    rf"[0-9a-f]{{64}}\.safetensors|{re.escape(DRAFT)}.*"
-)  # of files in a folder of prompts
+# of files in a folder of prompts
+NAMES = re.compile(rf"[0-9a-f]{{64}}\.safetensors|{re.escape(DRAFT)}.*")
 
 
 class Loaded(NamedTuple):

@@ -29,9 +29,8 @@ DTYPES = {
     torch.uint8: "U8",
 }
 
-Layers = dict[
-    int, tuple[Tensor, Tensor]
-]  # k [K,n,D] and v [K,n,Dv] of n tokens, as KVCache.stored has them
+# k [K,n,D] and v [K,n,Dv] of n tokens, as KVCache.stored has them
+Layers = dict[int, tuple[Tensor, Tensor]]
 Entry = tuple[str, str, list[int], int]  # name, dtype, shape and bytes of a tensor in the file
 
 

@@ -20,12 +20,13 @@ from longdraft.models.lm import LM
 from longdraft.ops import native
 
 PACKAGE = Path(__file__).parents[1]
+# packages whose code decides how keys are computed
 COMPUTING = (
     "ops",
     "core",
     "backends",
     "models",
-)  # packages whose code decides how keys are computed
+)
 UNRELATED = {
     "_name_or_path",
     "name_or_path",

@@ -236,9 +236,8 @@ def shown(view: View, length: int, edges: Tensor) -> list[int]:
     percent.
     """
     chosen = view.indices[:, 0]
-    selections = (
-        chosen[..., 0].numel() if chosen.shape[-1] else 1
-    )  # one for each layer, perhaps for each key head
+    # one for each layer, perhaps for each key head
+    selections = chosen[..., 0].numel() if chosen.shape[-1] else 1
     counts = (
         torch.bincount(chosen[chosen >= 0], minlength=length)[:length].double().cpu() / selections
     )

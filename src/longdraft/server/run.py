@@ -34,9 +34,8 @@ from longdraft.server.ollama.routes import add_ollama
 from longdraft.server.traces import Tracer
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
-FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[
-    0
-]  # each connection is one; without a limit it is -1
+# each connection is one; without a limit it is -1
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 
 
@@ -213,9 +212,8 @@ class Server(uvicorn.Server):
         for service in self.models:
             service.stopping = True
         self.until = monotonic() + self.settings.grace_s
-        asyncio.get_running_loop().call_soon_threadsafe(
-            self._drain
-        )  # nothing that takes a lock, in a signal handler
+        # nothing that takes a lock, in a signal handler
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         say(logging.INFO, "draining", requests=self.guard.busy, grace_s=self.settings.grace_s)

@@ -179,9 +179,8 @@ class Tracer:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
         prompt = await self._prompt(body)
         limit = service.fitting(prompt, body.max_tokens)
-        seed = (
-            secrets.randbits(53) if body.seed is None else body.seed
-        )  # a page's numbers have 53 bits
+        # a page's numbers have 53 bits
+        seed = secrets.randbits(53) if body.seed is None else body.seed
         sampler = Sampler(body.temperature, top_k=body.top_k, top_p=body.top_p)
         try:
             spec = MethodSpec(body.method, body.method, dict(body.options), self.weights)

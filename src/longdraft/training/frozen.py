@@ -19,9 +19,8 @@ from longdraft.training import losses
 from longdraft.training.rows import IGNORE
 from longdraft.training.turns import Turns
 
-Labels = Literal[
-    "target", "text"
-]  # what a drafter is trained to predict: the target's predictions, or the text
+# what a drafter is trained to predict: the target's predictions, or the text
+Labels = Literal["target", "text"]
 
 
 @dataclass
@@ -41,9 +40,8 @@ class TargetStates:
 @contextmanager
 def whole_rows(lm: LM) -> Iterator[None]:
     """Use Transformers' own attention, which needs no cache of longdraft and supports gradients."""
-    capped = getattr(
-        lm.config, "attn_logit_softcapping", None
-    )  # sdpa has none, whatever a class of Transformers says
+    # sdpa has none, whatever a class of Transformers says
+    capped = getattr(lm.config, "attn_logit_softcapping", None)
     lm.architecture.use("sdpa" if lm.hf._supports_sdpa and not capped else "eager")
     try:
         yield

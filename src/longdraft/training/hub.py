@@ -8,11 +8,12 @@ from typing import Any
 from longdraft.errors import InputError
 
 PREFIX = "hf:"
+# column with the text -> kind of text
 COLUMNS = {
     "text": "book",
     "content": "code",
     "code": "code",
-}  # column with the text -> kind of text
+}
 HOW = "give hf:ORG/NAME, hf:ORG/NAME:CONFIG or hf:ORG/NAME:CONFIG:SPLIT"
 
 

@@ -11,9 +11,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "longdraft_observed"
-Observer = Callable[
-    [nn.Module, Tensor, Tensor, float], None
-]  # the layer, queries and keys [B,H,T,D], their scale
+# the layer, queries and keys [B,H,T,D], their scale
+Observer = Callable[[nn.Module, Tensor, Tensor, float], None]
 _observers: list[Observer] = []
 
 

@@ -49,9 +49,8 @@ def spread(lm: LM, team: Team) -> LM:
     for layer in layout.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(body, mesh=mesh, ignored_params=outer)
-    rotations = [
-        m for m in body.children() if not list(m.parameters())
-    ]  # their buffers are needed with the states
+    # their buffers are needed with the states
+    rotations = [m for m in body.children() if not list(m.parameters())]
     for module in (
         lm.hf.get_input_embeddings(),
         *layout.tail,

@@ -12,11 +12,12 @@ from longdraft.errors import InputError
 
 EOS = "<|endoftext|>"  # ends a document and pads; there is no bos
 EOS_ID = 0  # special tokens come first
+# in a model's config
 SPECIAL = {
     "bos_token_id": None,
     "eos_token_id": EOS_ID,
     "pad_token_id": EOS_ID,
-}  # in a model's config
+}
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:

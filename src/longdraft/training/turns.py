@@ -43,9 +43,8 @@ class Turns:
         around, _, after = tokenizer.apply_chat_template(answered, tokenize=False).partition(
             MARK[::-1]
         )
-        between = around.rpartition(MARK)[
-            2
-        ]  # where the question's own mark announces the answer, as [/INST] does
+        # where the question's own mark announces the answer, as [/INST] does
+        between = around.rpartition(MARK)[2]
         begin = whole[shared:] or token_ids(tokenizer, between, True, add_special_tokens=False)
         end = token_ids(tokenizer, after, True, add_special_tokens=False)[:1]
         if not begin or not end:

@@ -10,9 +10,8 @@ from longdraft.models.lm import LM
 from longdraft.tuning.measure import measured_briefly
 from longdraft.tuning.stored import stored
 
-_KNOWN: WeakKeyDictionary[LM, dict[bool, PassCosts]] = (
-    WeakKeyDictionary()
-)  # by whether they may be measured
+# by whether they may be measured
+_KNOWN: WeakKeyDictionary[LM, dict[bool, PassCosts]] = WeakKeyDictionary()
 
 
 def known_costs(target: LM, exact: bool = True) -> PassCosts:

@@ -124,9 +124,8 @@ class View:
         start = self.starts[b]
         selected = self.compact(layer, b, k, v)
         if visible is not None:
-            visible = visible[
-                :, -(end - start) :
-            ]  # a drafter that lags behind the view has nodes before its tail
+            # a drafter that lags behind the view has nodes before its tail
+            visible = visible[:, -(end - start) :]
         tail = Segment(k[:, start:end], v[:, start:end], visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
@@ -145,10 +144,11 @@ class Policy:
     """
 
     _view: View | None = None
+    # acceptance of a target's drafts under it, greedy and sampled
     usual: tuple[float, float] = (
         0.85,
         0.75,
-    )  # acceptance of a target's drafts under it, greedy and sampled
+    )
     lasts: int = 1  # steps for which a view stays that attention scores have chosen
     renews: bool = False  # whether `stay` changes that
     bits: int = 0  # of a number of a key that a view selects; 0: unchanged

@@ -10,10 +10,11 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact
 from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
 
+# the share of acceptance that drafts keep which read codes of this many bits
 SHARES = {
     8: 1.0,
     4: 0.97,
-}  # the share of acceptance that drafts keep which read codes of this many bits
+}
 
 
 class Coded(Policy):

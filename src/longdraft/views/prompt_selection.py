@@ -56,9 +56,8 @@ def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -
 def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last key, in place of the query, times each key (BudgetDraft's released evaluation)."""
     n = int(cache.length[0])
-    _scores(
-        model, tokens, cache, slots, n, CaptureSpec()
-    )  # writes the root's key to a scratch slot
+    # writes the root's key to a scratch slot
+    _scores(model, tokens, cache, slots, n, CaptureSpec())
     full = set(model.architecture.with_keys) - set(model.windows)
     keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer in full}
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
@@ -153,10 +152,11 @@ class PromptSelection(Policy):
     def _select_row(self, cache: KVCache, b: int) -> None:
         """Select the slots of row b."""
         assert self._source is not None
+        # with the root, whose query is the last one
         (model, tokens), length = (
             self._source,
             int(cache.length[b]) + 1,
-        )  # with the root, whose query is the last one
+        )
         tail_start = self.tail_start(length)
         scores = (
             self.scorer(model, tokens[b : b + 1], cache.row(b), tail_start) if tail_start else {}
@@ -214,9 +214,8 @@ class Chunks(PromptSelection):
         count = (self.budget - (length - tail_start)) // self.chunk
         chunks = scores.view(heads, -1, self.chunk).sum(-1)
         chunks[:, 0] = float("inf")
-        best = (
-            chunks.topk(count).indices.sort().values
-        )  # ascending, so that memory is read in order
+        # ascending, so that memory is read in order
+        best = chunks.topk(count).indices.sort().values
         slots = best[..., None] * self.chunk + torch.arange(self.chunk, device=best.device)
         return slots.flatten(1)
 

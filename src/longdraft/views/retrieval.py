@@ -74,9 +74,8 @@ class Retrieval(Policy):
             and captured.covered is not None
             and captured.accepted is not None
         ):
-            covered = minimum(
-                captured.covered, cache.length
-            ).tolist()  # a row that is done has not committed its root
+            # a row that is done has not committed its root
+            covered = minimum(captured.covered, cache.length).tolist()
             self._view = self._select(captured.scores, captured.accepted, covered)
 
     def _select(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:

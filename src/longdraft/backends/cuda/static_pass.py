@@ -191,9 +191,8 @@ class StaticPass:
             self.scores = torch.empty(
                 len(self.scored), s.rows, rows, columns, s.keys, device=self.keep.device
             )
-            same = self.keep[:, :, None] == torch.arange(
-                s.nodes, device=self.keep.device
-            )  # a node may be kept twice
+            # a node may be kept twice
+            same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
         captured = Captures(spec)
         with fused(model.hf):

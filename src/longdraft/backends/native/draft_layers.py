@@ -59,9 +59,8 @@ class NativeLayers(CompiledLayers):
             continues=self.output,
         )
         self._sources = 0 if layers.fuse is None else layers.fuse.in_features
-        self.of_known = native.Model.from_buffer_copy(
-            self.model
-        )  # its logits are those of the tokens it can draft
+        # its logits are those of the tokens it can draft
+        self.of_known = native.Model.from_buffer_copy(self.model)
         self.of_known.head_tokens = None
 
     def _linear(self, module: nn.Linear | None) -> native.Linear:

@@ -76,9 +76,8 @@ class GatedDelta:
         self.weight = m.norm.weight.detach().float()
         self.rate = -m.A_log.detach().float().exp()
         self.dt_bias = m.dt_bias.detach().float()
-        self.rows = max(
-            16, 2 * m.num_v_heads
-        )  # outputs of the layer that computes b and a: the kernels' least are 16
+        # outputs of the layer that computes b and a: the kernels' least are 16
+        self.rows = max(16, 2 * m.num_v_heads)
         gates = torch.zeros(self.rows, m.hidden_size, dtype=m.in_proj_b.weight.dtype)
         gates[: 2 * m.num_v_heads] = torch.cat(
             [m.in_proj_b.weight.detach(), m.in_proj_a.weight.detach()]

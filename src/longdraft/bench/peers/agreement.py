@@ -70,9 +70,8 @@ def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
         best.append(sampler.processed(logits, tree, of).argmax(-1))
         if len(best) > 1:
             return match(tree, logits, sampler, of)
-        first = torch.zeros_like(
-            given[:, :1]
-        )  # the first step does not draft: it takes the engine's token
+        # the first step does not draft: it takes the engine's token
+        first = torch.zeros_like(given[:, :1])
         return Verdict(first, first[:, 0] + 1, given[:, :1])
 
     for _ in session.decode(_Given(given), limit=given.shape[1], verify=look):

@@ -30,9 +30,8 @@ class Work:
     new_tokens: int
     sampler: Sampler
     seed: int
-    shared: dict[Any, Any] = field(
-        default_factory=dict
-    )  # what the peers of one engine use together
+    # what the peers of one engine use together
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -19,10 +19,11 @@ from longdraft.bench.peers.base import CannotRun
 from longdraft.bench.peers.llama_server import NGRAM, Build, LlamaServer, Settings, unpinned
 
 NAME = "llama.cpp"
+# which is faster depends on the processor and the context, so both are measured
 FLASH = (
     "on",
     "off",
-)  # which is faster depends on the processor and the context, so both are measured
+)
 BUILD_FILE = "build.json"  # beside the binary: what benchmarks/build_llama_cpp.py built it from
 LOADING = 600  # seconds until a server must have loaded its model
 
@@ -153,9 +154,8 @@ def _address(process: subprocess.Popen[bytes], log: IO[bytes], file: Path) -> st
     """Where it listens, once it has loaded its model. Raises CannotRun."""
     deadline = monotonic() + LOADING
     while monotonic() < deadline:
-        text = os.pread(log.fileno(), 1 << 20, 0).decode(
-            errors="replace"
-        )  # the process writes at the file's place
+        # the process writes at the file's place
+        text = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
         if match := re.search(r"listening on (http://\S+)", text):
             return match[1]
         if process.poll() is not None:

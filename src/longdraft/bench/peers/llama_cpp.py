@@ -18,10 +18,11 @@ from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
 
+# these draft from the outputs of earlier requests as well
 REMEMBERING = (
     "ngram-mod",
     "ngram-cache",
-)  # these draft from the outputs of earlier requests as well
+)
 DRAFT = "draft-simple"
 SPARE = 64  # slots beyond the last token, for drafts
 
@@ -73,11 +74,12 @@ class _Reading(Reading):
     def __init__(self, peer: LlamaCpp, work: Work):
         self.peer = peer
         self.work = work
+        # a draft model reads the prompt as well
         key = (
             peer.name,
             str(peer.build.facts),
             peer.draft,
-        )  # a draft model reads the prompt as well
+        )
         known = work.shared.get(key)
         self.folder = TemporaryDirectory(prefix="longdraft-") if known is None else known[0]
         self.server: LlamaServer | None = None

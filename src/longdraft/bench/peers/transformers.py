@@ -59,9 +59,8 @@ class Stock:
             for name, tensor in self.hf.state_dict().items():
                 tensor.copy_(_weight(lm.hf, name))
         self.hf = self.hf.eval().to(lm.device)
-        self.hf.generation_config = deepcopy(
-            lm.hf.generation_config
-        )  # rules such as suppressed tokens
+        # rules such as suppressed tokens
+        self.hf.generation_config = deepcopy(lm.hf.generation_config)
         self.hf.generation_config.eos_token_id = None
         self._read: dict[str, tuple[list[list[int]], int, Any, float]] = {}
         self.hf.prepare_inputs_for_generation = _only_unread(self.hf.prepare_inputs_for_generation)

@@ -53,6 +53,7 @@ SHARES = {
 }
 OTHER = 0.5  # of a method that is not among them
 WIDER = 0.25  # n nodes of a level count as n ** WIDER independent tries, an assumption
+# options of a draft's size, not of its quality
 DEPTH = {
     "gamma",
     "widths",
@@ -60,7 +61,7 @@ DEPTH = {
     "count",
     "levels",
     "topk",
-}  # options of a draft's size, not of its quality
+}
 Breadth = Sequence[int]  # nodes on each level of a draft
 
 

@@ -52,9 +52,8 @@ def budget(record: Record) -> int | None:
     options = record.get("options", {})
     if "budget" in options:
         return min(options["budget"], record["context"])
-    ratio = options.get(
-        "keep_ratio", options.get("ratio")
-    )  # the second is its name in older records
+    # the second is its name in older records
+    ratio = options.get("keep_ratio", options.get("ratio"))
     least = options.get("min_budget", options.get("floor", 0))
     return (
         None

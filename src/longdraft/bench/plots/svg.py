@@ -34,9 +34,8 @@ def svg(figure: Any, description: str = "") -> str:
     out = StringIO()
     data = {"Date": None, "Creator": "longdraft", "Description": description or None}
     with settings(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # a font without a glyph, or labels that leave no room
+        # a font without a glyph, or labels that leave no room
+        warnings.simplefilter("ignore", UserWarning)
         figure.savefig(out, format="svg", metadata=data)
     text = re.sub(r"<!-- .*? -->\n", "", out.getvalue(), flags=re.S)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

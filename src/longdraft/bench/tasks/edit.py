@@ -19,11 +19,12 @@ from longdraft.errors import InputError
 EDITS = ("rename", "parameter", "pathlib")
 WHOLE = "Answer with the whole changed file in one code block, and with nothing else."
 ROOM = 160  # tokens of instruction and template, about; the exact number is the fitting's
+# of the room: how much longer files may be, of which the rest is cut; first of the first
 SHARES = (
     1.25,
     2.0,
     inf,
-)  # of the room: how much longer files may be, of which the rest is cut; first of the first
+)
 
 
 def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:

@@ -127,9 +127,8 @@ def summary(fitting: Fitting, context: int, instance: int, seed: int, given: lis
     long_enough = [
         s for s in starts if len(book) - s > 1.1 * context * fitting.characters_per_token
     ] or starts[:1]
-    shuffled(seed, "summary", context).shuffle(
-        long_enough
-    )  # not of the instance: each begins at another chapter
+    # not of the instance: each begins at another chapter
+    shuffled(seed, "summary", context).shuffle(long_enough)
     start = long_enough[instance % len(long_enough)]
     chapter = book[start:].partition("\n")[0]
     name = f"{instance} {BOOK.stem}, {chapter}"

@@ -29,18 +29,15 @@ class Acceptance:
         self.usual = usual
         self.finds = finds
         self.accepted: dict[int, list[float]] = {w: [] for w in WIDTHS}  # by width and level
-        self.tried: dict[int, list[float]] = {
-            w: [] for w in WIDTHS
-        }  # nodes' levels whose parent was accepted
+        # nodes' levels whose parent was accepted
+        self.tried: dict[int, list[float]] = {w: [] for w in WIDTHS}
         self.found = 0.0
         self.asked = 0.0
-        self.searched: list[
-            float
-        ] = []  # by level: drafts that found something and were asked for this depth
+        # by level: drafts that found something and were asked for this depth
+        self.searched: list[float] = []
         self.present: list[float] = []  # of these, those that were as deep
-        self.filled: list[
-            float
-        ] = []  # sums of the share of the level's allowed nodes that these drafted
+        # sums of the share of the level's allowed nodes that these drafted
+        self.filled: list[float] = []
 
     def add(
         self, asked: int, width: int, nodes: list[float], ranks: list[list[int]], kept: float = 1.0

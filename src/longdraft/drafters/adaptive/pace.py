@@ -59,9 +59,8 @@ class Pace:
     rows: int = 1  # that a step decodes
     off: int = 0  # plain steps until the next glance
     glancing: bool = False  # whether the next draft is a glance
-    _choice: Choice | None = field(
-        default=None, repr=False
-    )  # the best shape whatever the budget; None: not known
+    # the best shape whatever the budget; None: not known
+    _choice: Choice | None = field(default=None, repr=False)
 
     def shape(self, captured: bool = False) -> tuple[int, int]:
         """Depth and width of the next draft. captured: whether the step before has captured what a

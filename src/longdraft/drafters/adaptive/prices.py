@@ -15,6 +15,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 
 DEEPEST = 32  # levels: drafts of a drafter without its own limit are no deeper
+# drafted nodes of a row whose verification is predicted
 KNOTS = (
     0,
     1,
@@ -28,7 +29,7 @@ KNOTS = (
     256,
     512,
     1024,
-)  # drafted nodes of a row whose verification is predicted
+)
 # how fast measurements correct all predictions, and one part's alone
 TOGETHER = 0.2
 APART = 0.05
@@ -42,9 +43,8 @@ FIRST_OUTLIER = 4.0
 FARTHEST = 10.0  # a correction of one part multiplies it by at most this, or divides it
 
 
-Part = (
-    str | Drafter
-)  # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
+# "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
+Part = str | Drafter
 
 
 def verification(spec: CaptureSpec) -> Part:
@@ -192,9 +192,8 @@ class Table:
     verified: list[float]
     look: float = 0.0
     once: float = 0.0
-    sizes: dict[int, int] = field(
-        default_factory=dict
-    )  # of each width limit, the nodes of the widest level
+    # of each width limit, the nodes of the widest level
+    sizes: dict[int, int] = field(default_factory=dict)
 
     def drafted(self, depth: int, width: int) -> float:
         """The cost of a draft within these limits, also of one that is not in the table."""

@@ -168,9 +168,8 @@ class DFlash(Drafter):
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.ring.end  # new tokens of each row; 0 if it was done
-        count = count.where(
-            count <= verdict.count, 0
-        )  # rows that missed steps or were never read are left to `ready`
+        # rows that missed steps or were never read are left to `ready`
+        count = count.where(count <= verdict.count, 0)
         path = verdict.path[..., None]
         states = [captured.states[tap] for tap in self.block.taps]
         kept = [x.gather(1, path.expand(-1, -1, x.shape[-1])) for x in states]
@@ -193,9 +192,8 @@ class DFlash(Drafter):
         B = len(roots)
         slots = self.block.slots
         ring = self.ring
-        block = Tree.chain(
-            roots[:, None].expand(-1, slots)
-        )  # slots after the root's have no tokens
+        # slots after the root's have no tokens
+        block = Tree.chain(roots[:, None].expand(-1, slots))
         embedded = self.target.hf.get_input_embeddings()(roots)[:, None].float()
         inputs = torch.cat([embedded, self.block.mask.float().expand(B, slots - 1, -1)], 1)
         own = block.mask if self.block.causal[0] else torch.ones_like(block.mask)

@@ -220,9 +220,8 @@ class Eagle(Drafter):
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.pairs.next  # new tokens of each row; 0 if it was done
-        count = count.where(
-            count <= verdict.count, 0
-        )  # rows that missed steps or were never read are left to `ready`
+        # rows that missed steps or were never read are left to `ready`
+        count = count.where(count <= verdict.count, 0)
         most = max(counts := count.tolist(), default=0)
         if most:
             path = verdict.path[:, :most, None]
@@ -269,9 +268,8 @@ class Eagle(Drafter):
         device = tree.tokens.device
         rows = torch.arange(B, device=device)[:, None]
         value = torch.zeros(B, 1, device=device)  # of every candidate
-        run = torch.zeros(
-            B, 0, dtype=torch.long, device=device
-        )  # candidates that the layer has run, in order
+        # candidates that the layer has run, in order
+        run = torch.zeros(B, 0, dtype=torch.long, device=device)
         here = torch.zeros_like(tree.tokens)
         output = self.pairs.output
         outputs = output  # of the root's pair, then of the candidates in `run`
@@ -316,9 +314,8 @@ class Eagle(Drafter):
             logits = self.block.scores(self.target, output)
             best = seqs.sampler.scores(logits, tree, seqs, start).log_softmax(-1).topk(topk, -1)
             return best.values, best.indices
-        logits = self.block.known_scores(
-            self.target, output
-        )  # a vocabulary of the target's size takes longer
+        # a vocabulary of the target's size takes longer
+        logits = self.block.known_scores(self.target, output)
         scores = seqs.sampler.scores(logits, tree, seqs, start, tokens=self.tokens)
         best = scores.log_softmax(-1).topk(topk, -1)
         return best.values, self.tokens[best.indices]

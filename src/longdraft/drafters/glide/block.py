@@ -18,9 +18,8 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of some positions
-Own = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]
+# q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]
+Own = Callable[[Tensor, Tensor, Tensor], Tensor]
 Cross = Callable[[Tensor], Tensor]  # q [B,H,W,D] -> [B,W,H,Dv]
 
 

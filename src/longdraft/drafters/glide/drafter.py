@@ -71,9 +71,8 @@ class Ring:
     def refresh(self, tokens: Tensor, root: Tensor) -> None:
         """Make the ring hold the keys of the tokens [B,N] before position root [B]."""
         self.root = root
-        self.position = (
-            root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window
-        )  # below 0: empty
+        # below 0: empty
+        self.position = root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window
         mine = tokens.gather(1, self.position.clamp(min=0))
         owner = self.position * self.block.host.target.vocab + mine
         rows, slots = ((owner != self._owner) & (self.position >= 0)).nonzero(as_tuple=True)
@@ -166,9 +165,8 @@ class GlideDrafter(UnderView):
         self.compiled = self.target.backend.compile_block(block)
 
     def captures(self) -> CaptureSpec:
-        return replace(
-            super().captures(), only=self.block.host.layer
-        )  # the block reads this layer only
+        # the block reads this layer only
+        return replace(super().captures(), only=self.block.host.layer)
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)

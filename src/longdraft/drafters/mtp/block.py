@@ -42,9 +42,8 @@ class MtpLayer(nn.Module):
         )
         self.fuse = nn.Linear(2 * d, d, bias=False)
         layer: Any = type(layout.layers[number])
-        typed = (
-            {"layer_type": FULL} if "layer_type" in inspect.signature(layer).parameters else {}
-        )  # Bamba's
+        # Bamba's
+        typed = {"layer_type": FULL} if "layer_type" in inspect.signature(layer).parameters else {}
         self.layer = layer(config, number, **typed)
         self.hidden_first = hidden_first
 
@@ -124,9 +123,8 @@ class MtpLayers(nn.Module):
                 "layers of this kind have a state beside their keys, which MTP layers do not have"
             )
             raise InputError(f"{target.config.model_type}'s {fault}: use another method than mtp")
-        self.host = (
-            target,
-        )  # in a tuple, so that the target's weights do not become this module's
+        # in a tuple, so that the target's weights do not become this module's
+        self.host = (target,)
         self._rotary = target.architecture.layout.rotary
         by_type = (
             self._rotary is not None

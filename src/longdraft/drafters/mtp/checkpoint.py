@@ -17,9 +17,8 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 Places = dict[str, Path]  # the name of each tensor -> the file that has it
-COPIES = re.compile(
-    r"embed_tokens\.weight|(shared_head\.|lm_)head\.weight|.*rotary_emb\.inv_freq"
-)  # of the target's tables
+# of the target's tables
+COPIES = re.compile(r"embed_tokens\.weight|(shared_head\.|lm_)head\.weight|.*rotary_emb\.inv_freq")
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 PARTS = ("norm_token", "norm_feature", "fuse", "norm_out")
 
@@ -119,9 +118,8 @@ def folder_of(target: LM) -> Path:
             f"{source}: give a folder"
         )
     try:
-        return Path(
-            snapshot_download(where, local_files_only=True)
-        )  # the target has been loaded from it
+        # the target has been loaded from it
+        return Path(snapshot_download(where, local_files_only=True))
     except Exception as error:  # the library raises many types
         raise InputError(
             f"cannot find {where} among the Hub's downloads ({type(error).__name__}): download it"

@@ -219,9 +219,8 @@ class Mtp(Drafter):
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.fed  # new tokens of each row; 0 if it was done
-        count = count.where(
-            count <= verdict.count, 0
-        )  # rows that missed steps or were never read are left to `ready`
+        # rows that missed steps or were never read are left to `ready`
+        count = count.where(count <= verdict.count, 0)
         if count.any():
             features = self._features(captured.states)
             features = features.gather(
@@ -255,9 +254,8 @@ class Mtp(Drafter):
             self._below = self.outputs[0]  # of the layer that ran last, for all nodes so far
             return self.module.scores(self._below)
         layer = min(level, len(self.module) - 1)
-        first = (
-            start if layer < level else 1
-        )  # a layer that runs for the first time runs all levels
+        # a layer that runs for the first time runs all levels
+        first = start if layer < level else 1
         rows = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None]
         parent = tree.parent[:, first:]
         nodes = Tree(

@@ -26,9 +26,8 @@ class _Index:
         self.longest = longest
         self.text = []
         self.ends: dict[tuple[int, ...], int] = {}
-        self.before: list[
-            int
-        ] = []  # at i: the previous end of the SHORT tokens that end at i; 0: none
+        # at i: the previous end of the SHORT tokens that end at i; 0: none
+        self.before: list[int] = []
 
     def extend(self, tokens: list[int]) -> None:
         for token in tokens:
@@ -62,11 +61,12 @@ class _Index:
         best = match
         length = SHORT - 1
         for _ in range(TRIES):
+            # 0: not longer
             n = (
                 SHORT
                 if match > length and text[match - length - 1] == text[end - length - 1]
                 else 0
-            )  # 0: not longer
+            )
             while 0 < n < min(self.longest, match) and text[match - n - 1] == text[end - n - 1]:
                 n += 1
             if n > length:

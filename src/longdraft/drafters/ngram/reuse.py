@@ -32,9 +32,8 @@ class NGrams:
         # tokens seen, and the last n of them
         self.size = 0
         self.tail = deque[int](maxlen=n)
-        self.seen: OrderedDict[Gram, tuple[int, int]] = (
-            OrderedDict()
-        )  # n-gram: count, end; least recently seen first
+        # n-gram: count, end; least recently seen first
+        self.seen: OrderedDict[Gram, tuple[int, int]] = OrderedDict()
         self.after: dict[int, set[Gram]] = {}  # n-grams by their first token
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -63,9 +62,8 @@ class NGrams:
         """
         known = self.after.get(key, ())
         if seed is None:
-            chosen = nlargest(
-                k, known, key=lambda g: self.seen[g]
-            )  # ends differ, so there are no ties
+            # ends differ, so there are no ties
+            chosen = nlargest(k, known, key=lambda g: self.seen[g])
         else:
             grams = sorted(known, key=lambda g: self.seen[g][1])  # a set has no fixed order
             noise = (

@@ -101,9 +101,8 @@ class Automaton:
         min_probability.
         """
         drafted: list[tuple[int, int]] = []
-        heap: list[
-            tuple[float, int, int, int, int]
-        ] = []  # -probability, level, parent, token, state
+        # -probability, level, parent, token, state
+        heap: list[tuple[float, int, int, int, int]] = []
 
         def offer(state: int, parent: int, probability: float, level: int) -> None:
             share = probability / max(sum(self.count[n] for n in self.next[state].values()), 1)
@@ -192,9 +191,8 @@ class Suffix(Drafter):
 
     def _remember(self, output: list[int]) -> None:
         if self.memory is not None:
-            self.memory.extend(
-                [*output, -1 - self.memory.seen]
-            )  # a separator that occurs only once
+            # a separator that occurs only once
+            self.memory.extend([*output, -1 - self.memory.seen])
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.rows.append(_Row(self.most))

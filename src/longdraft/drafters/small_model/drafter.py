@@ -101,9 +101,8 @@ class SmallModelDrafter(Drafter):
         self._whole_cache = self.small.new_cache(seqs.capacity, slots + 128)
         self._whole_text = seqs.tokens.new_zeros(seqs.capacity, wide)
         self._whole_left = seqs.length.new_zeros(seqs.capacity)
-        self._copied = [0] * len(
-            seqs.length
-        )  # tokens of each excerpt that were copied from the sequence
+        # tokens of each excerpt that were copied from the sequence
+        self._copied = [0] * len(seqs.length)
         self._have_rows(seqs)
         self.policy.start(self.small, self._text, self.cache)
 
@@ -140,9 +139,8 @@ class SmallModelDrafter(Drafter):
             zip(self.cache.length.tolist(), self._root_of(seqs).tolist(), strict=True)
         ):
             row = self.cache.row(b)
-            row.truncate(
-                row.resumable(min(held, root))
-            )  # `ready` reads what recurrent layers cannot take back
+            # `ready` reads what recurrent layers cannot take back
+            row.truncate(row.resumable(min(held, root)))
 
     def _root_of(self, seqs: Sequences) -> Tensor:
         """[B] the root's position in each excerpt; at the next draft the cache holds all tokens

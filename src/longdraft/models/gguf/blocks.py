@@ -114,9 +114,8 @@ def _pairs(field: Tensor) -> Tensor:
 
 def _q2_k(blocks: Tensor) -> Packed:
     scales, codes, d, dmin = _parts(blocks, 16, 64, 2, 2)
-    codes = _pairs(codes.unflatten(-1, (2, 32))).view(
-        torch.int8
-    )  # of each half of the block, 128 entries
+    # of each half of the block, 128 entries
+    codes = _pairs(codes.unflatten(-1, (2, 32))).view(torch.int8)
     return _packed(
         8, codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16
     )
@@ -124,9 +123,8 @@ def _q2_k(blocks: Tensor) -> Packed:
 
 def _q3_k(blocks: Tensor) -> Packed:
     high, codes, scales, d = _parts(blocks, 32, 64, 12, 2)
-    third = (
-        high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    ) << 2  # bit g is of group g of 32
+    # bit g is of group g of 32
+    third = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 2
     codes = (_pairs(codes.unflatten(-1, (2, 32))).flatten(-3, -2) | third).view(torch.int8) - 4
     low, upper = scales.split((8, 4), -1)  # a scale has 4 low bits and 2 high ones
     scale = (_nibbles(low) | _pairs(upper).flatten(-2) << 4).view(torch.int8) - 32
@@ -154,9 +152,8 @@ def _q4_k(blocks: Tensor) -> Packed:
 
 def _q5_k(blocks: Tensor) -> Packed:
     d, dmin, scales, high, low = _parts(blocks, 2, 2, 12, 32, 128)
-    fifth = (
-        high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    ) << 4  # bit g is of group g
+    # bit g is of group g
+    fifth = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4
     return pack(5, (_halves(low) | fifth).flatten(1), _k_scales(d, dmin, scales))
 
 

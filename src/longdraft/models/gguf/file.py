@@ -37,11 +37,12 @@ NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
+# bytes of a value
 LEAST = {
     STRING: 8,
     ARRAY: 12,
     **{kind: np.dtype(code).itemsize for kind, code in NUMBERS.items()},
-}  # bytes of a value
+}
 MAX_NAME = 1 << 16  # bytes of a key
 MAX_TEXTS = 1 << 22  # in an array
 MAX_DEPTH = 3  # of nested arrays
@@ -117,9 +118,8 @@ def read(path: Path) -> GGUF:
                 raise InputError(
                     f"{path} is not a GGUF file (it does not begin with GGUF): give a .gguf file"
                 )
-            area = mmap.mmap(
-                file.fileno(), 0, access=mmap.ACCESS_COPY
-            )  # writable for torch's sake; nothing is written
+            # writable for torch's sake; nothing is written
+            area = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): give a .gguf file") from None
     return _Reader(path, area).file()

@@ -14,6 +14,7 @@ KEY = "tokenizer.ggml."
 # types of tokens
 CONTROL = 3
 USER_DEFINED = 4
+# metadata: what ends a text, a turn or a file of code
 NAMED = (
     "eos",
     "eot",
@@ -21,7 +22,7 @@ NAMED = (
     "fim_pad",
     "fim_rep",
     "fim_sep",
-)  # metadata: what ends a text, a turn or a file of code
+)
 OF_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")
 OF_TURNS = (
     "<|im_end|>",
@@ -58,9 +59,8 @@ TURNS = (
     "<start_of_turn>",
 )
 MARKS = frozenset((*ENDS, *PARTS, *TURNS))
-WITHIN = {
-    "<|end|>": "<|return|>"
-}  # where the vocabulary has the second, the first ends only a part of a turn
+# where the vocabulary has the second, the first ends only a part of a turn
+WITHIN = {"<|end|>": "<|return|>"}
 
 
 def end_ids(file: GGUF) -> list[int]:

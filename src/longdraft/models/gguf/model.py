@@ -31,9 +31,8 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
     "gemma3": Gemma3TextConfig,
 }
-UNPACKED = (
-    "gemma3",
-)  # architectures that the native backend does not run: nothing would read packed weights
+# architectures that the native backend does not run: nothing would read packed weights
+UNPACKED = ("gemma3",)
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

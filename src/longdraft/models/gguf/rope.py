@@ -16,20 +16,22 @@ from longdraft.ops.packed import Packed
 
 FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# all that is read under {architecture}.rope.
 READ = (
     "dimension_count",
     "freq_base",
     "freq_base_swa",
     "scale_linear",
-)  # all that is read under {architecture}.rope.
+)
 READ += ("scaling.type", "scaling.factor", "scaling.original_context_length", "scaling.attn_factor")
 READ += ("scaling.yarn_beta_fast", "scaling.yarn_beta_slow")
 UNUSED = ("scaling.finetuned",)  # says how the model was trained, and changes nothing
+# see _check_neutral
 NEUTRAL = (
     "scaling.yarn_ext_factor",
     "scaling.yarn_attn_factor",
     "scaling.yarn_log_multiplier",
-)  # see _check_neutral
+)
 INSTEAD = "use the model's safetensors"
 
 

@@ -27,13 +27,14 @@ TEKKEN = (
 )
 # How text is split before merges are applied, by the file's tokenizer.ggml.pre.
 WORDS = ("default", "gpt-2", "jina-es", "jina-de", "olmo", "phi-2")  # GPT-2's rule
+# the same, after each digit is split off
 DIGITS = (
     "smollm",
     "starcoder",
     "refact",
     "command-r",
     "codeshell",
-)  # the same, after each digit is split off
+)
 PATTERNS = {
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), LLAMA3

@@ -19,13 +19,14 @@ SCALARS = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
+# as in layout.cpp
 TYPE_DIGITS = {
     None: 0,
     ctypes.c_int32: 3,
     ctypes.c_int64: 4,
     ctypes.c_float: 5,
     ctypes.c_double: 6,
-}  # as in layout.cpp
+}
 
 
 class Interface:
@@ -38,14 +39,12 @@ class Interface:
     """
 
     def __init__(self, header: str):
-        self.types: dict[str, Any] = dict(
-            SCALARS
-        )  # C type -> ctypes type of a value; None: there are only pointers
+        # C type -> ctypes type of a value; None: there are only pointers
+        self.types: dict[str, Any] = dict(SCALARS)
         self.structs: dict[str, type[ctypes.Structure]] = {}
         self.enums: dict[str, Any] = {}
-        self.functions: dict[
-            str, tuple[str, Any, list[Any]]
-        ] = {}  # name -> (C type of the result, result, arguments)
+        # name -> (C type of the result, result, arguments)
+        self.functions: dict[str, tuple[str, Any, list[Any]]] = {}
         forms = {
             r'extern "C" \{|\}': lambda: None,
             r"struct (\w+);": self._opaque,

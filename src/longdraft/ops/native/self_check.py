@@ -102,9 +102,8 @@ class _Model:
         self.depth = torch.tensor([[0, 1, 1]] * rows)
         self.length = torch.tensor(LENGTHS)
         self.position = self.length[:, None] + self.depth
-        self.cached = draw(2, 2, rows, KEY_HEADS, SLOTS, DIM).to(
-            form.dtype
-        )  # of each layer, keys and values
+        # of each layer, keys and values
+        self.cached = draw(2, 2, rows, KEY_HEADS, SLOTS, DIM).to(form.dtype)
 
     def _add(self, name: str, weight: Tensor) -> None:
         if not self.form.bits:

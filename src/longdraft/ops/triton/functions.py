@@ -100,9 +100,8 @@ def attend(
     lse = torch.empty(1, K, sum(splits), R, dtype=torch.float32, device=q.device)
     rows = sorted(set(keep or ()))
     place = torch.full((T,), -1, dtype=torch.int32)
-    place[rows] = torch.arange(
-        len(rows), dtype=torch.int32
-    )  # the row of the kept scores that belongs to each node
+    # the row of the kept scores that belongs to each node
+    place[rows] = torch.arange(len(rows), dtype=torch.int32)
     place = place.to(q.device) if rows else None
     q = q if q.stride(2) == 1 else q.contiguous()
     logits = []

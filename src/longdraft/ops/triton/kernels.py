@@ -259,9 +259,8 @@ def merge_splits(
         shares = tl.exp(
             tl.load(lse + first + few * R, mask=few < splits, other=float("-inf")) - whole
         )
-        some = (shares > 0)[:, None] & (
-            cols[None, :] < DV
-        )  # a split that saw no key was not written
+        # a split that saw no key was not written
+        some = (shares > 0)[:, None] & (cols[None, :] < DV)
         value = tl.load(out + (first + few * R)[:, None] * DV + cols[None, :], mask=some, other=0.0)
         mean += tl.sum(shares[:, None] * value, 0)
     row = (b * tl.num_programs(0) + w) * heads + head

@@ -29,12 +29,13 @@ LEFT_OUT = {
     "minProperties",
     "maxProperties",
 }
+# of a function's parameters, all together
 LEFT_OUT |= {
     "propertyNames",
     "unevaluatedProperties",
     "const",
     "enum",
-}  # of a function's parameters, all together
+}
 OTHER = r"/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"  # a parameter that the schema does not name
 
 

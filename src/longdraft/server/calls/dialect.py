@@ -20,11 +20,12 @@ from longdraft.server.calls.ways import Calls
 from longdraft.server.openai.tools import Function
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# names under which templates read earlier reasoning
 FIELDS = (
     "reasoning_content",
     "reasoning",
     "thinking",
-)  # names under which templates read earlier reasoning
+)
 TAIL = 8  # tokens of a prompt in which a template may have begun the reasoning
 
 

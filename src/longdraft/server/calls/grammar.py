@@ -16,6 +16,7 @@ from longdraft.server.openai.tools import Function
 ANY = r"/(.|\n)*/"
 
 
+# may name other arguments
 OPEN = {
     "additionalProperties",
     "patternProperties",
@@ -23,7 +24,7 @@ OPEN = {
     "anyOf",
     "oneOf",
     "$ref",
-}  # may name other arguments
+}
 
 
 def schema_of(function: Function) -> dict[str, Any]:

@@ -36,10 +36,11 @@ class Harmony(Format):
 
     def __init__(self, marks: Marks, template: str):
         super().__init__(marks, template)
+        # of the next message, whether or not the last one has its end
         self._begins = (
             marks[CHANNEL],
             marks[START],
-        )  # of the next message, whether or not the last one has its end
+        )
         self._ends = (*(marks[name] for name in (END, CALL, RETURN)), *self._begins)
         self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
 

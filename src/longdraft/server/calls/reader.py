@@ -66,9 +66,8 @@ class Reader:
         self.done = False
         self.cut = False  # the text ended because it may not be longer
         self.aside = ""  # text that is kept back as a whole
-        self._places = list[
-            tuple[int, int]
-        ]()  # of characters of content, in the content and in the text
+        # of characters of content, in the content and in the text
+        self._places = list[tuple[int, int]]()
         self._parts: list[Part] = []
         self._said = set[str]()
         self._apart = set[str]()

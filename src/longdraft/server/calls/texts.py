@@ -27,9 +27,8 @@ FORMATS = {
     "email": r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
 }
 SETS = {"d": "0-9", "w": "A-Za-z0-9_"}  # of ECMAScript, where they are ASCII
-LITERAL = set(
-    "tnrfvsS.*+?()[]{}|\\/^$-\"'#&~,:;=!<>@%`_ "
-)  # what may follow a backslash, beside these sets
+# what may follow a backslash, beside these sets
+LITERAL = set("tnrfvsS.*+?()[]{}|\\/^$-\"'#&~,:;=!<>@%`_ ")
 UNKNOWN = ("not", "if", "$dynamicRef")
 
 

@@ -10,18 +10,18 @@ from math import isfinite
 from longdraft.server.calls.marks import FIRST, LAST
 
 MARKS = f"{FIRST}-{LAST}"
-PLAIN = re.compile(
-    f"[^\"'\\\\\\x00-\\x1f{MARKS}]+"
-)  # characters of a string that stand for themselves
+# characters of a string that stand for themselves
+PLAIN = re.compile(f"[^\"'\\\\\\x00-\\x1f{MARKS}]+")
 SPACE = re.compile(r"[ \t\r\n]+")
 BARE = {
     False: re.compile(rf"[^\"\n,{{}}\[\]{MARKS}]+"),
     True: re.compile(rf"[^\"\n,:{{}}\[\]{MARKS}]+"),
 }
+# characters that a word without quotes may have in it; by whether it is a key
 WORDY = {
     False: ":'",
     True: "'",
-}  # characters that a word without quotes may have in it; by whether it is a key
+}
 HEX = re.compile(r"u[0-9a-fA-F]{0,4}")
 CLOSER = {"{": "}", "[": "]"}
 PYTHON = {"True": "true", "False": "false", "None": "null"}

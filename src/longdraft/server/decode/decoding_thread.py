@@ -125,9 +125,8 @@ class Engine:
 
     def _run(self) -> None:
         assert self._loop is not None
-        torch.set_num_threads(
-            self._threads
-        )  # OpenMP has a number, and a pool, for each thread that computes
+        # OpenMP has a number, and a pool, for each thread that computes
+        torch.set_num_threads(self._threads)
         try:
             with (
                 pinned() if self.alone else nullcontext()

@@ -83,9 +83,8 @@ class Reply:
         # characters of the first `least` tokens, where no stop string may end
         self.least = least
         self.free = 0
-        self.entries = deque[
-            tuple[int, TokenLogprobs]
-        ]()  # of tokens whose text is held back, with where it begins
+        # of tokens whose text is held back, with where it begins
+        self.entries = deque[tuple[int, TokenLogprobs]]()
         self.tokens = 0
         self.known = 0
         self.drafts = Acceptance()

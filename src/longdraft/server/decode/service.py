@@ -68,12 +68,10 @@ class Service:
         self.structures = Structures(engine.session.target, tokenizer)
         self.templates = Renderers()
         self.word = lru_cache(1 << 17)(partial(token_bytes, tokenizer))
-        self._one_long = (
-            asyncio.Lock()
-        )  # held while a long text is read, so that short ones find a free thread
-        self._reader = ThreadPoolExecutor(
-            1, "longdraft-long"
-        )  # of long texts: memory of one thread at most
+        # held while a long text is read, so that short ones find a free thread
+        self._one_long = asyncio.Lock()
+        # of long texts: memory of one thread at most
+        self._reader = ThreadPoolExecutor(1, "longdraft-long")
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target = engine.session.target
         self.room = min(engine.session.slots, engine.session.total)

@@ -108,9 +108,8 @@ class Talk:
         )
 
 
-DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = (
-    WeakKeyDictionary()
-)  # by template; a model has one or two
+# by template; a model has one or two
+DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = WeakKeyDictionary()
 
 
 def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialect:

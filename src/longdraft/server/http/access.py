@@ -29,9 +29,8 @@ class Access:
         self.app = app
         self.most = most
         self.window_s = window_s
-        self.refusals: dict[
-            str, Counter[str]
-        ] = {}  # of each client in this window; "" counts lines
+        # of each client in this window; "" counts lines
+        self.refusals: dict[str, Counter[str]] = {}
         self.since = monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -128,9 +128,8 @@ class Guard:
     def _matches(self, headers: dict[bytes, bytes]) -> list[bool]:
         """Which of the keys a request has."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        matches = [
-            hmac.compare_digest(key.strip(), k) for k in self.keys
-        ]  # all are compared, whichever is right
+        # all are compared, whichever is right
+        matches = [hmac.compare_digest(key.strip(), k) for k in self.keys]
         return [scheme.lower() == b"bearer" and match for match in matches]
 
     def _owner(self, scope: Scope) -> str:

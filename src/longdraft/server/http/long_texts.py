@@ -17,9 +17,8 @@ from longdraft.server.http.problems import Problem
 LONG = 1 << 16  # characters, tokens or log-probabilities: these are read one at a time
 PIECE = 1 << 14  # characters
 SPARE = 64  # tokens that a text may have less than a piece of it and the rest, apart
-MOST_TOKENIZED = (
-    1 << 17
-)  # the maximum number of tokens that /tokenize returns, if the limit is not larger
+# the maximum number of tokens that /tokenize returns, if the limit is not larger
+MOST_TOKENIZED = 1 << 17
 LARGE = 1 << 20  # bytes of a body
 
 
@@ -71,9 +70,8 @@ def within(render: Render, tokenizer: Any, most: int) -> Render:
 
     def rendered(asked: Asked) -> dict[str, str]:
         chat = render(asked)
-        marks = "".join(
-            asked["marks"].values()
-        )  # characters of the template's control tokens, which are few
+        # characters of the template's control tokens, which are few
+        marks = "".join(asked["marks"].values())
         check_length(tokenizer, chat.get("marked", ""), most, marks)
         return chat
 

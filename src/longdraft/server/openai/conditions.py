@@ -18,9 +18,8 @@ class Absent:
     """As a condition: the field is not given, or null."""
 
 
-Condition = Mapping[
-    str, Any
-]  # by field: Present, Absent, its value, or a tuple of values; a default may be left out
+# by field: Present, Absent, its value, or a tuple of values; a default may be left out
+Condition = Mapping[str, Any]
 
 
 def wrong(field: str, why: str) -> PydanticCustomError:

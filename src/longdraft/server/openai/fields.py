@@ -25,9 +25,8 @@ def encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[Text, Field(max_length=256)]
 
-Parsed = Annotated[
-    Any, Field(exclude=True)
-]  # what a client made of a text beside it, and sends back; it is not read
+# what a client made of a text beside it, and sends back; it is not read
+Parsed = Annotated[Any, Field(exclude=True)]
 
 Temperature = Annotated[float, Field(**parameters.TEMPERATURE.limits)]
 TopP = Annotated[float, Field(**parameters.TOP_P.limits)]

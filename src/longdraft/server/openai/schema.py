@@ -46,17 +46,17 @@ MOST_TOKENS = 1 << 31
 
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
-TokenIds = Annotated[
-    list[TokenId], Field(fail_fast=True)
-]  # not an error for each of a million wrong ones
+# not an error for each of a million wrong ones
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Tokens = Annotated[TokenIds, Field(min_length=1)]
 BY_TEMPLATE = "add_special_tokens must be false for messages: their template writes special tokens"
+# in TokenizeRequest
 OF_CHATS = (
     "tools",
     "add_generation_prompt",
     "continue_final_message",
     "chat_template_kwargs",
-)  # in TokenizeRequest
+)
 CONTINUED = Rule(
     "add_generation_prompt",
     {"continue_final_message": True},
@@ -160,12 +160,13 @@ class TextPart(Strict):
     text: Text
 
 
+# first words of parts' types
 SENSES = {
     "image": "images",
     "audio": "sound",
     "video": "video",
     "file": "files",
-}  # first words of parts' types
+}
 
 
 def only_text(content: Any) -> Any:

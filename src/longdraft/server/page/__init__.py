@@ -26,9 +26,8 @@ def page(trace: str | None = None) -> tuple[str, str]:
     """
     before, after, policy = _parts()
     if trace is not None:
-        safe = trace.replace(
-            "<", "\\u003c"
-        )  # `<` occurs only inside JSON's strings: no text can end the element
+        # `<` occurs only inside JSON's strings: no text can end the element
+        safe = trace.replace("<", "\\u003c")
         before += f'<script type="application/json" id="trace">{safe}</script>\n'
     return before + after, f"{policy}; frame-ancestors 'none'"
 
