@@ -54,21 +54,25 @@ def _agreeing(candidates: Sequence[Values]) -> list[list[int]]:
 
 
 def each_value(candidates: Sequence[Values], covered: Iterable[Values] = ()) -> list[int]:
-    """Indices of candidates which, together with `covered`, have every value of every axis.
+    """Indices of candidates in which every value of every axis occurs.
 
-    Greedy: the candidate with the most new values; of these, the one whose values are used least.
+    Greedy: the candidate with the most new values; of these, the one whose values are used least,
+    also by `covered`.
     """
     used = Counter(value for values in covered for value in enumerate(values))
+    missing = {value for values in candidates for value in enumerate(values)}
     chosen: list[int] = []
-    left = list(range(len(candidates)))
-    while True:
-        new = {i: [used[value] for value in enumerate(candidates[i])] for i in left}
-        left = [i for i in left if 0 in new[i]]
-        if not left:
-            return sorted(chosen)
-        best = max(left, key=lambda i: (new[i].count(0), -sum(new[i])))
+
+    def gain(i: int) -> tuple[int, int]:
+        values = set(enumerate(candidates[i]))
+        return len(values & missing), -sum(used[value] for value in values)
+
+    while missing:
+        best = max(range(len(candidates)), key=gain)
         chosen.append(best)
         used.update(enumerate(candidates[best]))
+        missing -= set(enumerate(candidates[best]))
+    return sorted(chosen)
 
 
 CHOICES = {"product": covering, "each_value": each_value}  # by mark
@@ -78,7 +82,8 @@ def thin(items: Iterable[pytest.Item]) -> None:
     """Move tests that repeat pairs of values (the mark `product`) or values (`each_value`) to the
     next tier: from `make test` to `full` to `weekly`.
 
-    Every pair, or every value, of a function's parameters is still tested on each commit.
+    Every pair of a function's parameters is still tested on each commit; or every value is, in both
+    of the first tiers, in other combinations.
     """
     functions = defaultdict[tuple[str, str], list[pytest.Item]](list)
     for item in items:
@@ -87,17 +92,14 @@ def thin(items: Iterable[pytest.Item]) -> None:
                 functions[mark, item.nodeid.split("[")[0]].append(item)
     for (mark, _), product in functions.items():
         daily = [item for item in product if not item.get_closest_marker("full")]
-        kept = _kept(CHOICES[mark], daily, [])
-        rest = [item for item in product if id(item) not in set(map(id, kept))]
-        kept += _kept(CHOICES[mark], rest, kept)
-        daily_ids = set(map(id, daily))
-        kept_ids = set(map(id, kept))
-        for item in product:
-            if id(item) not in kept_ids:
-                item.add_marker("full")
+        first = _kept(CHOICES[mark], daily, [])
+        first_ids = set(map(id, first))
+        rest = [item for item in product if id(item) not in first_ids]
+        second_ids = set(map(id, _kept(CHOICES[mark], rest, first)))
+        for item in rest:
+            item.add_marker("full")
+            if id(item) not in second_ids:
                 item.add_marker("weekly")
-            elif id(item) not in daily_ids:
-                item.add_marker("full")
 
 
 def _kept(
