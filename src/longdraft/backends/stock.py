@@ -15,8 +15,8 @@ from longdraft.backends.decoder_layer import LINEARS, NORMS, Sizes
 from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.errors import InputError
+from longdraft.families import family_of
 
-FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 PLAIN = {nn.Linear, PackedLinear, EightBitInputs, nn.Embedding, nn.ModuleList}
 RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks only record
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
@@ -69,7 +69,7 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
 
 
 def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """(name, shape, shape by the config) of every weight, bias and norm that a model of FAMILY
+    """(name, shape, shape by the config) of every weight, bias and norm that a stock model
     computes with.
     """
     c = hf.config
@@ -101,10 +101,10 @@ def is_stock(hf: Any) -> bool:
     """Whether every module is Transformers' own or plain torch: no adapter, quantized weight, hook
     or wrapper.
     """
-    kind = type(hf)
-    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
+    family = family_of(hf)
+    if family is None or family.native != "decoder":
         return False
-    own = sys.modules[kind.__module__]
+    own = sys.modules[type(hf).__module__]
     if not all(known(m, own) and not changed(m) for m in hf.modules()):
         return False
     norms = {m.variance_epsilon for m in hf.modules() if hasattr(m, "variance_epsilon")}

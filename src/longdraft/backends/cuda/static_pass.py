@@ -15,11 +15,14 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.errors import InputError
+from longdraft.families import FAMILIES
 
 # What of a layer of these models takes many launches, and ours one: they make up much of a small
 # pass's time.
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-NORMS, GATES, ATTENTION = ({f + kind for f in FAMILIES} for kind in ("RMSNorm", "MLP", "Attention"))
+FUSED = [family for family in FAMILIES if family.fused]
+NORMS = {family.norm for family in FUSED}
+GATES = {family.mlp for family in FUSED}
+ATTENTION = {family.attention for family in FUSED}
 
 
 def head_dim(config: Any) -> int:

@@ -15,14 +15,16 @@ from longdraft.backends.native.gated_delta import GatedDelta
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.core import KVCache, Tree
+from longdraft.families import family_of
 from longdraft.ops import native
 
-FAMILY = {"Qwen3_5ForCausalLM"}
 MLP = ("gate", "up", "down")
 
 
 class HybridStep(NativeStep):
-    """A model of FAMILY. Its pass stops at each recurrent layer, whose states are the cache's."""
+    """A model with recurrent layers. Its pass stops at each of them; their states are the
+    cache's.
+    """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
         self.mixers = dict[int, GatedDelta]()
@@ -62,10 +64,10 @@ def is_hybrid(hf: Any) -> bool:
     """Whether every module is Transformers' own or plain torch, and the sizes are those that
     HybridStep computes.
     """
-    kind = type(hf)
-    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
+    family = family_of(hf)
+    if family is None or family.native != "hybrid":
         return False
-    own = sys.modules[kind.__module__]
+    own = sys.modules[type(hf).__module__]
     if not all(
         (type(m) is nn.Conv1d or stock.known(m, own)) and not stock.changed(m) for m in hf.modules()
     ):
