@@ -23,6 +23,8 @@ class Family:
     norms, gates and rotations are those of Llama, for which a GPU has kernels of one launch.
     tested: whether the tests compare it with Transformers; others are compared when loaded.
     gguf: its architecture in GGUF files, if longdraft reads these itself.
+    plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
+    the outputs. rotary: the ending of the name of its rotation's class.
     """
 
     stem: str
@@ -33,6 +35,9 @@ class Family:
     fused: bool = False
     tested: bool = False
     gguf: str | None = None
+    plus_one: bool = False
+    gated: bool = False
+    rotary: str = "RotaryEmbedding"
 
     @property
     def causal(self) -> str:
@@ -59,14 +64,17 @@ class Family:
         return f"{self.stem}RMSNorm"
 
     @property
+    def gated_norm(self) -> str:
+        return f"{self.stem}RMSNormGated"
+
+    @property
     def rotation(self) -> str:
-        return f"{self.stem}RotaryEmbedding"
+        return self.stem + self.rotary
 
     @property
     def modeling(self) -> Any:
         """The module of its classes."""
-        name = self.package or self.model_type
-        return import_module(f"{PACKAGE}.{name}.modeling_{name}")
+        return import_module(modeling(self.package or self.model_type))
 
     @property
     def config_class(self) -> Any:
@@ -83,7 +91,16 @@ class Family:
 
 LLAMA = Family("Llama", "llama", native="decoder", fused=True, tested=True, gguf="llama")
 QWEN3 = Family("Qwen3", "qwen3", native="decoder", fused=True, tested=True, gguf="qwen3")
-QWEN3_5 = Family("Qwen3_5", "qwen3_5_text", "qwen3_5", "TextConfig", native="hybrid")
+QWEN3_5 = Family(
+    "Qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5",
+    "TextConfig",
+    native="hybrid",
+    plus_one=True,
+    gated=True,
+    rotary="TextRotaryEmbedding",
+)
 FAMILIES = (
     LLAMA,
     Family("Mistral", "mistral", native="decoder", fused=True, tested=True),
@@ -96,9 +113,18 @@ FAMILIES = (
 )
 
 
+def family_of_class(cls: type) -> Family | None:
+    """The family in whose file in Transformers a class is; None: in none of these."""
+    names = ((f"{f.package or f.model_type}", f) for f in FAMILIES)
+    return next((f for name, f in names if cls.__module__ == modeling(name)), None)
+
+
+def modeling(package: str) -> str:
+    """The module of a family's classes."""
+    return f"{PACKAGE}.{package}.modeling_{package}"
+
+
 def family_of(hf: Any) -> Family | None:
     """The family of a causal model that is Transformers' own; None: another class, or a wrapper."""
-    kind = type(hf)
-    if not kind.__module__.startswith(f"{PACKAGE}."):
-        return None
-    return next((family for family in FAMILIES if family.causal == kind.__name__), None)
+    family = family_of_class(type(hf))
+    return family if family is not None and family.causal == type(hf).__name__ else None
