@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from longdraft.backends.describe import describe
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import coded
@@ -101,11 +102,10 @@ def slot_bytes(model: LM) -> int:
     """Bytes of one slot's keys and values in all layers, of a model that the native backend
     computes.
     """
-    heads = model.config.num_key_value_heads
-    dims = [layer.self_attn.head_dim for layer in model.hf.model.layers]
     bits = model.kv_bits
     return sum(
-        2 * heads * (coded.width(dim, bits) if bits else dim * model.dtype.itemsize) for dim in dims
+        2 * a.key_heads * (coded.width(a.dim, bits) if bits else a.dim * model.dtype.itemsize)
+        for a in describe(model.hf).attentions
     )
 
 
