@@ -200,6 +200,6 @@ LLAMA_LIKE: Mapping[type, frozenset[str]] = {
     ),
     GatedMLP: frozenset({"gate", "up", "down", "activation"}),
     Linear: frozenset({"module", "name", "shape"}),
-    Norm: frozenset({"module", "name", "shape", "eps", "kind"}),
+    Norm: frozenset({"module", "name", "shape", "eps"}),  # of the default kind
     Rotation: frozenset({"kind", "frequencies", "scaling"}),
 }

@@ -68,7 +68,8 @@ def is_uniform(decoder: Decoder) -> bool:
     layer attends.
     """
     heads = {(a.heads, a.key_heads, a.dim, a.scale, a.gated) for a in decoder.attentions}
-    return len(heads) == 1 and len({norm.eps for norm in decoder.norms}) == 1
+    rotated_alike = all(a.rotation is decoder.rotation for a in decoder.attentions)
+    return len(heads) == 1 and rotated_alike and len({norm.eps for norm in decoder.norms}) == 1
 
 
 def attention_window(layer: DecoderLayer) -> int | None:
