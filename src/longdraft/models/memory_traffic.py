@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from longdraft.backends.describe import describe
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import coded
@@ -103,12 +104,11 @@ def slot_bytes(model: LM) -> int:
 
     The native backend computes the model.
     """
-    heads = model.config.num_key_value_heads
-    dims = [layer.self_attn.head_dim for layer in model.hf.model.layers]
     bits = model.kv_bits
+    attentions = describe(model.hf).attentions
     if bits:
-        return sum(2 * heads * coded.width(dim, bits) for dim in dims)
-    return sum(2 * heads * dim * model.dtype.itemsize for dim in dims)
+        return sum(2 * a.key_heads * coded.width(a.dim, bits) for a in attentions)
+    return sum(2 * a.key_heads * a.dim * model.dtype.itemsize for a in attentions)
 
 
 def bytes_read(

@@ -17,13 +17,14 @@ from longdraft.backends.indexers import pools_keys
 from longdraft.backends.recurrent_layers import has_scans, scans_in
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.families import FAMILIES
 from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
 from longdraft.models.lm import LM
 from longdraft.models.shrunk import changes_rotation, shrunk
 
 # Architectures that the tests compare with Transformers' attention; any other is compared once,
 # when it is loaded.
-TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
+TESTED = {family.model_type for family in FAMILIES if family.tested}
 
 # of the largest logit: by how much passes in float32 and in other dtypes may differ
 ROUNDING = 0.01

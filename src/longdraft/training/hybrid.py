@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from longdraft.errors import InputError
+from longdraft.families import QWEN3_5
 from longdraft.training import tokenizer
 
-# the function of modeling_qwen3_5 that runs a recurrence over a row
+# the function of its modeling file that runs a recurrence over a row
 SCAN = "torch_chunk_gated_delta_rule"
 SEGMENT = 512  # tokens, a multiple of the scan's chunks of 64
 # first step sizes of the recurrences: they remember from one to thousands of tokens
@@ -28,7 +27,7 @@ LONGEST = 0.1
 
 def build(
     vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int
-) -> Qwen3_5ForCausalLM:
+) -> Any:
     """A new Qwen 3.5 text model with tied embeddings; recurrent keys are half as wide as values.
 
     Raises InputError.
@@ -42,7 +41,7 @@ def build(
             f"--layers is {layers}: give 4 or more, every fourth layer of a hybrid attends"
         )
     width = hidden // heads
-    config = Qwen3_5TextConfig(
+    config = QWEN3_5.config_class(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=mlp,
@@ -62,7 +61,7 @@ def build(
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(config)
+    model = QWEN3_5.causal_class(config)
     for name, bias in model.named_parameters():
         if name.endswith("dt_bias"):
             bias.data.copy_(_step_bias(len(bias)))
@@ -85,7 +84,8 @@ def in_segments() -> Iterator[None]:
     Other models are not affected. Autograd's cost of Transformers' loop over chunks grows with the
     square of what one call is given.
     """
-    scan = getattr(modeling_qwen3_5, SCAN)
+    modeling = QWEN3_5.modeling
+    scan = getattr(modeling, SCAN)
 
     def segmented(
         query: Tensor,
@@ -106,8 +106,8 @@ def in_segments() -> Iterator[None]:
                 outputs.append(output)
         return torch.cat(outputs, 1), state if output_final_state else None
 
-    setattr(modeling_qwen3_5, SCAN, segmented)
+    setattr(modeling, SCAN, segmented)
     try:
         yield
     finally:
-        setattr(modeling_qwen3_5, SCAN, scan)
+        setattr(modeling, SCAN, scan)

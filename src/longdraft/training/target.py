@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from longdraft.errors import InputError
+from longdraft.families import QWEN3
 from longdraft.models.loading import BUNDLED
 from longdraft.training import checkpoint, data, guide, hybrid, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
@@ -65,7 +66,7 @@ def prepare(
 
 def build(
     vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int
-) -> Qwen3ForCausalLM:
+) -> Any:
     """A new Qwen3 with multi-head attention; input and output embeddings are separate.
 
     Raises InputError.
@@ -74,7 +75,7 @@ def build(
         raise InputError(
             f"--hidden is {hidden}: give a multiple of 2 * --heads, which is {2 * heads}"
         )
-    config = Qwen3Config(
+    config = QWEN3.config_class(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=mlp,
@@ -90,7 +91,7 @@ def build(
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(config)
+    return QWEN3.causal_class(config)
 
 
 ARCHITECTURES = {"qwen3": build, "qwen3_5_text": hybrid.build}  # by model_type

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from longdraft.core import (
     Captures,
@@ -30,6 +30,7 @@ from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
 from longdraft.errors import InputError
+from longdraft.families import LLAMA, QWEN3
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
@@ -323,8 +324,8 @@ def new_small(target: LM, width: int, layers: int, seed: int) -> Any:
     c = target.config
     dim = next(d for d in (64, 32, 16) if width % d == 0)
     rope = getattr(c, "rope_parameters", None) or {}
-    make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
-    config = make(
+    family = QWEN3 if c.model_type == QWEN3.model_type else LLAMA
+    config = family.config_class(
         vocab_size=target.vocab,
         hidden_size=width,
         intermediate_size=3 * width,

@@ -10,30 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Gemma3TextConfig,
-    GenerationConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
+from longdraft.families import FAMILIES
 from longdraft.models.gguf import gemma3, marks, rope
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.ops.packed import Packed
 
-CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "gemma3": Gemma3TextConfig,
-}
+CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
 # architectures that the native backend does not run: nothing would read packed weights
-UNPACKED = ("gemma3",)
+UNPACKED = [family.gguf for family in FAMILIES if family.gguf and not family.native]
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -57,7 +46,7 @@ def module_of(name: str, kind: str) -> str | None:
     """
     if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
         layer, part, leaf = match.groups()
-        modules = IN_LAYER | gemma3.NORMS if kind == "gemma3" else IN_LAYER
+        modules = IN_LAYER | gemma3.NORMS if kind == gemma3.KIND else IN_LAYER
         return f"model.layers.{layer}.{modules[part]}.{leaf}" if part in modules else None
     part, _, leaf = name.rpartition(".")
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
@@ -145,7 +134,7 @@ def config_of(file: GGUF) -> Any:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{token}_token_id", int) for token in ("bos", "padding")]
-    if file.get(f"{kind}.attention.sliding_window", int) and kind != "gemma3":
+    if file.get(f"{kind}.attention.sliding_window", int) and kind != gemma3.KIND:
         raise InputError(
             f"{file.path} has a sliding window, which longdraft does not read from GGUF: "
             "use safetensors"
@@ -155,7 +144,7 @@ def config_of(file: GGUF) -> Any:
     config: Any = CONFIGS[kind]
     rotations = rope.parameters(file, kind, positions)
     own: dict[str, Any] = {"rope_parameters": rotations}
-    if kind == "gemma3":
+    if kind == gemma3.KIND:
         own = gemma3.options(file, rotations, dim)
     if kind in ("llama", "qwen3"):
         own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
@@ -242,7 +231,7 @@ def _weights(
             continue
         name = module_of(stored.name, kind) or ""
         weights = stored.read()
-        if kind == "gemma3" and name.endswith("norm.weight"):
+        if kind == gemma3.KIND and name.endswith("norm.weight"):
             numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
             weights = numbers - 1
         if config.model_type == "llama" and (match := re.search(r"\.attn_([qk])\.", stored.name)):
