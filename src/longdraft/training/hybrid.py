@@ -1,5 +1,6 @@
-"""A small hybrid target in the shape of Qwen 3.5: of four layers, three are gated delta nets and
-one attends.
+"""A small hybrid target in the shape of Qwen 3.5.
+
+Of four layers, three are gated delta nets and one attends.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def build(
     vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int
 ) -> Any:
     """A new Qwen 3.5 text model with tied embeddings; recurrent keys are half as wide as values.
+
     Raises InputError.
     """
     if hidden % heads or (hidden // heads) % 8:
@@ -67,8 +69,9 @@ def build(
 
 
 def _step_bias(heads: int) -> Tensor:
-    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST; Transformers' ones would
-    forget at once.
+    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST.
+
+    Transformers' ones would forget at once.
     """
     steps = torch.empty(heads).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
     return steps + (-torch.expm1(-steps)).log()
@@ -76,11 +79,10 @@ def _step_bias(heads: int) -> Tensor:
 
 @contextmanager
 def in_segments() -> Iterator[None]:
-    """Run the recurrences of Qwen 3.5 segment by segment and in float32; other models are not
-    affected.
+    """Run the recurrences of Qwen 3.5 segment by segment and in float32.
 
-    Autograd's cost of Transformers' loop over chunks grows with the square of what one call is
-    given.
+    Other models are not affected. Autograd's cost of Transformers' loop over chunks grows with the
+    square of what one call is given.
     """
     modeling = QWEN3_5.modeling
     scan = getattr(modeling, SCAN)
@@ -98,9 +100,8 @@ def in_segments() -> Iterator[None]:
         outputs = []
         state = initial_state
         with torch.autocast(query.device.type, enabled=False):
-            for part in zip(
-                *(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True
-            ):
+            segments = (x.split(SEGMENT, 1) for x in (query, key, value, g, beta))
+            for part in zip(*segments, strict=True):
                 output, state = scan(*part, initial_state=state, output_final_state=True, **options)
                 outputs.append(output)
         return torch.cat(outputs, 1), state if output_final_state else None
