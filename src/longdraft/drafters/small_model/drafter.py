@@ -25,10 +25,12 @@ from longdraft.core import (
     Verdict,
     without,
 )
-from longdraft.costs.counts import counts_of, pass_over
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.counts import counts_of
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
+from longdraft.drafters.price import Lengths
+from longdraft.drafters.small_model.price import NEAR, SmallModelPrice
 from longdraft.errors import InputError
 from longdraft.families import LLAMA, QWEN3
 from longdraft.models.lm import LM
@@ -36,8 +38,6 @@ from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
 SINK = 16  # first tokens of a prompt that are always read: attention relies on them
-NEAR = 16  # at most this many missing tokens of a row run in the root's pass
-PART = 128  # tokens of a pass that reads, as it is predicted
 GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 
 
@@ -84,6 +84,7 @@ class SmallModelDrafter(Drafter):
                 "needs tail=0"
             )
         self.cache = small.new_cache(0, 0)
+        self._left = self.cache.length.clone()  # tokens that each row's excerpt leaves out
         self._run = 0  # nodes of the current tree that have keys in scratch slots
 
     def stay(self, steps: int) -> None:
@@ -182,50 +183,22 @@ class SmallModelDrafter(Drafter):
             self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row
         )
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return sum(min(w, width) for w in self.widths[:depth])
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """Passes of the small model: the root's, with the tokens of about one step, then one for
-        each level but the last.
-        """
-        widths = [min(w, width) for w in self.widths[:depth]]
-        counts = counts_of(self.small)
-        if not widths:
-            return 0.0
-        lengths = self._excerpts(seqs)
-        seen = self.policy.seen
-        chain = set(widths) == {1} and counts.one_call
-        later = {
-            w: costs.seconds(pass_over(counts, lengths, w, seen=seen, chained=chain))
-            for w in set(widths[:-1])
-        }
-        first = costs.seconds(pass_over(counts, lengths, 2, seen=seen))
-        return (
-            first
-            + sum(later[w] for w in widths[:-1])
-            + (0.0 if chain else costs.tree * sum(widths))
+    def price(self) -> SmallModelPrice:
+        left: list[int | None] = []
+        if len(self._left):  # rows have begun
+            rows = zip(self._left.tolist(), self.cache.length.tolist(), strict=True)
+            left = [out if held or not self.tail else None for out, held in rows]
+        return SmallModelPrice(
+            max_depth=self.max_depth,
+            counts=counts_of(self.small),
+            policy=self.policy,
+            widths=self.widths,
+            most=SINK + self.tail if self.tail else 0,
+            left=left,
         )
 
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        """The small model's prefill of what it has not read."""
-        held = self.cache.length.tolist()
-        seconds = 0.0
-        for n, length in zip(held, self._excerpts(seqs), strict=True):
-            for begin in range(n, length - NEAR, PART):
-                work = pass_over(counts_of(self.small), [begin], min(PART, length - begin))
-                seconds += costs.seconds(replace(work, drawn=0.0))
-        return seconds
-
-    def _excerpts(self, seqs: Sequences) -> list[int]:
-        """The length of each row's excerpt before its root."""
-        rows = zip(
-            seqs.length.tolist(), self._left.tolist(), self.cache.length.tolist(), strict=True
-        )
-        most = SINK + self.tail
-        return [
-            n - 1 - left if held or not self.tail else min(n, most) - 1 for n, left, held in rows
-        ]
+    def to_read(self, seqs: Sequences) -> list[Pass]:
+        return self.price().reading(self.cache.length.tolist(), Lengths.of(seqs))
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._run = 0
