@@ -11,7 +11,7 @@ from longdraft.bench.plan.candidates import Candidate
 from longdraft.bench.plan.drafts import Place, breadth, passes, shape
 from longdraft.bench.plan.outlines import Target
 from longdraft.costs.counts import pass_over
-from longdraft.drafters.adaptive.acceptance import WIDTHS
+from longdraft.drafters.adaptive.constants import DEFAULTS
 from longdraft.views import Partial, Retrieval
 
 EVERY = 16  # beyond this, only some depths are compared: a draft so deep seldom pays
@@ -78,7 +78,7 @@ def predicted(
     shapes = [
         (depth, width)
         for depth in _depths(drafter.max_depth)
-        for width in (WIDTHS, WIDTHS[-1:])[drafter.is_chain]
+        for width in (DEFAULTS.widths, DEFAULTS.widths[-1:])[drafter.is_chain]
     ]
     return max((shaped(*s) for s in shapes), key=lambda p: (p.speedup, -p.nodes))
 
