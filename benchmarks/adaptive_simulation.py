@@ -1,5 +1,4 @@
-"""How much AdaptiveDraft loses against the best fixed depth and against an oracle, on drafters of
-known cost.
+"""What AdaptiveDraft loses against the best fixed depth and an oracle, at known costs.
 
     python benchmarks/adaptive_simulation.py
     python benchmarks/adaptive_simulation.py --trace runs/vegas.json --trace runs/suffix.json

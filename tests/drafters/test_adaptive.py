@@ -572,6 +572,7 @@ def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch)
             assert max(over for *_, over in seen) <= 0, seen
 
 
+@pytest.mark.each_value
 @each_method
 @pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1 min-p penalty"])
 def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):

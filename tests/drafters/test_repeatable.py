@@ -192,6 +192,7 @@ def text_differs(*call) -> bool:
 # Text and trees -----------------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @each_sampler
 @each_drafter
 @pytest.mark.parametrize(

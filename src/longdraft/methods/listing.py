@@ -16,7 +16,7 @@ def describe(name: str, method: Method, weights: DrafterWeights) -> dict[str, An
     needs = [] if method.needs in (None, ANY) else [method.needs]
     return {
         "name": name,
-        "does": (inspect.getdoc(method.build) or method.drafts).split("\n")[0],
+        "does": " ".join((inspect.getdoc(method.build) or method.drafts).split("\n\n")[0].split()),
         "paper": method.paper,
         "label": method.family.label,
         "options": {
