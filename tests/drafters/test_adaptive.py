@@ -24,11 +24,12 @@ from longdraft.core.verify import Verdict
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter, SelfDrafter
-from longdraft.drafters.adaptive.acceptance import Acceptance, ranks
-from longdraft.drafters.adaptive.adaptive_draft import ANCHOR
-from longdraft.drafters.adaptive.budget import ALLOWED, EARLY, Budget
-from longdraft.drafters.adaptive.pace import CAPTURE, PLAIN, STAYS, Choice, Pace
-from longdraft.drafters.adaptive.prices import FARTHEST, Predicted, Table, levels_of, tabulate
+from longdraft.drafters.adaptive.budget import Budget
+from longdraft.drafters.adaptive.constants import DEFAULTS
+from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Decision, Draft
+from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance, ranks
+from longdraft.drafters.adaptive.pace import Pace, Rated
+from longdraft.drafters.adaptive.prices import CostTable, Predicted, levels_of, tabulate
 from longdraft.drafters.price import DraftPrice
 from longdraft.views import Full, Guided
 
@@ -130,7 +131,7 @@ def test_text_that_drafts_badly_costs_two_percent_at_most(prices, new, most):
 
 def test_drafting_that_is_never_turned_off_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: (7, UNBOUNDED))
+    monkeypatch.setattr(Pace, "decide", lambda self, captured: Draft(7))
     with pytest.raises(AssertionError):
         test_text_that_drafts_badly_costs_two_percent_at_most(Stated(0.1), 440, 1.02)
 
@@ -244,7 +245,7 @@ def test_the_debt_never_exceeds_its_limit(steps):
         emitted = 1 + (good if extra else 0)
         budget.owe(1 + extra, emitted)
         tokens += emitted
-        assert budget.debt <= ALLOWED * (EARLY + tokens) ** 0.5 + 1e-9
+        assert budget.debt <= DEFAULTS.allowed * (DEFAULTS.early + tokens) ** 0.5 + 1e-9
         n = budget.wait(1.0)
         assert Budget(budget.debt, budget.tokens + n).allows(1.0 - 1e-6)
 
@@ -253,7 +254,7 @@ def test_the_debt_never_exceeds_its_limit(steps):
 
 
 def test_expected_tokens_begin_with_what_is_usual_and_end_with_what_was_seen():
-    known = Acceptance(usual=0.5)
+    known = LearnedAcceptance(usual=0.5)
     [mean] = known.means([1])
     assert [t for t, _ in known.expected(1, mean, [1.0] * 3)] == [1.0, 1.5, 1.75, 1.875]
     for _ in range(300):
@@ -265,7 +266,7 @@ def test_expected_tokens_begin_with_what_is_usual_and_end_with_what_was_seen():
 
 
 def test_what_was_not_drafted_was_not_refused():
-    known = Acceptance(usual=0.5, finds=1.0)
+    known = LearnedAcceptance(usual=0.5, finds=1.0)
     for _ in range(300):
         known.add(4, 1, [], [[]])
         known.add(4, 1, [1.0, 1.0], [[0, 0]])
@@ -276,7 +277,7 @@ def test_what_was_not_drafted_was_not_refused():
 
 
 def test_wider_trees_are_expected_to_hold_more_until_they_are_seen():
-    known = Acceptance(usual=0.5)
+    known = LearnedAcceptance(usual=0.5)
     one, two, four = known.means([1, 2, 4])
     assert one == 0.5 < two < four == pytest.approx(0.75)
     for _ in range(200):
@@ -431,19 +432,22 @@ def test_costs_of_one_row_for_all_are_caught(monkeypatch):
         test_rows_are_priced_together()
 
 
-def table(look: float) -> Table:
+def table(look: float) -> CostTable:
     depths = [0.1 * d for d in range(8)]
     levels = {1: [1.0] * 7}
-    return Table(1.0, [1], levels, {1: depths}, [1 + 0.05 * n for n in range(8)], look, 0.0, {1: 1})
+    return CostTable(
+        1.0, [1], levels, {1: depths}, [1 + 0.05 * n for n in range(8)], look, 0.0, {1: 1}
+    )
 
 
 def test_a_view_stays_for_more_steps_where_choosing_one_is_expensive():
     stays = []
     for look in (0.0, 0.2, 1.0):
-        pace = Pace(Acceptance(0.9), Budget(), table(look))
+        pace = Pace(LearnedAcceptance(0.9), Budget(), table(look))
         pace.renew()
         stays.append(pace.stays)
-    assert stays[0] == 1 and stays == sorted(stays) and stays[-1] > 1 and set(stays) <= set(STAYS)
+    assert stays[0] == 1 and stays == sorted(stays) and stays[-1] > 1
+    assert set(stays) <= set(DEFAULTS.view_ages)
 
 
 def test_a_guided_view_that_stays_is_chosen_every_so_many_steps():
@@ -483,7 +487,7 @@ def test_measurements_correct_predictions_slowly_and_within_bounds():
     assert prices.scale("verify") / prices.scale("plain") == pytest.approx(2, rel=0.1)
     for _ in range(3000):
         prices.observe("verify", 1.0, 1e6)
-    assert prices.scale("verify") <= FARTHEST + 1e-9
+    assert prices.scale("verify") <= DEFAULTS.max_correction + 1e-9
 
 
 def corrected_by(anchors: int) -> float:
@@ -518,9 +522,10 @@ def test_plain_steps_are_measured_now_and_then(captures, monkeypatch):
         else SelfDrafter(lm, Full(), [1] * 3)
     )
     drafter = AdaptiveDraft(inner, prices)
-    monkeypatch.setattr(drafter.pace, "_search", lambda *_, **__: Choice(2.0, 3, 1))
+    monkeypatch.setattr(drafter.pace, "_search", lambda *_, **__: Rated(2.0, Draft(3, 1)))
     generate(lm, tiny.prompts(40), drafter, max_new_tokens=48)
-    assert seen.count("captured" if captures else "verify") > ANCHOR and seen.count("plain") > 1
+    verified = seen.count("captured" if captures else "verify")
+    assert verified > DEFAULTS.anchor_after and seen.count("plain") > 1
 
 
 def rises(costs: list[float]) -> bool:
@@ -552,7 +557,7 @@ def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch)
     for it again.
     """
     for shape in ((3, 2), (3, UNBOUNDED)):
-        monkeypatch.setattr(Pace, "shape", lambda self, captured, shape=shape: shape)
+        monkeypatch.setattr(Pace, "decide", lambda self, captured, shape=shape: Draft(*shape))
         seen = []
 
         class Watched(AdaptiveDraft):
@@ -588,19 +593,22 @@ def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatc
 
     class Random(AdaptiveDraft):
         def grow(self, tree, seqs, limits):
-            self.inner.stay(STAYS[int(torch.randint(0, 4, (1,), generator=draws))])
+            age = int(torch.randint(0, 4, (1,), generator=draws))
+            self.inner.stay(DEFAULTS.view_ages[age])
             return super().grow(tree, seqs, limits)
 
-    def shape(self: Pace, captured: bool) -> tuple[int, int]:
+    def decide(self: Pace, captured: bool) -> Decision:
         depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
-        depth = depth - 1 if captured else min(depth - 1, PLAIN)
-        return depth, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # CAPTURE: no draft, but captures
+        if depth == 0:
+            return CAPTURE_ONLY
+        if depth == 1 or not captured:
+            return PLAIN
+        return Draft(depth - 1, DEFAULTS.widths[min(width, 4)])
 
-    monkeypatch.setattr(Pace, "shape", shape)
+    monkeypatch.setattr(Pace, "decide", decide)
     check_lossless(
         lambda t: Random(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32
     )
-    assert CAPTURE == -1
 
 
 # Auto ---------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from support.structure import close
 
 from longdraft import InputError, Sampler, build
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, DFlash
-from longdraft.drafters.adaptive.pace import CAPTURE, Pace
+from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Draft
+from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.dflash.block import DFlashBlock, random_dflash, taps
 from longdraft.drafters.dflash.objective import DFlashObjective, block_for
 from longdraft.drafters.dflash.ring import FeatureRing
@@ -36,10 +37,9 @@ def test_drafts_are_those_of_one_pass_without_a_ring(window, causal):
 
 def test_rounds_that_were_left_out_are_caught_up(monkeypatch):
     """Whatever it saw, before a draft the ring is what it is when every round is seen."""
-    off = (0, UNBOUNDED)
-    unseen = (CAPTURE, UNBOUNDED)
-    shapes = cycle([off, off, off, unseen, (2, UNBOUNDED), (3, 2), off, unseen, (1, 1)])
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: next(shapes))
+    missed = [PLAIN, PLAIN, PLAIN, CAPTURE_ONLY]
+    decisions = cycle([*missed, Draft(2), Draft(3, 2), PLAIN, CAPTURE_ONLY, Draft(1, 1)])
+    monkeypatch.setattr(Pace, "decide", lambda self, captured: next(decisions))
     lm = tiny.target("llama")
     drafter = Watched(lm, random_dflash(lm, 0, slots=4), 30, window=9)
     check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 48)

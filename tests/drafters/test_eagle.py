@@ -19,9 +19,10 @@ from torch import Tensor
 from longdraft import InputError, Sampler, Stats, build, match
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
+from longdraft.core.tree import PAD, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
-from longdraft.drafters.adaptive.pace import CAPTURE, Pace
+from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Draft
+from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.eagle import pairs
 from longdraft.drafters.eagle.block import (
     Eagle2Block,
@@ -171,20 +172,9 @@ def test_a_pair_too_many_or_too_few_is_noticed(fault, path, monkeypatch):
 @each_kind
 def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
     """Whatever it saw, before a draft the cache is what it is when every round is seen."""
-    shapes = cycle(
-        [
-            (0, UNBOUNDED),
-            (0, UNBOUNDED),
-            (0, UNBOUNDED),
-            (CAPTURE, UNBOUNDED),
-            (2, UNBOUNDED),
-            (3, 2),
-            (0, UNBOUNDED),
-            (CAPTURE, UNBOUNDED),
-            (1, 1),
-        ]
-    )
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: next(shapes))
+    missed = [PLAIN, PLAIN, PLAIN, CAPTURE_ONLY]
+    decisions = cycle([*missed, Draft(2), Draft(3, 2), PLAIN, CAPTURE_ONLY, Draft(1, 1)])
+    monkeypatch.setattr(Pace, "decide", lambda self, captured: next(decisions))
     lm = tiny.target("llama")
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, 512)
     check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 24)

@@ -186,7 +186,7 @@ def test_pauses_of_adaptive_drafting(method, price):
     """Where prices are such that drafting is tried now and then."""
     adaptive = AdaptiveDraft(drafter(method), Stated(price))
     found = generate(tiny.target(MODEL), tiny.prompts(1100), adaptive, max_new_tokens=120)
-    assert found == plain(1100, new=120) and adaptive._drafts > 1
+    assert found == plain(1100, new=120) and adaptive.drafts > 1
 
 
 @full

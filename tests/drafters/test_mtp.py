@@ -20,10 +20,11 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from longdraft import InputError, Sampler, Stats, build, generate
-from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter, Mtp
-from longdraft.drafters.adaptive.pace import CAPTURE, Pace
+from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Draft
+from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.mtp.block import random_mtp
 from longdraft.drafters.mtp.checkpoint import read_mtp
 from longdraft.drafters.mtp.kind import MTP
@@ -146,15 +147,9 @@ def test_the_ring_is_recomputation_from_scratch(layers, sink, window, model):
 
 def test_steps_that_were_left_out_are_caught_up(monkeypatch):
     """Also where more were missed than the window has room for: what was left out is not seen."""
-    shapes = [(0, UNBOUNDED)] * 8 + [
-        (CAPTURE, UNBOUNDED),
-        (2, UNBOUNDED),
-        (1, 1),
-        (0, UNBOUNDED),
-        (3, 2),
-    ]
-    steps = cycle(shapes)
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: next(steps))
+    missed = [PLAIN] * 8
+    decisions = cycle([*missed, CAPTURE_ONLY, Draft(2), Draft(1, 1), PLAIN, Draft(3, 2)])
+    monkeypatch.setattr(Pace, "decide", lambda self, captured: next(decisions))
     drafter, _ = watch(window=5, adaptive=True)
     assert drafter.checked > 3 and int(drafter.since.max()) > 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -24,6 +25,7 @@ from longdraft.core.capture import CaptureSpec
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.methods.prices import adapted
 from longdraft.models.lm import LM
@@ -31,10 +33,16 @@ from longdraft.ops import native
 from longdraft.views import Full, SinkWindow
 
 SMALL = {"gamma": 4, "min_budget": 16}
+# measurements count at once, so that a short text shows what they change
+AT_ONCE = replace(DEFAULTS, part_rate=0.9, unanchored_measurements=0)
+CONSTANTS = DEFAULTS
 
 
 class Cheap(Predicted):
     """A drafted token costs a twentieth of a plain step, so that drafts pay on tiny models too."""
+
+    def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
+        super().__init__(target, costs, corrects, CONSTANTS)
 
     def draft(self, drafter, seqs, depth, width):
         return depth / 20 * self._pass(seqs, 1, CaptureSpec()) * self.scale(drafter)
@@ -148,14 +156,18 @@ def time_everything(monkeypatch) -> None:
 
 
 def at_once(monkeypatch) -> None:
-    """Measurements count at once, so that a short text shows what they change."""
-    for name, value in (("APART", 0.9), ("FIRST", 0)):
-        monkeypatch.setattr(f"longdraft.drafters.adaptive.prices.{name}", value)
+    monkeypatch.setitem(globals(), "CONSTANTS", AT_ONCE)
 
 
-def timed(self: Predicted, target: LM, costs: PassCosts, corrects: bool = False) -> None:
+def timed(
+    self: Predicted,
+    target: LM,
+    costs: PassCosts,
+    corrects: bool = False,
+    constants: Constants = DEFAULTS,
+) -> None:
     """As if every output were the same whatever is drafted."""
-    GOOD(self, target, costs, True)
+    GOOD(self, target, costs, True, constants)
 
 
 def check_repeats(
@@ -258,11 +270,12 @@ def test_what_fits_a_target():
     """
     exact = adapted(Lookup(), tiny.target("llama"))
     other = adapted(Lookup(), tiny.target("llama-torch"))
-    assert exact.prices.corrects and not exact.fixed.corrects and exact.prices is not exact.fixed
-    assert not other.prices.corrects and other.prices is other.fixed
+    assert exact.prices.usual.corrects and not exact.prices.fixed.corrects
+    assert exact.prices.usual is not exact.prices.fixed
+    assert not other.prices.usual.corrects and other.prices.usual is other.prices.fixed
     lm = half("llama")
     drafter = adapted(SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4), lm)
-    drafter.fixed = Stated(0.5)
+    drafter.prices.fixed = Stated(0.5)
     generate(lm, tiny.prompts(70), drafter, max_new_tokens=8, verify=reject)
     assert drafter.pace.table.draft[1][4] == 2.0
 

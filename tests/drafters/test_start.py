@@ -30,6 +30,7 @@ from longdraft.drafters import (
     SelfDrafter,
     SmallModelDrafter,
 )
+from longdraft.drafters.adaptive.decision import PLAIN
 from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm
 from longdraft.engine.generate import generate, prefill, step
@@ -101,7 +102,7 @@ def test_a_small_model_reads_the_end_of_a_long_prompt_and_only_when_it_drafts(po
 
 @torch.inference_mode()
 def test_who_never_drafts_reads_nothing(monkeypatch):
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: (0, 1 << 30))
+    monkeypatch.setattr(Pace, "decide", lambda self, captured: PLAIN)
     small = spy()
     drafter = AdaptiveDraft(SmallModelDrafter(small, Full(), [1, 1], tail=TAIL), Stated())
     generate(tiny.target("llama"), tiny.prompts(200), drafter, max_new_tokens=30)

@@ -14,6 +14,7 @@ from support.sessions import REQUESTS, Ends, finish, others, request, session
 
 from longdraft import AdaptiveDraft, match
 from longdraft.drafters import Drafter, Lookup, SmallModelDrafter
+from longdraft.drafters.adaptive.decision import Draft, Undecided
 from longdraft.views import Guided
 
 LONG = 48
@@ -129,16 +130,17 @@ def test_what_adaptive_drafting_has_learned_survives():
     acceptance = drafter.pace.acceptance
     budget = drafter.pace.budget
     seen = acceptance.asked
-    assert seen > 2 and drafter.asked is not None and drafter.asked > 1
+    assert seen > 2 and isinstance(drafter.step.decision, Draft)
+    assert drafter.step.decision.depth > 1
     for _ in range(2):
         s.submit(tiny.prompts(30)[0], 12, eos=())
-        asked = []
+        decisions = []
         while s.running == 2 or s.waiting:
             ends.take(s.step())
-            asked.append(drafter.asked)
-        assert (
-            asked.count(None) == 1 and asked[0] is None and all(depth > 0 for depth in asked[1:-1])
-        )
+            decisions.append(drafter.step.decision)
+        first, *others, last = decisions
+        assert isinstance(first, Undecided) and all(isinstance(d, Draft) for d in others)
+        assert not isinstance(last, Undecided)
         assert (
             drafter.pace.acceptance is acceptance
             and drafter.pace.budget is budget

@@ -10,7 +10,7 @@ from longdraft.bench.plan.acceptance import Acceptance
 from longdraft.bench.plan.candidates import Candidate
 from longdraft.bench.plan.outlines import Target
 from longdraft.costs.counts import pass_over
-from longdraft.drafters.adaptive.acceptance import WIDTHS
+from longdraft.drafters.adaptive.constants import DEFAULTS
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.price import DraftPrice, Lengths, PlannedMachine
 from longdraft.views import Partial, Retrieval
@@ -85,7 +85,7 @@ def predicted(
     shapes = [
         (depth, width)
         for depth in _depths(drafter.max_depth)
-        for width in (WIDTHS, WIDTHS[-1:])[drafter.is_chain]
+        for width in (DEFAULTS.widths, DEFAULTS.widths[-1:])[drafter.is_chain]
     ]
     return max((shaped(*s) for s in shapes), key=lambda p: (p.speedup, -p.nodes))
 

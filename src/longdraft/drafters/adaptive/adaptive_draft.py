@@ -4,6 +4,7 @@ no drafting.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 from longdraft.core import (
@@ -16,20 +17,30 @@ from longdraft.core import (
     Verifier,
     reject,
 )
-from longdraft.costs.counts import counted
-from longdraft.drafters.adaptive.acceptance import Acceptance, filled, ranks
+from longdraft.drafters.adaptive.basis import Basis
 from longdraft.drafters.adaptive.budget import Budget
-from longdraft.drafters.adaptive.pace import PLAIN, Pace, kept
-from longdraft.drafters.adaptive.prices import Predicted, Prices, levels_of, tabulate, verification
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
+from longdraft.drafters.adaptive.decision import (
+    BEGINNING,
+    BEGINNING_PLAIN,
+    PLAIN,
+    RESTING,
+    CurrentStep,
+    Decision,
+    Draft,
+    Plain,
+    Undecided,
+)
+from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance, filled, ranks
+from longdraft.drafters.adaptive.pace import Pace, kept
+from longdraft.drafters.adaptive.prices import Prices, levels_of, tabulate, verification
+from longdraft.drafters.adaptive.prices_in_use import PricesInUse, by_arithmetic
+from longdraft.drafters.adaptive.slowest_row import SlowestRow
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
+from longdraft.models.lm import LM
 
-GROWN = 1 / 16  # costs are predicted again once the rows are longer by this share
-MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
-# while drafting is off, one plain step in this many is timed, where that may correct predictions
-TIMED = 8
-RENEW = 16  # drafts between two decisions how long a view stays
-ANCHOR = 4  # drafts after which a plain step is timed, if none was lately
+NOTHING = CaptureSpec()
 
 
 class AdaptiveDraft(Combined[Drafter]):
@@ -41,10 +52,12 @@ class AdaptiveDraft(Combined[Drafter]):
     are those of all rows together. While drafting is off, plain steps capture nothing. prices
     (default: by arithmetic, once a pass has been verified): what steps cost. fixed: the prices
     under verify=reject, where the output depends on what is drafted; they must be the same in every
-    run. budget: what drafting may lose; drafters that take turns share one.
+    run. budget: what drafting may lose; drafters that take turns share one. default: makes the
+    prices if none are given.
 
     forecast: the expected tokens per predicted second, in plain decoding's, when the text began;
-    None: not known.
+    None: not known. step: the current step and its decision. just_rested: whether the latest
+    decision has turned drafting off. drafts: how many were made.
     """
 
     def __init__(
@@ -53,30 +66,29 @@ class AdaptiveDraft(Combined[Drafter]):
         prices: Prices | None = None,
         fixed: Prices | None = None,
         budget: Budget | None = None,
+        constants: Constants = DEFAULTS,
+        default: Callable[[LM], Prices] = by_arithmetic,
     ):
         self.combine((inner,))
         self.inner = inner
-        self.prices = prices
-        self.fixed = fixed or prices
+        self.constants = constants
         self.has_draft_probs = inner.has_draft_probs
         self.max_depth = inner.max_depth
         self.is_chain = False
-        self.pace = Pace(Acceptance(finds=inner.finds), budget or Budget())
+        self.prices = PricesInUse(prices, fixed, default)
+        acceptance = LearnedAcceptance(finds=inner.finds, constants=constants)
+        budget = budget or Budget(constants=constants)
+        self.pace = Pace(acceptance, budget, constants=constants)
         self.forecast: float | None = None
-        self.asked: int | None = None  # depth of the current step; None: no decision, it captures
-        self.depth = PLAIN
-        self.width = 1
-        self._rejects = False
-        self._first = True  # whether the current step is one before any decision
-        self._lengths: tuple[int, int] = (0, 0)  # rows, and their slots, that the table is of
-        self._levels = levels_of(inner)
-        self._scales: list[float] = []
-        self._drafts = 0
-        self._unanchored = 0
-        self._captures_nothing = inner.captures() == CaptureSpec()
-        self._behind: int | None = None  # new tokens of the row that has the fewest
-        self.just_rested = False  # whether the current step has turned drafting off
-        self._began = 0.0
+        self.step = BEGINNING
+        self.just_rested = False
+        self.drafts = 0
+        self._captures_nothing = inner.captures() == NOTHING
+        self._levels = levels_of(inner, constants)
+        self._basis = Basis()  # of the pace's table
+        self._slowest = SlowestRow()
+        self._unanchored = 0  # drafts in a row while no plain step was timed lately
+        self._began = 0.0  # when the current step's verification began; 0: it is not timed
 
     def verified_by(self, verify: Verifier) -> None:
         super().verified_by(verify)
@@ -84,9 +96,9 @@ class AdaptiveDraft(Combined[Drafter]):
 
     def _decide_for(self, rejects: bool) -> None:
         """From now on the prices decide that may do so under this verifier."""
-        if rejects is not self._rejects:
-            self._rejects = rejects
-            self._lengths = (0, 0)
+        if rejects is not self.prices.rejects:
+            self.prices.rejects = rejects
+            self._basis = Basis()
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
@@ -106,20 +118,20 @@ class AdaptiveDraft(Combined[Drafter]):
         """Rows begin: forecast what drafting brings; if nothing, the step before the first draft
         captures nothing.
         """
-        self.asked = None
+        self.step = BEGINNING
         self.forecast = None
-        self._first = True
-        self._behind = None
-        if self.prices is not None and len(seqs.length):
+        self._slowest.forget()
+        self._began = 0.0
+        if self.prices.now is not None and len(seqs.length):
             self._sampled_as(seqs)
             self._reprice(seqs)
             self.forecast = max(self.pace.forecast(remaining(seqs)), 1.0)
-            if not self.pace.best().depth:
-                self.asked = PLAIN
+            if isinstance(self.pace.best().decision, Plain):
+                self.step = BEGINNING_PLAIN
 
     def promise(self, seqs: Sequences, left: float) -> float:
         """The forecast now, for this many tokens; 0: nothing is known."""
-        if self.prices is None or not len(seqs.length):
+        if self.prices.now is None or not len(seqs.length):
             return 0.0
         self._reprice(seqs)
         return self.pace.forecast(left)
@@ -128,121 +140,121 @@ class AdaptiveDraft(Combined[Drafter]):
         """Draft again after others have: the step that comes next captures what a draft needs,
         without a decision.
         """
-        self.asked = None
-        self.depth = 0
-        self.pace.off = 0
-        self.pace.glancing = False
+        self.step = BEGINNING
+        self.pace.pause.end()
         self.pace.changed()
 
     def _sampled_as(self, seqs: Sequences) -> None:
-        usual = (
-            self.inner.usual[0 if seqs.sampler.greedy else 1]
-            if len(seqs.length)
-            else self.pace.acceptance.usual
-        )
+        """Expect what is usual for the rows' sampler before anything was seen."""
+        if not len(seqs.length):
+            return
+        usual = self.inner.usual[0 if seqs.sampler.greedy else 1]
         if usual != self.pace.acceptance.usual:
             self.pace.acceptance.usual = usual
             self.pace.changed()
-
-    @property
-    def _now(self) -> Prices | None:
-        """The prices that may decide under the verifier in use."""
-        return self.fixed if self._rejects else self.prices
 
     def _reprice(self, seqs: Sequences) -> None:
         """Predict costs again if the rows are others or have grown, or predictions were
         corrected.
         """
-        prices = self._now
+        prices = self.prices.now
         assert prices is not None
         rows = len(seqs.length)
         slots = int(seqs.cache.length.sum())
-        same = (
-            rows == self._lengths[0] and abs(slots - self._lengths[1]) <= GROWN * self._lengths[1]
-        )
-        if same and self.pace.table is not None and not self._corrected(prices):
+        scales = self._scales(prices)
+        fits = self._basis.fits(rows, slots, self.constants.growth)
+        if fits and not self._basis.moved(scales, self.constants.moved):
             return
-        if rows != self._lengths[0] and self.pace.off:
-            self.pace.off = 1
-        self._lengths = rows, slots
-        self._scales = self._scale(prices)
-        self.pace.reprice(tabulate(prices, self.inner, seqs, self._levels), rows)
+        if rows != self._basis.rows:
+            self.pace.pause.shorten()
+        self._basis = Basis(rows, slots, scales)
+        table = tabulate(prices, self.inner, seqs, self._levels, self.constants)
+        self.pace.reprice(table, rows)
         if self.inner.renews:
             self._renew()
 
-    def _scale(self, prices: Prices) -> list[float]:
-        parts = "verify", "captured", self.inner
-        return [prices.scale(part) for part in parts] if prices.corrects else []
-
-    def _corrected(self, prices: Prices) -> bool:
-        now = zip(self._scale(prices), self._scales, strict=True)
-        return any(abs(scale / before - 1) > MOVED for scale, before in now)
+    def _scales(self, prices: Prices) -> tuple[float, ...]:
+        """What measurements have made of each part's predictions."""
+        if not prices.corrects:
+            return ()
+        return prices.scale("verify"), prices.scale("captured"), prices.scale(self.inner)
 
     def _renew(self) -> None:
         self.pace.renew()
         self.inner.stay(self.pace.stays)
 
     def captures(self) -> CaptureSpec:
-        if self.asked == PLAIN:
-            return CaptureSpec()
-        drafts = self.asked is not None and self.asked > 0
-        return self.inner.captures() if drafts or not self.inner.renews else self.inner.choosing()
+        decision = self.step.decision
+        if not decision.captures:
+            return NOTHING
+        if isinstance(decision, Draft) or not self.inner.renews:
+            return self.inner.captures()
+        return self.inner.choosing()
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        if self.prices is None:  # known once a pass has been verified
-            return tree
-        pace = self.pace
-        if (
-            pace.off > 1 and pace.off % TIMED and len(seqs.length) == self._lengths[0]
-        ):  # microseconds count here
-            pace.off -= 1
-            self.asked = PLAIN
-            self.depth = 0
-            self._began = 0.0
-            self._first = False
+        pause = self.pace.pause
+        left = pause.left
+        if left > 1 and left % self.constants.timed_every and len(seqs.length) == self._basis.rows:
+            pause.left = left - 1  # microseconds count here
+            self.step = RESTING
             self.just_rested = False
             return tree
-        if self._rejects is not (
-            tree.draft_probs is not None
-        ):  # where it was not told what verifies
-            self._decide_for(not self._rejects)
-            self.asked = PLAIN  # so that what was decided by other prices does not show
-        self._first = False
+        captured = self.step.decision.captures or self._captures_nothing
+        rejects = tree.draft_probs is not None
+        if rejects is not self.prices.rejects and self.prices.now is not None:
+            self._decide_for(rejects)  # it was not told which verifier is in use
+            captured = self._captures_nothing  # what other prices decided does not show
+        prices = self.prices.now
+        if prices is None:  # known once a pass has been verified
+            return tree
         self._reprice(seqs)
-        self.live = (~seqs.done).tolist()
-        resting = self.pace.off
-        captured = self.asked != PLAIN or self._captures_nothing
-        (self.asked, self.width), self.depth = self.pace.shape(captured=captured), 0
-        self.just_rested = self.pace.off > resting
-        if self.asked > 0:
-            self.asked = min(self.asked, limits.depth)
-        prices = self._now
-        times = prices is not None and prices.corrects
-        if self.asked > 0 and times and prices is not None:
-            self._unanchored = 0 if prices.anchored else self._unanchored + 1
-            if self._unanchored > ANCHOR:
-                self.asked = PLAIN
-                self._unanchored = 0
-        if self.asked > 0:
-            self.inner.ready(seqs)
-            begin = perf_counter() if times else 0.0
-            tree = self.inner.grow(tree, seqs, limits.within(self.asked, self.width))
-            self.depth = int(tree.depth.max())
-            if (
-                prices is not None
-                and times
-                and self.depth == self.asked
-                and self.pace.table is not None
-            ):
-                table = self.pace.table
-                spent = perf_counter() - begin
-                prices.observe(
-                    self.inner, table.drafted(self.asked, self.width) * table.plain, spent
-                )
-                if self._corrected(prices):  # what this draft is held to have cost
-                    self._lengths = (0, 0)
-                    self._reprice(seqs)
-        self._began = perf_counter() if times else 0.0
+        decision = self._decide(prices, limits, captured)
+        if isinstance(decision, Draft):
+            tree = self._draft(decision, prices, tree, seqs, limits)
+        else:
+            self.step = CurrentStep(decision)
+        self._began = perf_counter() if prices.corrects else 0.0
+        return tree
+
+    def _decide(self, prices: Prices, limits: DraftLimits, captured: bool) -> Decision:
+        """The pace's decision within these limits, or a plain step where one must be timed."""
+        before = self.pace.pause.left
+        decision = self.pace.decide(captured=captured)
+        self.just_rested = self.pace.pause.left > before
+        if not isinstance(decision, Draft):
+            return decision
+        if not limits.depth or self._anchors(prices):
+            return PLAIN
+        if limits.depth < decision.depth:
+            return Draft(limits.depth, decision.width)
+        return decision
+
+    def _anchors(self, prices: Prices) -> bool:
+        """Whether a plain step is timed in place of a draft, so that other times mean something."""
+        if not prices.corrects:
+            return False
+        self._unanchored = 0 if prices.anchored else self._unanchored + 1
+        if self._unanchored <= self.constants.anchor_after:
+            return False
+        self._unanchored = 0
+        return True
+
+    def _draft(
+        self, draft: Draft, prices: Prices, tree: Tree, seqs: Sequences, limits: DraftLimits
+    ) -> Tree:
+        live = tuple((~seqs.done).tolist())
+        self.inner.ready(seqs)
+        begin = perf_counter() if prices.corrects else 0.0
+        tree = self.inner.grow(tree, seqs, limits.within(draft.depth, draft.width))
+        depth = int(tree.depth.max())
+        self.step = CurrentStep(draft, depth, live)
+        if prices.corrects and depth == draft.depth and self.pace.table is not None:
+            spent = perf_counter() - begin
+            table = self.pace.table
+            predicted = table.drafted(draft.depth, draft.width) * table.plain
+            prices.observe(self.inner, predicted, spent)
+            if self._basis.moved(self._scales(prices), self.constants.moved):
+                self._reprice(seqs)  # this draft's cost, as it is now known
         return tree
 
     def idle(self) -> None:
@@ -251,80 +263,80 @@ class AdaptiveDraft(Combined[Drafter]):
         """
         super().idle()
         self._began = 0.0
-        self.depth = 0
-        if self.asked != PLAIN:
-            self.asked = None
+        if self.step.decision.captures:
+            self.step = BEGINNING
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        if self.asked == PLAIN and not self._began:
-            if not self._first:
+        decision = self.step.decision
+        if not decision.captures and not self._began:
+            if isinstance(decision, Plain):
                 self.pace.budget.owe(1.0, 1.0)
-                self._behind = None if self._behind is None else self._behind + 1
+                self._slowest.plain_step()
             return
-        prices = self._now
-        if self._began and self.pace.table is not None and prices is not None:
-            part = "plain" if self.asked == PLAIN else verification(captured.spec)
-            seconds = self._verified(tree, captured) * self.pace.table.plain
-            prices.observe(part, seconds, perf_counter() - self._began)
-            self._began = 0.0
-        if self.asked != PLAIN:
+        self._observe_verification(tree, captured)
+        if decision.captures:
             super().update(seqs, tree, verdict, captured)
-        if self.prices is None:
+        if self.prices.now is None:
             assert captured.target is not None
-            self.prices = self.fixed = Predicted(captured.target, counted(captured.target))
+            self.prices.learn(captured.target)
             self._sampled_as(seqs)
-        if self._first or self.asked is None or self.pace.table is None:  # no decision was made
+        if not isinstance(decision, Undecided) and self.pace.table is not None:
+            self._account(decision, seqs, tree, verdict, captured)
+
+    def _observe_verification(self, tree: Tree, captured: Captures) -> None:
+        """Let the time since the draft correct predictions, if it was taken."""
+        prices = self.prices.now
+        if not self._began or self.pace.table is None or prices is None:
             return
-        self._account(seqs, tree, verdict, captured)
+        plain = isinstance(self.step.decision, Plain)
+        part = "plain" if plain else verification(captured.spec)
+        seconds = self._verified(tree, captured) * self.pace.table.plain
+        prices.observe(part, seconds, perf_counter() - self._began)
+        self._began = 0.0
 
     def _verified(self, tree: Tree, captured: Captures) -> float:
+        """Predicted plain steps of the verification."""
         table = self.pace.table
         assert table is not None
         looks = verification(captured.spec) == "captured"
         return table.verify(tree.size - 1) + (table.look if looks else 0.0)
 
-    def _account(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+    def _account(
+        self,
+        decision: Decision,
+        seqs: Sequences,
+        tree: Tree,
+        verdict: Verdict,
+        captured: Captures,
+    ) -> None:
         """Learn from a step: what it was expected to cost, and what it brought."""
-        pace = self.pace
         table = self.pace.table
+        assert table is not None
         tokens = 1.0
-        assert table is not None and self.asked is not None
         cost = self._verified(tree, captured)
-        if self.asked > 0:
-            cost += table.drafted(self.asked, self.width)
-            accepted = [
-                row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live
-            ]
-            levels = table.levels.get(self.width, [])
-            nodes = filled(tree, self.depth, levels) if self.depth else []
-            pace.acceptance.add(self.asked, self.width, nodes, accepted, kept(pace.stays))
-            pace.changed()
-            tokens += sum(map(len, accepted)) / max(len(accepted), 1)
-            self._drafts += 1
-            if self.inner.renews and self._drafts % RENEW == 0:
-                self._renew()
-        pace.budget.owe(cost, self._slowest_gain(seqs, tokens))
+        if isinstance(decision, Draft):
+            cost += table.drafted(decision.depth, decision.width)
+            tokens += self._learn(decision, tree, verdict)
+        self.pace.budget.owe(cost, self._slowest.gain(seqs, tokens))
 
-    def _slowest_gain(self, seqs: Sequences, mean: float) -> float:
-        """What a step has brought to the row that is behind: the others end earlier, and a batch
-        takes as long as it.
-
-        mean: of all rows, which counts where there is one row, or others than before.
-        """
-        if len(seqs.length) == 1:
-            return mean
-        new = (seqs.length - seqs.prompt).tolist()
-        done = seqs.done.tolist()
-        behind = min((n for n, over in zip(new, done, strict=True) if not over), default=None)
-        before = self._behind
-        self._behind = behind
-        return (
-            mean if behind is None or before is None or behind <= before else float(behind - before)
-        )
+    def _learn(self, draft: Draft, tree: Tree, verdict: Verdict) -> float:
+        """Learn from a draft -> the mean of what was accepted, of all running rows."""
+        table = self.pace.table
+        assert table is not None
+        rows = zip(ranks(tree, verdict), self.step.live, strict=True)
+        accepted = [row for row, live in rows if live]
+        levels = table.levels.get(draft.width, [])
+        nodes = filled(tree, self.step.depth, levels) if self.step.depth else []
+        share = kept(self.pace.stays, self.constants)
+        self.pace.acceptance.add(draft.depth, draft.width, nodes, accepted, share)
+        self.pace.changed()
+        self.drafts += 1
+        if self.inner.renews and self.drafts % self.constants.renew_every == 0:
+            self._renew()
+        return sum(map(len, accepted)) / max(len(accepted), 1)
 
 
 def remaining(seqs: Sequences) -> int:
     """The most tokens that any row may still emit."""
-    return max(
-        ((seqs.prompt + seqs.limit - seqs.length).masked_fill(seqs.done, 0)).tolist(), default=0
-    )
+    left = (seqs.prompt + seqs.limit - seqs.length).masked_fill(seqs.done, 0)
+    return max(left.tolist(), default=0)

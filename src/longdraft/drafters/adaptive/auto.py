@@ -9,21 +9,10 @@ from collections.abc import Sequence
 from longdraft.core import Captures, CaptureSpec, DraftLimits, KVView, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft, remaining
 from longdraft.drafters.adaptive.budget import Budget
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.prices import Prices
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
-
-EVERY = 8  # steps between two comparisons of forecasts while one drafts
-RARELY = 32  # while drafting is off
-# seconds that a comparison takes for each drafter, and the share of time it may take
-COMPARING = 1e-4
-SHARE = 0.02
-# another drafter must promise this many times the rate of the one in use, or of plain decoding
-BETTER = 1.1
-# the share of a forecast that counts where costs are only roughly known and the drafter is not in
-# use
-DOUBTS = 0.85
-FORGET = 0.9  # what a drafter that is not in use has seen counts this much less after EVERY steps
 
 
 class Auto(Combined[AdaptiveDraft]):
@@ -32,19 +21,29 @@ class Auto(Combined[AdaptiveDraft]):
 
     Each has a forecast: the tokens per predicted second that it is expected to bring. At first it
     follows from costs and from what is usual for such drafters, later from what was accepted. The
-    best one drafts; every EVERY steps, or once it turns itself off, forecasts are compared again,
-    and one that promises BETTER times as much takes over. What was seen of the others fades, so
-    that one that was refused gets another chance. Before another drafter's first draft there is a
-    step without a draft that captures what it needs.
+    best one drafts; every few steps, or once it turns itself off, forecasts are compared again, and
+    one that is clearly better takes over. What was seen of the others fades, so that one that was
+    refused gets another chance. Before another drafter's first draft there is a step without a
+    draft that captures what it needs.
+
+    now: the drafter in use. fresh: whether it has just taken over. steps: since the last
+    comparison.
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], prices: Prices | None = None, fixed: Prices | None = None
+        self,
+        drafters: Sequence[Drafter],
+        prices: Prices | None = None,
+        fixed: Prices | None = None,
+        constants: Constants = DEFAULTS,
     ):
-        budget = Budget()
+        self.constants = constants
+        budget = Budget(constants=constants)
         self.combine(
             [
-                d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d, prices, fixed)
+                d
+                if isinstance(d, AdaptiveDraft)
+                else AdaptiveDraft(d, prices, fixed, constants=constants)
                 for d in drafters
             ]
         )
@@ -81,8 +80,9 @@ class Auto(Combined[AdaptiveDraft]):
         """The drafter's forecast for what is left, with doubts where nothing has shown it yet to be
         right.
         """
-        doubts = DOUBTS if drafter.inner.rough and drafter is not self.now else 1.0
-        return doubts * drafter.promise(seqs, remaining(seqs))
+        doubted = drafter.inner.rough and drafter is not self.now
+        share = self.constants.doubts if doubted else 1.0
+        return share * drafter.promise(seqs, remaining(seqs))
 
     def _switch(self, drafter: AdaptiveDraft) -> None:
         """Use this drafter from now on; the next step drafts nothing, and captures what it
@@ -111,27 +111,29 @@ class Auto(Combined[AdaptiveDraft]):
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)
         self.steps += 1
-        every = max(RARELY if self.now.pace.off else EVERY, self._worth)
-        if len(self.drafters) > 1 and (self.steps >= every or self.now.just_rested):
+        if len(self.drafters) > 1 and (self.steps >= self._interval or self.now.just_rested):
             self._compare(seqs)
 
     @property
-    def _worth(self) -> float:
-        """Steps that take so long that a comparison is a small share of them: predicted, so no
-        clock is read.
-        """
+    def _interval(self) -> float:
+        """Steps between two comparisons, which may take a small share of the predicted time."""
+        c = self.constants
+        steps = c.compare_rarely if self.now.pace.pause.left else c.compare_every
         table = self.now.pace.table
-        return 0 if table is None else COMPARING * len(self.drafters) / (SHARE * table.plain)
+        if table is None:
+            return steps
+        return max(steps, c.compare_s * len(self.drafters) / (c.compare_share * table.plain))
 
     def _compare(self, seqs: Sequences) -> None:
-        forget = FORGET ** (self.steps / EVERY)
+        forget = self.constants.forget ** (self.steps / self.constants.compare_every)
         self.steps = 0
         for d in self.drafters:
             if d is not self.now:
                 d.pace.acceptance.fade(forget)
                 d.pace.changed()
         best = self._best(seqs)
-        if best is not self.now and self._promise(best, seqs) > BETTER * max(
-            self._promise(self.now, seqs), 1.0
-        ):
+        if best is self.now:
+            return
+        least = self.constants.better * max(self._promise(self.now, seqs), 1.0)
+        if self._promise(best, seqs) > least:
             self._switch(best)

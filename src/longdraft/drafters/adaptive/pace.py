@@ -1,4 +1,4 @@
-"""Which shape the next draft has: the most expected tokens per predicted second, or none."""
+"""The shape of the next draft: the most expected tokens per predicted second, or none."""
 
 from __future__ import annotations
 
@@ -7,103 +7,92 @@ from math import ceil
 from typing import NamedTuple
 
 from longdraft.core import UNBOUNDED
-from longdraft.drafters.adaptive.acceptance import Acceptance
 from longdraft.drafters.adaptive.budget import Budget
-from longdraft.drafters.adaptive.prices import Table
-
-# All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log).
-# in place of a depth: no draft; no draft, but captures for the next one
-PLAIN = 0
-CAPTURE = -1
-MARGIN = 1.02  # a draft must promise this many times plain decoding's rate: predictions have errors
-FURTHER = 0.02  # for each further row, more: what many rows cost together is less well predicted
-GLANCE = 1  # tokens drafted to test whether drafting that was turned off has become worthwhile
-OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
-LEAST = 0.1  # plain steps: the smallest cost that counts for it
-DATED = 0.5  # what was seen before drafting was turned off counts this much less
-# plain steps without drafting where even fully accepted drafts would not pay, or may not be tried
-HOPELESS = 64
-CHOOSING = 0.04  # the share of acceptance that each step of a view's age costs
-STAYS = (1, 2, 4, 8)  # for how many steps a view may stay
-RARE = 0.01  # deeper levels are not considered where fewer drafts than this are accepted so far
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
+from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Decision, Draft, Plain
+from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance
+from longdraft.drafters.adaptive.pause import Pause
+from longdraft.drafters.adaptive.prices import CostTable
 
 
-class Choice(NamedTuple):
-    """A shape and its expected rate, in plain decoding's; depth 0: no draft."""
+class Rated(NamedTuple):
+    """A decision and its expected rate, in plain decoding's."""
 
     rate: float
-    depth: int = PLAIN
-    width: int = UNBOUNDED
+    decision: Draft | Plain
 
 
-def kept(stays: int) -> float:
+def kept(stays: int, constants: Constants = DEFAULTS) -> float:
     """The share of acceptance that is left, on average, where each view stays for this many
     steps.
     """
-    return 1 - CHOOSING * (stays - 1) / 2
+    return 1 - constants.aging * (stays - 1) / 2
 
 
 @dataclass
 class Pace:
-    """Decides from what is expected to be accepted and from predicted costs; no clock is read here.
+    """Decides from expected acceptance and predicted costs; it reads no clock.
 
     No draft is made that could bring the budget's debt above its limit. While drafting is off,
-    plain steps capture nothing; now and then GLANCE tokens are drafted, at intervals that grow with
-    the debt.
+    plain steps capture nothing; now and then a glance is drafted, at intervals that grow with the
+    debt. table: the costs; None: not known yet. stays: for how many steps a view stays. rows: that
+    a step decodes.
     """
 
-    acceptance: Acceptance
+    acceptance: LearnedAcceptance
     budget: Budget
-    table: Table | None = None
-    stays: int = 1  # for how many steps a view stays
-    rows: int = 1  # that a step decodes
-    off: int = 0  # plain steps until the next glance
-    glancing: bool = False  # whether the next draft is a glance
-    # the best shape whatever the budget; None: not known
-    _choice: Choice | None = field(default=None, repr=False)
+    table: CostTable | None = None
+    constants: Constants = DEFAULTS
+    stays: int = 1
+    rows: int = 1
+    pause: Pause = field(default_factory=Pause)
+    # the best shape, whatever the budget; None: not known for these costs and this acceptance
+    _best: Rated | None = field(default=None, repr=False)
 
-    def shape(self, captured: bool = False) -> tuple[int, int]:
-        """Depth and width of the next draft. captured: whether the step before has captured what a
-        draft needs.
-        """
+    def decide(self, captured: bool = False) -> Decision:
+        """The next step. captured: whether the step before has captured what a draft needs."""
         if self.table is None:
-            return CAPTURE, UNBOUNDED
-        if self.off:
-            self.off -= 1
-            if self.off:
-                return PLAIN, UNBOUNDED
-            self.glancing = True
-        if self.glancing:
-            wait = self.budget.wait(self._glance(captured))
-            if wait:
-                self.off = min(wait, HOPELESS)
-                self.glancing = False
-                return PLAIN, UNBOUNDED
-            if not captured:
-                return CAPTURE, UNBOUNDED
-            self.glancing = False
-            return GLANCE, self.table.widths[0]
-        choice = self.best()
-        if choice.depth:
-            extra = self._cost(choice) - 1
-            if not self.budget.allows(extra):
-                choice = self._search(self.budget.slack)
-        if not choice.depth:
+            return CAPTURE_ONLY
+        if self.pause.rests():
+            return PLAIN
+        if self.pause.glancing:
+            return self._glance(captured)
+        decision = self.best().decision
+        if isinstance(decision, Draft) and not self.budget.allows(self._cost(decision) - 1):
+            decision = self._search(self.budget.slack).decision
+        if isinstance(decision, Plain):
             self.rest()
-            return PLAIN, UNBOUNDED
-        return (choice.depth, choice.width) if captured else (CAPTURE, UNBOUNDED)
+            return PLAIN
+        return decision if captured else CAPTURE_ONLY
 
-    def best(self) -> Choice:
+    def _glance(self, captured: bool) -> Decision:
+        """A glance, once the budget allows it and the step before has captured."""
+        assert self.table is not None
+        wait = self.budget.wait(self._glance_cost(captured))
+        if wait:
+            self.pause.begin(min(wait, self.constants.longest_pause))
+            return PLAIN
+        if not captured:
+            return CAPTURE_ONLY
+        self.pause.end()
+        return self._glance_draft
+
+    @property
+    def _glance_draft(self) -> Draft:
+        assert self.table is not None
+        return Draft(self.constants.glance_depth, self.table.widths[0])
+
+    def best(self) -> Rated:
         """The best shape, whatever the budget."""
-        if self._choice is None:
-            self._choice = self._search()
-        return self._choice
+        if self._best is None:
+            self._best = self._search()
+        return self._best
 
     def changed(self) -> None:
         """Costs or acceptance are no longer what they were."""
-        self._choice = None
+        self._best = None
 
-    def reprice(self, table: Table, rows: int = 1) -> None:
+    def reprice(self, table: CostTable, rows: int = 1) -> None:
         """Costs are now these: the rows have become longer, more or fewer."""
         self.table = table
         self.rows = rows
@@ -111,9 +100,7 @@ class Pace:
 
     def renew(self) -> None:
         """Choose for how many steps a view stays."""
-        rates = []
-        for self.stays in STAYS:
-            rates.append((self._search().rate, -self.stays))
+        rates = ((self._search(stays=age).rate, -age) for age in self.constants.view_ages)
         self.stays = -max(rates)[1]
         self.changed()
 
@@ -128,67 +115,81 @@ class Pace:
 
     def rest(self) -> None:
         """Turn drafting off for a while."""
-        assert self.table is not None
-        pause = ceil(OFF * max(self.budget.debt, LEAST)) if self._could_pay() else HOPELESS
-        self.off = max(pause, min(self.budget.wait(self._glance(False)), HOPELESS), 1)
-        self.acceptance.fade(DATED)
+        c = self.constants
+        steps = c.longest_pause
+        if self._could_pay():
+            steps = ceil(c.pause_per_debt * max(self.budget.debt, c.min_debt))
+        wait = min(self.budget.wait(self._glance_cost(captured=False)), c.longest_pause)
+        self.pause.begin(max(steps, wait, 1))
+        self.acceptance.fade(c.fade_at_rest)
         self.changed()
 
-    def _glance(self, captured: bool) -> float:
+    def _glance_cost(self, captured: bool) -> float:
         """Plain steps that a glance costs beyond its one token, with the step before that captures
         what it needs.
         """
         assert self.table is not None
-        glance = Choice(0.0, GLANCE, self.table.widths[0])
-        return self._cost(glance) - 1 + self.table.once + (0.0 if captured else self.table.look)
+        look = 0.0 if captured else self.table.look
+        return self._cost(self._glance_draft) - 1 + self.table.once + look
 
     def _could_pay(self) -> bool:
         """Whether any shape would be faster than plain decoding if all of it were accepted."""
         assert self.table is not None
-        depths = ((w, d) for w in self.table.widths for d in range(1, len(self.table.draft[w])))
-        return any(d + 1 > self.margin * self._cost(Choice(0.0, d, w)) for w, d in depths)
+        margin = self.margin
+        shapes = (
+            Draft(depth, width)
+            for width in self.table.widths
+            for depth in range(1, len(self.table.draft[width]))
+        )
+        return any(shape.depth + 1 > margin * self._cost(shape) for shape in shapes)
 
-    def _cost(self, choice: Choice) -> float:
+    def _cost(self, draft: Draft) -> float:
         """Plain steps that a draft of this shape takes if it is as large as it may be."""
         assert self.table is not None
-        nodes = sum(self.table.levels[choice.width][: choice.depth])
-        return (
-            self.table.draft[choice.width][choice.depth]
-            + self.table.verify(nodes)
-            + self.table.look / self.stays
-        )
+        nodes = sum(self.table.levels[draft.width][: draft.depth])
+        drafted = self.table.draft[draft.width][draft.depth]
+        return drafted + self.table.verify(nodes) + self.table.look / self.stays
 
     @property
     def margin(self) -> float:
-        return MARGIN + FURTHER * (self.rows - 1)
+        return self.constants.margin + self.constants.margin_per_row * (self.rows - 1)
 
-    def _search(self, slack: float = UNBOUNDED, least: float | None = None) -> Choice:
+    def _search(
+        self, slack: float = UNBOUNDED, least: float | None = None, stays: int | None = None
+    ) -> Rated:
         """The shape of the highest rate of those that cost at most `slack` more than a plain step;
-        no draft below a rate of `least`.
+        no draft below a rate of `least` (default: the margin). stays: as of the pace.
         """
         table = self.table
         accepted = self.acceptance
         assert table is not None
         least = self.margin if least is None else least
-        best = Choice(least)
+        stays = stays or self.stays
+        rare = self.constants.rare
+        rate = least
+        shape: tuple[int, int] | None = None
         share = accepted.share_found
-        look = table.look / self.stays
+        look = table.look / stays
         means = accepted.means([table.sizes[w] for w in table.widths])
-        left = kept(self.stays)
+        left = kept(stays, self.constants)
         for width, mean in zip(table.widths, means, strict=True):
             draft = table.draft[width]
+            levels = table.levels[width]
             before = 1.0
             most = 0.0
-            expected = accepted.expected(width, mean, table.levels[width], left)
+            expected = accepted.expected(width, mean, levels, left)
             for depth in range(1, len(expected)):
                 tokens, nodes = expected[depth]
-                most += table.levels[width][depth - 1]
+                most += levels[depth - 1]
                 if slack < UNBOUNDED and draft[depth] + table.verify(most) + look - 1 > slack:
                     break
                 cost = draft[depth] + look + share * table.verify(nodes) + 1 - share
-                if tokens > best.rate * cost:
-                    best = Choice(tokens / cost, depth, width)
-                if tokens - before < RARE:
+                if tokens > rate * cost:
+                    rate = tokens / cost
+                    shape = depth, width
+                if tokens - before < rare:
                     break
                 before = tokens
-        return best if best.depth else Choice(1.0 if least else 0.0)
+        if shape is None:
+            return Rated(1.0 if least else 0.0, PLAIN)
+        return Rated(rate, Draft(*shape))

@@ -11,45 +11,16 @@ from typing import Protocol
 from longdraft.core import CaptureSpec, Sequences
 from longdraft.costs.counts import counts_of, pass_over
 from longdraft.costs.passes import Pass, PassCosts
-from longdraft.drafters.adaptive.acceptance import WIDTHS
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.price import Lengths
 from longdraft.models.lm import LM
 
-DEEPEST = 32  # levels: drafts of a drafter without its own limit are no deeper
-# drafted nodes of a row whose verification is predicted
-KNOTS = (
-    0,
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    512,
-    1024,
-)
-# how fast measurements correct all predictions, and one part's alone
-TOGETHER = 0.2
-APART = 0.05
-FIRST = 8  # measurements that correct all predictions alike where no plain step has been measured
-SOON = 2  # a part's first measurements count more: 1 / (SOON + their number), at least APART
-ROUGH = 0.1  # as APART, of drafts whose predictions are rough
-ANCHORED = 128  # measurements of other parts for which a plain step's tells how fast the machine is
-# a measurement counts as at most this many times the prediction, or as 1 / this
-OUTLIER = 2.0
-FIRST_OUTLIER = 4.0
-FARTHEST = 10.0  # a correction of one part multiplies it by at most this, or divides it
-
-
 # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
-Part = str | Drafter
+PricedPart = str | Drafter
 
 
-def verification(spec: CaptureSpec) -> Part:
+def verification(spec: CaptureSpec) -> PricedPart:
     """What a verification is measured as: one that keeps scores or states costs more by itself."""
     return "verify" if spec.rows is None and not spec.hidden else "captured"
 
@@ -77,7 +48,7 @@ class Prices(Protocol):
         """What a drafter must read before its next draft."""
         ...
 
-    def observe(self, part: Part, predicted: float, measured: float) -> None:
+    def observe(self, part: PricedPart, predicted: float, measured: float) -> None:
         """A part of a step has taken so long."""
         ...
 
@@ -86,7 +57,7 @@ class Prices(Protocol):
         """Whether it is known how long a plain step takes now."""
         ...
 
-    def scale(self, part: Part) -> float:
+    def scale(self, part: PricedPart) -> float:
         """What measurements have made of the predictions of this part, by itself: 1 if they were
         right.
         """
@@ -102,17 +73,24 @@ class Predicted:
     for a target whose output does not depend on decisions.
     """
 
-    def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
+    def __init__(
+        self,
+        target: LM,
+        costs: PassCosts,
+        corrects: bool = False,
+        constants: Constants = DEFAULTS,
+    ):
         self.target = target
+        self.constants = constants
         self.costs = costs
         self.corrects = corrects
         self.counts = counts_of(target)
         # logarithms of scales
         self.together = 0.0
-        self.apart = dict[Part, float]()
+        self.apart = dict[PricedPart, float]()
         self._count = 0
-        self._seen = dict[Part, int]()
-        self._since = ANCHORED  # measurements since that of a plain step
+        self._seen = dict[PricedPart, int]()
+        self._since = constants.anchored_measurements  # measurements since that of a plain step
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
 
@@ -139,45 +117,46 @@ class Predicted:
     def ready(self, passes: Sequence[Pass]) -> float:
         return sum(map(self.costs.seconds, passes), 0.0)
 
-    def scale(self, part: Part) -> float:
+    def scale(self, part: PricedPart) -> float:
         return exp(self.apart.get(part, 0.0))
 
-    def observe(self, part: Part, predicted: float, measured: float) -> None:
+    def observe(self, part: PricedPart, predicted: float, measured: float) -> None:
         if predicted <= 0 or measured <= 0:
             return
+        c = self.constants
         off = log(measured / predicted) - self.together
         seen = self._seen.get(part, 0) + 1
         if part == "plain":
             self._since = 0
             self._seen[part] = seen
-            self.together += (
-                off / seen if seen <= 1 / TOGETHER else TOGETHER * _within(off, OUTLIER)
-            )
+            if seen <= 1 / c.common_rate:
+                self.together += off / seen
+            else:
+                self.together += c.common_rate * _within(off, c.outlier)
             return
         self._since += 1
         rough = isinstance(part, Drafter) and part.rough
-        if self._since > ANCHORED and not rough:
+        if self._since > c.anchored_measurements and not rough:
             self._count += 1
-            if self._count <= FIRST:  # the first ones say nothing of a part by itself
+            if self._count <= c.unanchored_measurements:  # they say nothing of a part by itself
                 self.together += off / self._count
                 return
-            self.together += TOGETHER * _within(off, OUTLIER)
-            off *= 1 - TOGETHER
-        rate = max(ROUGH if rough else APART, 1 / (SOON + seen))
-        off = _within(off, FIRST_OUTLIER if seen <= SOON else OUTLIER) * rate
-        self._seen[part], self.apart[part] = (
-            seen,
-            _within(self.apart.get(part, 0.0) + off, FARTHEST),
-        )
+            self.together += c.common_rate * _within(off, c.outlier)
+            off *= 1 - c.common_rate
+        rate = max(c.rough_rate if rough else c.part_rate, 1 / (c.first_measurements + seen))
+        outlier = c.first_outlier if seen <= c.first_measurements else c.outlier
+        off = _within(off, outlier) * rate
+        self._seen[part] = seen
+        self.apart[part] = _within(self.apart.get(part, 0.0) + off, c.max_correction)
 
     @property
     def anchored(self) -> bool:
         """Whether a plain step was measured lately."""
-        return self._since < ANCHORED
+        return self._since < self.constants.anchored_measurements
 
 
 @dataclass(frozen=True)
-class Table:
+class CostTable:
     """The costs of all shapes of a drafter's trees, in plain steps, for the current rows.
 
     plain: seconds of a plain step. widths: limits that make a difference, ascending, each a key of
@@ -212,14 +191,14 @@ class Table:
         )
 
 
-def levels_of(drafter: Drafter) -> dict[int, list[float]]:
+def levels_of(drafter: Drafter, constants: Constants = DEFAULTS) -> dict[int, list[float]]:
     """{width limit: the maximum number of nodes of each level}, for the limits that make a
     difference.
     """
     price = drafter.price()
-    deepest = min(drafter.max_depth, DEEPEST)
+    deepest = min(drafter.max_depth, constants.max_levels)
     levels: dict[int, list[float]] = {}
-    for width in WIDTHS:
+    for width in constants.widths:
         nodes = [price.nodes(d, width) for d in range(deepest + 1)]
         counts = [float(max(b - a, 1)) for a, b in pairwise(nodes)]
         if counts not in levels.values():
@@ -228,8 +207,12 @@ def levels_of(drafter: Drafter) -> dict[int, list[float]]:
 
 
 def tabulate(
-    prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int, list[float]]
-) -> Table:
+    prices: Prices,
+    drafter: Drafter,
+    seqs: Sequences,
+    levels: dict[int, list[float]],
+    constants: Constants = DEFAULTS,
+) -> CostTable:
     """The costs of a drafter's shapes now: some are predicted, and those between them
     interpolated.
     """
@@ -243,7 +226,7 @@ def tabulate(
         costs = [(d, prices.draft(drafter, lengths, d, width) / plain) for d in known]
         draft[width] = _between([(0, 0.0), *costs])
     most = max(int(sum(x)) for x in levels.values())
-    knots = [n for n in KNOTS if n < most] + [most]
+    knots = [n for n in constants.knots if n < most] + [most]
     none = CaptureSpec()
     verified = [
         (n, max(prices.verify(lengths, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots
@@ -254,7 +237,7 @@ def tabulate(
     if not drafter.renews:
         look /= drafter.lasts
     once = prices.ready(drafter.to_read(seqs)) / plain
-    return Table(
+    return CostTable(
         plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes
     )
 

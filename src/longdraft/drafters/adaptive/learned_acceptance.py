@@ -1,22 +1,14 @@
-"""What was accepted of a drafter's tokens so far, and what to expect of its next draft."""
+"""The acceptance of a drafter's tokens so far, and what to expect of its next draft."""
 
 from __future__ import annotations
 
 from longdraft.core import UNBOUNDED, Tree, Verdict
-
-# FADE, WEIGHT and FIRM are set by benchmarks/adaptive_simulation.py (docs/log).
-FADE = 0.98  # weight of a draft's outcome one draft later
-WEIGHT = 3.0  # drafted tokens that what is usual counts as
-FIRM = 4.0  # drafted tokens of one depth that the mean over all depths counts as
-ALIKE = (
-    0.5  # the share refused of w choices falls like w ** -ALIKE: from 0.5 of one to 0.25 of four
-)
-WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 
 
-class Acceptance:
-    """Of each width and depth, how often a node was accepted whose parent was; counts fade, and
-    begin as `usual` says.
+class LearnedAcceptance:
+    """By width and depth, how often a node was accepted whose parent was. Counts fade, and begin
+    with the usual acceptance.
 
     A wider tree also shows it for narrower ones, whose nodes are the first of a level. Drafters
     that do not always find something to draft have `found` and `asked`; how deep and how full their
@@ -25,30 +17,39 @@ class Acceptance:
     usually finds something.
     """
 
-    def __init__(self, usual: float = 0.7, finds: float = 1.0) -> None:
+    def __init__(
+        self, usual: float = 0.7, finds: float = 1.0, constants: Constants = DEFAULTS
+    ) -> None:
         self.usual = usual
         self.finds = finds
-        self.accepted: dict[int, list[float]] = {w: [] for w in WIDTHS}  # by width and level
-        # nodes' levels whose parent was accepted
-        self.tried: dict[int, list[float]] = {w: [] for w in WIDTHS}
-        self.found = 0.0
-        self.asked = 0.0
+        self.constants = constants
+        widths = constants.widths
+        self.accepted: dict[int, list[float]] = {w: [] for w in widths}  # by width and level
+        # by width and level: nodes whose parent was accepted
+        self.tried: dict[int, list[float]] = {w: [] for w in widths}
+        self.asked = 0.0  # drafts
+        self.found = 0.0  # of these, those in which there was something to draft
         # by level: drafts that found something and were asked for this depth
         self.searched: list[float] = []
         self.present: list[float] = []  # of these, those that were as deep
-        # sums of the share of the level's allowed nodes that these drafted
+        # by level: sums of the share of the allowed nodes that these drafted
         self.filled: list[float] = []
 
     def add(
-        self, asked: int, width: int, nodes: list[float], ranks: list[list[int]], kept: float = 1.0
+        self,
+        asked: int,
+        width: int,
+        nodes: list[float],
+        ranks: list[list[int]],
+        kept: float = 1.0,
     ) -> None:
         """Record one draft.
 
-        asked: the depth that it was limited to. nodes: of each level drafted, the share of its
+        asked: the depth that it was limited to. nodes: for each level drafted, the share of its
         allowed nodes. ranks: by row, see `ranks`. kept: the share of acceptance that the age of its
         view has left (1: a new view).
         """
-        self.fade(FADE)
+        self.fade(self.constants.fade)
         self.asked += 1
         if not nodes:
             return
@@ -59,44 +60,54 @@ class Acceptance:
         for level, share in enumerate(nodes[:asked]):
             self.present[level] += 1
             self.filled[level] += share
-        for w in WIDTHS[: WIDTHS.index(width) + 1]:
-            accepted = self.accepted[w]
-            tried = self.tried[w]
-            _extend(len(nodes), accepted, tried)
-            for row in ranks:
-                good = next((i for i, rank in enumerate(row) if rank >= w), len(row))
-                for level in range(min(good + 1, len(nodes))):
-                    tried[level] += 1
-                    accepted[level] += 1 / kept if good > level else 0.0
+        widths = self.constants.widths
+        for w in widths[: widths.index(width) + 1]:
+            self._count(self.accepted[w], self.tried[w], w, len(nodes), ranks, kept)
+
+    @staticmethod
+    def _count(
+        accepted: list[float],
+        tried: list[float],
+        width: int,
+        levels: int,
+        ranks: list[list[int]],
+        kept: float,
+    ) -> None:
+        """Record one draft as if its levels had been cut to this width."""
+        _extend(levels, accepted, tried)
+        for row in ranks:
+            good = next((i for i, rank in enumerate(row) if rank >= width), len(row))
+            for level in range(min(good + 1, levels)):
+                tried[level] += 1
+                accepted[level] += 1 / kept if good > level else 0.0
 
     def fade(self, share: float) -> None:
         """Let what was seen so far count this much less."""
-        self.found, self.asked = self.found * share, self.asked * share
-        for levels in (
-            self.searched,
-            self.present,
-            self.filled,
-            *self.accepted.values(),
-            *self.tried.values(),
-        ):
+        self.found *= share
+        self.asked *= share
+        by_width = *self.accepted.values(), *self.tried.values()
+        for levels in (self.searched, self.present, self.filled, *by_width):
             levels[:] = [n * share for n in levels]
 
     @property
     def share_found(self) -> float:
         """The expected share of steps in which something is found to draft."""
-        return (self.found + WEIGHT * self.finds) / (self.asked + WEIGHT)
+        weight = self.constants.usual_weight
+        return (self.found + weight * self.finds) / (self.asked + weight)
 
     def means(self, widths: list[int]) -> list[float]:
         """The acceptance of a token in trees of these widths, ascending: each builds on the
         narrower one's.
         """
-        means = []
+        c = self.constants
+        means: list[float] = []
         below = self.usual
         before = 1
         for w in widths:
-            of = next(x for x in WIDTHS if x >= w or x == UNBOUNDED)
-            prior = 1 - (1 - below) * (before / w) ** ALIKE
-            below = (sum(self.accepted[of]) + WEIGHT * prior) / (sum(self.tried[of]) + WEIGHT)
+            counted = next(x for x in c.widths if x >= w or x == UNBOUNDED)
+            prior = 1 - (1 - below) * (before / w) ** c.width_exponent
+            accepted = sum(self.accepted[counted]) + c.usual_weight * prior
+            below = accepted / (sum(self.tried[counted]) + c.usual_weight)
             before = w
             means.append(min(below, 1.0))
         return means
@@ -104,32 +115,31 @@ class Acceptance:
     def expected(
         self, width: int, mean: float, levels: list[float], kept: float = 1.0
     ) -> list[tuple[float, float]]:
-        """Of each draft depth 0..len(levels): tokens of a step, the bonus token included, and nodes
-        if one is found.
+        """By draft depth 0..len(levels): tokens of a step, the bonus token included, and nodes if
+        one is found.
 
         mean: see `means`. levels: the nodes that each level may have. kept: as in `add`.
         """
-        accepted = self.accepted[width]
-        tried = self.tried[width]
-        known = len(tried)
-        seen = len(self.searched)
+        accepted, tried = self.accepted[width], self.tried[width]
+        known, seen = len(tried), len(self.searched)
+        weight = self.constants.mean_weight
         tokens = 1.0
         nodes = 0.0
         reached = self.share_found
-        found = [(tokens, nodes)]
+        by_depth = [(tokens, nodes)]
         for level, allowed in enumerate(levels):
             a, t = (accepted[level], tried[level]) if level < known else (0.0, 0.0)
-            chance = kept * (a + FIRM * mean) / (t + FIRM)
+            chance = kept * (a + weight * mean) / (t + weight)
             reached *= chance if chance < 1 else 1.0
             deep = 1.0
-            filled = 1.0
+            full = 1.0
             if level < seen:
                 deep = (self.present[level] + 1) / (self.searched[level] + 1)
-                filled = (self.filled[level] + 1) / (self.present[level] + 1)
+                full = (self.filled[level] + 1) / (self.present[level] + 1)
             tokens += deep * reached
-            nodes += deep * filled * allowed
-            found.append((tokens, nodes))
-        return found
+            nodes += deep * full * allowed
+            by_depth.append((tokens, nodes))
+        return by_depth
 
 
 def _extend(levels: int, *lists: list[float]) -> None:
@@ -142,7 +152,7 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
     counts = verdict.count.tolist()
     if tree.size == int(tree.depth.max()) + 1:
         return [[0] * (n - 1) for n in counts]
-    by_row = []
+    by_row: list[list[int]] = []
     rows = (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
     for depth, parent, path, n in zip(*rows, strict=True):
         place = [0] * len(depth)
@@ -156,7 +166,7 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
 
 
 def filled(tree: Tree, depth: int, levels: list[float]) -> list[float]:
-    """Of each level of a tree of this depth, the share of its allowed nodes; levels: how many those
+    """By level of a tree of this depth, the share of its allowed nodes; levels: how many those
     are.
     """
     if tree.size == depth + 1:
