@@ -208,7 +208,7 @@ def compare(
     assert both.calls >= 4 and both.outputs < 1e-4 and not both.differ
 
 
-@pytest.mark.product
+@pytest.mark.each_value
 @each_shape
 @each_kind
 @pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1"])

@@ -4,12 +4,15 @@ product has.
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 import pytest
-from support.covering import covering, each_value, pairs, thin
+from support.covering import CHOICES, covering, each_value, pairs, thin
 
 SIZES = {
     "methods x models x samplers x rows": (54, 8, 4, 2),
@@ -110,3 +113,20 @@ def test_other_tests_stay_where_they_are():
     items = [Item({"a": a, "b": b}) for a, b in product(range(3), range(3))]
     thin(items)
     assert not any(x.marks for x in items)
+
+
+def thinned_faults(text: str) -> list[str]:
+    """The tests of planted faults in a file that are marked to be thinned."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and re.search("fault|planted|caught", node.name):
+            marks = {ast.unparse(d).removeprefix("pytest.mark.") for d in node.decorator_list}
+            found += [node.name] * bool(marks & set(CHOICES))
+    return found
+
+
+def test_no_planted_fault_is_thinned():
+    files = Path(__file__).parents[1].glob("*/test_*.py")
+    assert [name for p in files for name in thinned_faults(p.read_text(encoding="utf-8"))] == []
+    planted = "@pytest.mark.product\ndef test_planted_faults_are_caught(): ..."
+    assert thinned_faults(planted) == ["test_planted_faults_are_caught"]

@@ -49,7 +49,10 @@ def text(place, monkeypatch):
         Path("corpus.txt").write_text(words(5000, 1), encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", USES)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("glide", "eagle") else pytest.param(k, marks=pytest.mark.full) for k in USES],
+)
 def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
     method, more = USES[kind]
     line = f"{kind} {QUICK} {more} --steps 6".split()
