@@ -225,7 +225,7 @@ PLANTED = {
     "a formatted text is the template's": (
         "byte_level",
         "twice",
-        (template_process.Own, "__new__", made_by_format),
+        (template_process.TemplateText, "__new__", made_by_format),
     ),
     "roles are a client's": ("byte_level", "thinking", (template_process, "ROLES", set())),
     "what is compared has marks": (

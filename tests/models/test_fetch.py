@@ -22,7 +22,7 @@ import pytest
 
 from longdraft.errors import InputError
 from longdraft.models import fetch, sources
-from longdraft.models.sources import InWheels, OnHub, Part
+from longdraft.models.sources import InWheels, OnHub, WheelPart
 
 CONTENT = b"GGUF" + bytes(1000)
 
@@ -43,8 +43,8 @@ def model(*sources, content: bytes = CONTENT) -> fetch.Model:
     return fetch.Model("a model", "a license", "model.gguf", len(content), sha256(content), sources)
 
 
-def part(data: bytes, name: str, content: bytes, member: str) -> Part:
-    return Part(f"{name}==1.0", sha256(data), member, len(content))
+def part(data: bytes, name: str, content: bytes, member: str) -> WheelPart:
+    return WheelPart(f"{name}==1.0", sha256(data), member, len(content))
 
 
 class Pip:

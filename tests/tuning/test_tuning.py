@@ -29,9 +29,9 @@ from longdraft.tuning.measure import (
     quantiles,
     thorough_shapes,
 )
-from longdraft.tuning.stopwatch import Turn, shortest, turn
+from longdraft.tuning.stopwatch import CallTime, shortest, turn
 from longdraft.tuning.stored import fingerprint, place_of, store, stored
-from longdraft.tuning.workload import Shape, Workload, branching, passes_of
+from longdraft.tuning.workload import PassShape, Workload, branching, passes_of
 
 COSTS = PassCosts(*(0.001 * (i + 1) for i in range(len(fields(PassCosts)))))
 KINDS = ["llama", "mistral-window", "qwen3-kv8", "qwen3.5", "gpt-oss", "llama-torch", "qwen3-a8"]
@@ -48,10 +48,12 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_turns_that_had_their_processors_count():
-    assert shortest([Turn(3.0), Turn(2.0), Turn(1.0, waited=0.5)]) == 2.0
+    assert shortest([CallTime(3.0), CallTime(2.0), CallTime(1.0, waited=0.5)]) == 2.0
     # the middle one
-    assert shortest([Turn(3.0, 0.6), Turn(4.0, 4.0), Turn(9.0, 0.9)]) == 3.0 * math.exp(-0.2)
-    assert 0 < shortest([Turn(4.0, 9.0)]) < 1.0
+    assert shortest([CallTime(3.0, 0.6), CallTime(4.0, 4.0), CallTime(9.0, 0.9)]) == 3.0 * math.exp(
+        -0.2
+    )
+    assert 0 < shortest([CallTime(4.0, 9.0)]) < 1.0
     done = []
     assert turn(lambda: done.append(1), torch.device("cpu")).seconds > 0 and done == [1]
     assert stopwatch.waited() >= 0
@@ -85,7 +87,7 @@ def test_a_workload_runs_what_is_counted(name):
     model = Seeing(tiny.target(name))
     work = Workload(model, 2, 48)
     model.seen.clear()
-    for shape in (Shape(2, 48, 5), Shape(1, 20, 1), Shape(2, 30, 3, scored=True)):
+    for shape in (PassShape(2, 48, 5), PassShape(1, 20, 1), PassShape(2, 30, 3, scored=True)):
         call = work.timed(shape)
         for _ in range(2):  # a call leaves the cache as it was
             assert call().shape == (shape.rows, shape.nodes)
@@ -96,7 +98,7 @@ def test_a_workload_runs_what_is_counted(name):
             assert passes_of(model.model, shape) == [
                 pass_over(model.model, lengths, nodes, scored=captured.spec)
             ]
-    drafts = Shape(2, 40, 3, 0.25)
+    drafts = PassShape(2, 40, 3, 0.25)
     work.timed(drafts)()
     counted_as = passes_of(model.model, drafts)
     assert len(counted_as) == 3 and [p.chained for p in counted_as] == [False, True, True]
@@ -131,7 +133,7 @@ def test_costs_at_load_predict_this_machine():
     assert all(
         math.isfinite(x) and x >= 0 for x in (getattr(costs, f.name) for f in fields(PassCosts))
     )
-    timed = measured(model, [Shape(1, 64), Shape(1, 256, 8), Shape(4, 128, 2)], 20)
+    timed = measured(model, [PassShape(1, 64), PassShape(1, 256, 8), PassShape(4, 128, 2)], 20)
     held = held_out(model, costs, timed)
     assert all(0.2 < h.predicted / h.measured < 5 for h in held), held  # beside any load
 
@@ -151,7 +153,7 @@ def test_measuring_ends_in_time(monkeypatch):
 
     def turned(call, device):
         now[0] += 0.01
-        return Turn(0.01)
+        return CallTime(0.01)
 
     monkeypatch.setattr(measure, "turn", turned)
     monkeypatch.setattr(measure, "perf_counter", lambda: now[0])
@@ -192,7 +194,7 @@ def test_costs_fitted_to_some_passes_predict_others(monkeypatch):
 
 
 def test_quantiles_of_errors():
-    held = [Held(Shape(1, 1), 1.0, 1.0 + x) for x in (0.1, -0.3, 0.2, 0.0, -0.05)]
+    held = [Held(PassShape(1, 1), 1.0, 1.0 + x) for x in (0.1, -0.3, 0.2, 0.0, -0.05)]
     assert quantiles(held) == (pytest.approx(0.1), pytest.approx(0.3))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longdraft.models.sources import InWheels, OnHub, Part, Source
+from longdraft.models.sources import InWheels, OnHub, Source, WheelPart
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def cut(package: str, member: str, size: int, part_size: int, sha256: tuple[str,
     sizes = [min(part_size, size - begin) for begin in range(0, size, part_size)]
     if len(sizes) != len(sha256):
         raise ValueError(f"{len(sizes)} parts, but {len(sha256)} sha256")
-    parts = list[Part]()
+    parts = list[WheelPart]()
     for i, (n, sha) in enumerate(zip(sizes, sha256, strict=True), 1):
-        parts.append(Part(package.format(i=i), sha, member.format(i=i, j=i - 1), n))
+        parts.append(WheelPart(package.format(i=i), sha, member.format(i=i, j=i - 1), n))
     return InWheels(tuple(parts))
 
 

@@ -34,7 +34,7 @@ def only_serious() -> None:
     LINES.said.clear()
 
 
-class Lines(logging.Handler):
+class MessageHandler(logging.Handler):
     """Prints each message once."""
 
     def __init__(self) -> None:
@@ -49,4 +49,4 @@ class Lines(logging.Handler):
             print(f"longdraft: note: Transformers warns: {text[:LONGEST]}", file=sys.stderr)
 
 
-LINES = Lines()
+LINES = MessageHandler()

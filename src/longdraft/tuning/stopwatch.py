@@ -17,7 +17,7 @@ MOST_WAITS = 3.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class CallTime:
     """Seconds of one call, and seconds for which its threads waited for a processor.
 
     Only threads that could run count; waits are summed over threads.
@@ -47,7 +47,7 @@ def waited() -> float:
     return total / 1e9
 
 
-def turn(call: Callable[[], object], device: torch.device) -> Turn:
+def turn(call: Callable[[], object], device: torch.device) -> CallTime:
     """One call, with the work that it has queued on a GPU."""
     before = waited()
     begin = perf_counter()
@@ -55,10 +55,10 @@ def turn(call: Callable[[], object], device: torch.device) -> Turn:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = perf_counter() - begin
-    return Turn(seconds, waited() - before)
+    return CallTime(seconds, waited() - before)
 
 
-def shortest(turns: Sequence[Turn]) -> float:
+def shortest(turns: Sequence[CallTime]) -> float:
     """Seconds of the shortest calm turn; if none was calm, an estimate.
 
     The estimate is the middle turn's time without its threads' waits. At a barrier one thread that

@@ -25,7 +25,7 @@ LEVEL = 4  # nodes of a level in a tree
 
 
 @dataclass(frozen=True)
-class Shape:
+class PassShape:
     """One kind of pass over `rows` rows of `context` committed slots.
 
     nodes: of each row; in a draft, the tokens of a chain. share: of the context, what a draft's
@@ -48,7 +48,7 @@ class Shape:
         return f"{verifies}, scored" if self.scored else verifies
 
 
-def passes_of(model: LM, shape: Shape) -> list[Pass]:
+def passes_of(model: LM, shape: PassShape) -> list[Pass]:
     """The counts of the passes in one call of this shape."""
     lengths = [shape.context] * shape.rows
     if not shape.share:
@@ -61,7 +61,7 @@ def passes_of(model: LM, shape: Shape) -> list[Pass]:
     ]
 
 
-def selected(shape: Shape) -> int:
+def selected(shape: PassShape) -> int:
     """Slots that a draft's view selects in each row."""
     return max(1, round(shape.share * shape.context))
 
@@ -92,7 +92,7 @@ class Workload:
                 for buffer in self.cache.stored(layer, b):
                     buffer.fill_(0.01 if buffer.is_floating_point() else 60)
 
-    def timed(self, shape: Shape) -> Callable[[], Any]:
+    def timed(self, shape: PassShape) -> Callable[[], Any]:
         """A call of the passes of this shape, and of the choice of tokens by their logits."""
         model = self.model
         cache = self.at(shape)
@@ -127,7 +127,7 @@ class Workload:
 
         return draft
 
-    def at(self, shape: Shape) -> KVCache:
+    def at(self, shape: PassShape) -> KVCache:
         """The rows of a shape.
 
         Their lengths are those of the latest pass: `_resume` sets them.
@@ -136,7 +136,7 @@ class Workload:
         cache.length.fill_(shape.context)
         return cache
 
-    def _resume(self, shape: Shape) -> None:
+    def _resume(self, shape: PassShape) -> None:
         self.cache.length[: shape.rows] = shape.context
         if self.model.architecture.scans:
             for b in range(shape.rows):
@@ -145,7 +145,7 @@ class Workload:
                 for name, value in vars(fresh).items():
                     setattr(row, name, value)
 
-    def view(self, shape: Shape) -> View:
+    def view(self, shape: PassShape) -> View:
         """Slots spread evenly over the context, and all later ones."""
         count = selected(shape)
         slots = torch.arange(count) * shape.context // count
