@@ -121,7 +121,7 @@ FAULTS = {
         "low",
         lambda self, p: p - (p + 1) % self.size,
     ),
-    "a temperature that is ignored": ("llama4_text", temperature, "at_positions", None),
+    "a temperature that is ignored": ("llama4_text", temperature, "tempered", None),
     "a temperature by the place in the pass": (
         "ministral3",
         ministral3,

@@ -4,9 +4,7 @@ function.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from longdraft.backends.attention_pass import AttentionPass
 from longdraft.backends.biased_keys import has_biases, unbiased_length, with_biases
 from longdraft.backends.compressed import LAYERS as COMPRESSED
 from longdraft.backends.compressed import Path, compress_rates
+from longdraft.backends.current_pass import CurrentPass, current, passing
 from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
@@ -24,12 +23,12 @@ from longdraft.backends.layer_numbers import follow_layers, number_of
 from longdraft.backends.layout import Layout, layout_of
 from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
-from longdraft.backends.recurrent_layers import recurring, scans_in
+from longdraft.backends.recurrent_layers import scans_in
 from longdraft.backends.recurrent_layers import take_over as take_over_scans
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.backends.shared_keys import sources_of
 from longdraft.backends.span import CHUNKED, spans_of
-from longdraft.backends.temperature import at_positions, take_over, tempered
+from longdraft.backends.temperature import take_over, tempered
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -96,7 +95,7 @@ def attention(
     result and that no backend knows.
     """
     name = type(module).__name__
-    longdraft = getattr(_running, "attention", None) if longdraft is None else longdraft
+    longdraft = current().attention if longdraft is None else longdraft
     if longdraft is None:
         raise InputError(
             f"{name} does not pass its arguments on to attention, so longdraft cannot run "
@@ -141,19 +140,6 @@ def attention(
 
 
 AttentionInterface.register(NAME, attention)
-_running = threading.local()  # its attention: the pass that the thread runs
-
-
-@contextmanager
-def _passing(attention: AttentionPass | Path) -> Generator[None]:
-    """Inside, the thread's pass is known to layers that do not pass arguments on to their attention
-    (Nemotron's).
-    """
-    _running.attention = attention
-    try:
-        yield
-    finally:
-        _running.attention = None
 
 
 class Architecture:
@@ -169,7 +155,8 @@ class Architecture:
     0: it has none. latents {layer: Latent}: layers whose cache holds latents, as keys without
     values.
     indexed: layers that read only what an indexer chooses. rates {layer: how many positions it
-    compresses to one}.
+    compresses to one}. owner: stands for this architecture in its hooks, which modules can share
+    with another one.
     """
 
     implementation = NAME  # of attention in Transformers
@@ -180,15 +167,16 @@ class Architecture:
         self.config = hf.config.get_text_config()
         self.use(self.implementation)
         self.layout = layout_of(hf)
+        self.owner = object()
         follow_layers(hf)
-        self._requested = hook_hidden_states(self.layout)
+        hook_hidden_states(self.layout, self.owner)
         self.windows = windows_of(hf.config)
         self.sources = sources_of(hf)
         self.latents = latents_of(hf)
         self.indexed = indexed_layers(hf.config)
         self.rates = compress_rates(hf.config)
         self.spans = spans_of(hf.config, self.windows)
-        self.longrope = LongRope.of(self.layout.body)
+        self.longrope = LongRope.of(self.layout.body, self.owner)
         self.tempered = take_over(hf)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
@@ -217,13 +205,11 @@ class Architecture:
         position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
         return position if self.longrope is None else self.longrope.clamp(position, cache)
 
-    def rotating(self, cache: KVCache) -> AbstractContextManager[None]:
+    def rotating(self, cache: KVCache) -> AbstractContextManager[object]:
         """A pass over this cache's rows, with the rotations of each."""
-        return (
-            nullcontext()
-            if self.longrope is None
-            else self.longrope.rotating(self.longrope.long(cache))
-        )
+        if self.longrope is None:
+            return nullcontext()
+        return self.longrope.rotating(self.longrope.long(cache))
 
     def run(
         self,
@@ -261,13 +247,14 @@ class Architecture:
         if choice is not None:
             more |= choice.arguments(self.config.layer_types)
             intercepting = Intercepting(choice.replaced)
-        with (
-            self.capturing(captured),
-            at_positions(position),
-            intercepting,
-            _passing(attention),
-            recurring(recurrent),
-        ):
+        p = passing(
+            owner=self.owner,
+            captured=captured,
+            position=position,
+            attention=attention,
+            recurrent=recurrent,
+        )
+        with p, intercepting:
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
@@ -294,29 +281,23 @@ class Architecture:
             recurrent.finish()
         return out.logits[:, -logits:]  # some classes do not know logits_to_keep
 
-    @contextmanager
-    def capturing(self, captured: Captures) -> Generator[None]:
+    def capturing(self, captured: Captures) -> AbstractContextManager[CurrentPass]:
         """Store the hidden states that captured.spec requests of passes in this thread."""
-        before = getattr(self._requested, "captured", None)
-        self._requested.captured = captured
-        try:
-            yield
-        finally:
-            self._requested.captured = before
+        return passing(owner=self.owner, captured=captured)
 
 
-def hook_hidden_states(layout: Layout) -> threading.local:
-    """Hooks that store what enters each layer and what leaves the last in the `captured` of the
-    calling thread, if set.
+def hook_hidden_states(layout: Layout, owner: object) -> None:
+    """Hooks that store what enters each layer and what leaves the last, where the thread's pass
+    belongs to `owner` and requests it.
 
     Of several streams it is what `join` makes of them, and what the final norm reads after the last
     layer. The hooks stay registered, so that no thread changes the modules while another one runs
     them.
     """
-    requested = threading.local()
 
     def store(n: int, state: Tensor) -> None:
-        captured = getattr(requested, "captured", None)
+        p = current()
+        captured = p.captured if p.owner is owner else None
         if captured is not None and n in captured.spec.hidden:
             captured.states[n] = state
 
@@ -338,7 +319,6 @@ def hook_hidden_states(layout: Layout) -> threading.local:
         layout.layers[-1].register_forward_hook(after)
     else:  # streams become one between the last layer and the norm
         layout.norm.register_forward_pre_hook(before(len(layout.layers)), with_kwargs=True)
-    return requested
 
 
 def windows_of(config: Any) -> dict[int, int]:

@@ -5,12 +5,11 @@ shared blocks).
 from __future__ import annotations
 
 import inspect
-import threading
 from typing import Any
 
+from longdraft.backends.current_pass import current
+
 ARGUMENT = "layer_idx"  # of the forward of a module that several layers share the weights of
-# its layer: the one that the module which the thread runs was called for
-_running = threading.local()
 
 
 def follow_layers(hf: Any) -> None:
@@ -29,11 +28,15 @@ def follow_layers(hf: Any) -> None:
 def _before(place: int) -> Any:
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = kwargs.get(ARGUMENT, args[place] if len(args) > place else None)
-        _running.layer = module.layer_idx if given is None else given
+        current().layer = module.layer_idx if given is None else given
 
     return hook
 
 
 def number_of(module: Any) -> int:
     """The layer for which an attention module runs."""
-    return _running.layer if hasattr(module, "follows_layers") else module.layer_idx
+    if not hasattr(module, "follows_layers"):
+        return module.layer_idx
+    layer = current().layer
+    assert layer is not None
+    return layer

@@ -7,14 +7,13 @@ length that its text may reach.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from longdraft.backends.current_pass import CurrentPass, current, passing
 from longdraft.core import KVCache
 from longdraft.errors import InputError
 
@@ -24,10 +23,10 @@ class LongRope:
     others the short.
     """
 
-    def __init__(self, modules: list[Any], border: int):
+    def __init__(self, modules: list[Any], border: int, owner: object):
         self.border = border
-        self._rows = threading.local()
-        hook = _hook(border, self._rows)
+        self._owner = owner
+        hook = _hook(border, owner)
         for module in modules:
             for name, x in module.named_buffers(recurse=False):
                 # passes write to them, and a quantized copy of the model shares them
@@ -35,9 +34,10 @@ class LongRope:
             module.register_forward_hook(hook, with_kwargs=True)
 
     @classmethod
-    def of(cls, body: nn.Module) -> LongRope | None:
-        """Of a decoder; None without such rotations. Raises InputError for layers with their own
-        borders.
+    def of(cls, body: nn.Module, owner: object) -> LongRope | None:
+        """A decoder's, in passes of `owner`; None without such rotations.
+
+        Raises InputError for layers with their own borders.
         """
         modules: list[Any] = [m for m in body.modules() if _is_long(m)]
         if not modules:
@@ -52,7 +52,7 @@ class LongRope:
                 f"layers change their rotations at {sorted(borders)} tokens: use a model "
                 "with one border"
             )
-        return cls(modules, borders.pop())
+        return cls(modules, borders.pop(), owner)
 
     def long(self, cache: KVCache) -> list[bool]:
         """Of each row, whether it has the long factors."""
@@ -76,17 +76,12 @@ class LongRope:
         long = cache.planned > self.border
         return torch.where(long[:, None], position, position.clamp(max=self.border - 1))
 
-    @contextmanager
-    def rotating(self, long: list[bool]) -> Generator[None]:
+    def rotating(self, long: list[bool]) -> AbstractContextManager[CurrentPass]:
         """A pass of rows with long or short factors, by this thread."""
-        self._rows.long = long
-        try:
-            yield
-        finally:
-            self._rows.long = None
+        return passing(owner=self._owner, long=long)
 
 
-def _hook(border: int, rows: threading.local) -> Any:
+def _hook(border: int, owner: object) -> Any:
     """A hook that returns the rotations of the pass's rows in place of those that its positions
     would give.
 
@@ -94,7 +89,8 @@ def _hook(border: int, rows: threading.local) -> Any:
     """
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        long: list[bool] | None = getattr(rows, "long", None)
+        p = current()
+        long = p.long if p.owner is owner else None
         if not long or not any(long):
             return output
         given = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}

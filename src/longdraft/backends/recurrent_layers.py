@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
@@ -20,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from longdraft.backends.current_pass import current
 from longdraft.backends.inline_scans import INLINE, hook, is_inline
 from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.errors import InputError
-
-_running = threading.local()  # its recurrent: the pass that the thread runs
 
 
 def _convolution(
@@ -181,7 +178,7 @@ def take_over(layers: nn.Module) -> int:
     scans = scans_in(layers)
     for module, names in scans.items():
         if not names:
-            hook(module, running)
+            hook(module)
         home = vars(sys.modules[type(module).__module__])
         for name in names:
             if not hasattr(home[name], "of_longdraft"):
@@ -192,24 +189,8 @@ def take_over(layers: nn.Module) -> int:
 def _replaced(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        p = running()
+        p = current().recurrent
         return original(*args, **kwargs) if p is None else ours(p, original, *args, **kwargs)
 
     call.of_longdraft = True  # type: ignore[attr-defined]
     return call
-
-
-def running() -> RecurrentPass | None:
-    """The pass that this thread runs, if its model has recurrent layers."""
-    return getattr(_running, "recurrent", None)
-
-
-@contextmanager
-def recurring(p: RecurrentPass | None) -> Generator[None]:
-    """Inside, recurrent layers that this thread runs belong to the pass."""
-    before = running()
-    _running.recurrent = p
-    try:
-        yield
-    finally:
-        _running.recurrent = before

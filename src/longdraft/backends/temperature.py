@@ -8,16 +8,14 @@ in each.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from longdraft.backends.current_pass import current
+
 FIELDS = ("attn_temperature_tuning", "floor_scale", "attn_scale", "use_rope")
-_inside = threading.local()  # position [B,W] of the nodes of the pass that the thread runs
 
 
 class OutsidePasses:
@@ -28,7 +26,7 @@ class OutsidePasses:
     """
 
     def __bool__(self) -> bool:
-        return getattr(_inside, "position", None) is None
+        return current().position is None
 
 
 def take_over(hf: nn.Module) -> bool:
@@ -40,23 +38,14 @@ def take_over(hf: nn.Module) -> bool:
     return bool(tuned)
 
 
-@contextmanager
-def at_positions(position: Tensor) -> Generator[None]:
-    """A pass over nodes at position [B,W], by this thread."""
-    _inside.position = position
-    try:
-        yield
-    finally:
-        _inside.position = None
-
-
 def tempered(module: Any, query: Tensor) -> Tensor:
     """query [B,H,W,D] of a layer, scaled by its nodes' positions if the layer's module would do
     so.
     """
     if not isinstance(getattr(module, "attn_temperature_tuning", None), OutsidePasses):
         return query
-    position: Tensor = _inside.position
+    position = current().position
+    assert position is not None
     scale = (
         torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale
         + 1.0
