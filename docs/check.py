@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 
 import diagram
+import features
 import figures
 import headlines
 import models
@@ -16,7 +17,18 @@ import qwen_coder
 import smollm2
 import structured_output
 
-SCRIPTS = (figures, pays, smollm2, qwen_coder, peers, headlines, models, structured_output, diagram)
+SCRIPTS = (
+    figures,
+    pays,
+    smollm2,
+    qwen_coder,
+    peers,
+    headlines,
+    models,
+    structured_output,
+    features,
+    diagram,
+)
 
 if __name__ == "__main__":
     sys.exit(max(script.main(["--check"]) for script in SCRIPTS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import threading
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,13 +51,13 @@ def check_two_threads() -> None:
 
     def run(name: str) -> None:
         mine = {field: f"{name}'s {field}" for field in NAMES}
-        before = [getattr(current(), field) is None for field in NAMES]
+        before = [current() == CurrentPass()]
         both.wait()
-        with passing(**mine):
+        with passing(CurrentPass(**mine)):
             both.wait()
             inside = [getattr(current(), field) == mine[field] for field in NAMES]
             both.wait()
-        after = [getattr(current(), field) is None for field in NAMES]
+        after = [current() == CurrentPass()]
         seen[name] = before + inside + after
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
@@ -64,7 +65,7 @@ def check_two_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == {name: [True] * 3 * len(NAMES) for name in ("one", "two")}
+    assert seen == {name: [True] * (len(NAMES) + 2) for name in ("one", "two")}
 
 
 def test_passes_of_two_threads_do_not_see_each_other():
@@ -80,9 +81,9 @@ def test_a_state_that_threads_share_is_caught(monkeypatch):
 def check_nesting() -> None:
     """An inner pass has its own fields; afterwards, also after an error, the outer one has its."""
     before = current()
-    with passing(layer=1, projected="outer"):
-        with pytest.raises(ValueError, match="stop"), passing(layer=2):
-            assert current().layer == 2 and current().projected == "outer"
+    with passing(CurrentPass(layer=1, projected="outer")):
+        with pytest.raises(ValueError, match="stop"), passing(CurrentPass(layer=2)):
+            assert current().layer == 2 and current().projected is None
             current().projected = "inner"
             raise ValueError("stop")
         assert current().layer == 1 and current().projected == "outer"
@@ -93,13 +94,16 @@ def test_a_nested_pass_restores_the_one_around_it():
     check_nesting()
 
 
-def test_fields_that_an_inner_pass_leaves_behind_are_caught(monkeypatch):
-    def overwritten(value, **changes):
-        for name, x in changes.items():
-            setattr(value, name, x)
-        return value
+def test_a_pass_that_an_inner_one_ends_is_caught(monkeypatch):
+    @contextmanager
+    def passing_then_none(p):
+        current_pass._threads.current = p
+        try:
+            yield
+        finally:
+            current_pass._threads.current = CurrentPass()
 
     monkeypatch.setattr(current_pass, "_threads", current_pass._Threads())
-    monkeypatch.setattr(current_pass, "replace", overwritten)
+    monkeypatch.setitem(globals(), "passing", passing_then_none)
     with pytest.raises(AssertionError):
         check_nesting()

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
-from longdraft.backends.current_pass import current, passing
+from longdraft.backends.current_pass import CurrentPass, current
 from longdraft.backends.dense_pass import DensePass
 from longdraft.backends.eager import Eager
-from longdraft.backends.recurrent_layers import has_scans
-from longdraft.backends.span import Window
+from longdraft.backends.features.scans.recurrent_layers import has_scans
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
 
@@ -76,10 +75,6 @@ class DenseArchitecture(Architecture):
     def __init__(self, hf: Any):
         super().__init__(hf)
         c = self.config
-        local = [n for n, kind in enumerate(getattr(c, "attention_layers", ())) if kind == "local"]
-        size = getattr(c, "window_size", 0)
-        self.windows |= dict.fromkeys(local, size)
-        self.spans |= dict.fromkeys(local, Window(size))
         trained = [n for name in LIMITS if isinstance(n := getattr(c, name, None), int)]
         self.positions = min([self.positions, *trained])
         # MPT's biases end there
@@ -111,8 +106,8 @@ class DenseArchitecture(Architecture):
         """
         options = {"position_ids": position, "logits_to_keep": logits}
         options = {name: value for name, value in options.items() if name in self._accepted}
-        p = passing(owner=self.owner, captured=captured, dense=row)
-        with p, self._without_own_masks():
+        p = CurrentPass(captured=captured, cache=row.cache.row(row.b), position=position, dense=row)
+        with self.running(p), self._without_own_masks():
             out = self.hf(input_ids=tokens, past_key_values=row, use_cache=True, **options)
         if len(row.updated) != len(self.layout.layers):
             used = f"{len(row.updated)} of {len(self.layout.layers)} layers use the cache protocol"
@@ -224,10 +219,8 @@ class Dense(Eager):
             row = DensePass(
                 cache, b, tree, start, view, captured, model.spans, model.reach, model.hf.dtype
             )
-            with model.rotating(cache.row(b)):
-                rows.append(
-                    model.run_row(row, tree.tokens[span, start:], position[span], own, logits)
-                )
+            tokens = tree.tokens[span, start:]
+            rows.append(model.run_row(row, tokens, position[span], own, logits))
             for n, state in own.states.items():
                 states[n].append(state)
         captured.states |= {n: torch.cat(parts) for n, parts in states.items() if parts}

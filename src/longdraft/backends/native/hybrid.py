@@ -11,9 +11,9 @@ from torch import nn
 
 from longdraft.backends import stock
 from longdraft.backends.decoder_layer import LINEARS, NORMS
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.backends.native.gated_delta import GatedDelta
 from longdraft.backends.native.step import NativeStep
-from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.core import KVCache, Tree
 from longdraft.ops import native
 

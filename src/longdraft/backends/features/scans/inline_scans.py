@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.current_pass import current
-from longdraft.backends.recurrences import Additive
+from longdraft.backends.features.scans.recurrences import Additive
 from longdraft.errors import InputError
 
 # what MiniMax's lightning attention consists of

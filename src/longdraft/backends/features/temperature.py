@@ -8,19 +8,20 @@ in each.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longdraft.backends.current_pass import current
+from longdraft.backends.features.feature import Attend, Call, Feature
 
 FIELDS = ("attn_temperature_tuning", "floor_scale", "attn_scale", "use_rope")
 
 
 class OutsidePasses:
     """Takes the place of a module's flag: true, except in a thread that runs a pass, whose queries
-    `tempered` scales.
+    Temperature scales.
 
     So Transformers' own passes of the same module stay right.
     """
@@ -29,13 +30,26 @@ class OutsidePasses:
         return current().position is None
 
 
-def take_over(hf: nn.Module) -> bool:
-    """Let passes scale the queries of these modules -> whether there are any."""
-    modules: list[Any] = [m for m in hf.modules() if all(hasattr(m, name) for name in FIELDS)]
-    tuned = [m for m in modules if m.attn_temperature_tuning and not m.use_rope]
-    for module in tuned:
-        module.attn_temperature_tuning = OutsidePasses()
-    return bool(tuned)
+class Temperature(Feature):
+    """Queries are scaled by the positions of their nodes."""
+
+    models = "Llama 4"
+    computed = (
+        "longdraft's attention scales them, because the modules count positions in Transformers'"
+        " cache"
+    )
+
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        modules: list[Any] = [m for m in hf.modules() if all(hasattr(m, name) for name in FIELDS)]
+        tuned = [m for m in modules if m.attn_temperature_tuning and not m.use_rope]
+        for module in tuned:
+            module.attn_temperature_tuning = OutsidePasses()
+        return cls() if tuned else None
+
+    def attend(self, proceed: Attend, call: Call) -> Tensor:
+        call.query = tempered(call.module, call.query)
+        return proceed(call)
 
 
 def tempered(module: Any, query: Tensor) -> Tensor:
