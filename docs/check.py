@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 
 import diagram
+import features
 import figures
 import headlines
 import models
@@ -26,6 +27,7 @@ SCRIPTS = (
     headlines,
     models,
     structured_output,
+    features,
     diagram,
     tests_page,
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from measured import ROOT, filled, listed, table, write_or_check
 
-from longdraft.backends.indexers import INDEXED
+from longdraft.backends.features.indexer import INDEXED
 
 PAGE = ROOT / "docs" / "models.md"
 RECORDS = max((ROOT / "benchmarks" / "records").glob("*-coverage.jsonl.gz"))

@@ -22,7 +22,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from longdraft.backends.latent import latents_of
+from longdraft.backends.features.latent import latents_of
 from longdraft.core.states import ROOM
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of, slot_bytes, weights_of

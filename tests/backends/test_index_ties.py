@@ -20,8 +20,8 @@ from support.listed import full
 from torch import Tensor
 
 from longdraft import generate
-from longdraft.backends import compressed, indexers
-from longdraft.backends.indexers import TOPK, Intercepting, first_of_best
+from longdraft.backends.features import compressed, indexer
+from longdraft.backends.features.indexer import TOPK, Intercepting, first_of_best
 from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
 
@@ -50,7 +50,7 @@ def stock(kind: str, seed: int = 0, heads: int = 1) -> Any:
 
 @contextmanager
 def choosing(hf: Any, replaced: Callable[[Any], Callable[..., Any] | None]) -> Generator[None]:
-    """Transformers' own attention, with functions in the place of some that its indexers call."""
+    """Transformers' own attention, with functions in the place of some that its indexer call."""
     modules = [m for name, m in hf.named_modules() if name.endswith("indexer")]
     hf.set_attn_implementation("eager")
     try:
@@ -127,7 +127,7 @@ def check_choice(kind: str, monkeypatch: Any) -> int:
     with choosing(hf, lambda func: noting(func, theirs) if func in TOPK else None):
         hf(input_ids=ids, use_cache=False)
     with monkeypatch.context() as patch:
-        for module in (indexers, compressed):
+        for module in (indexer, compressed):
             patch.setattr(module, "first_of_best", noting(module.first_of_best, ours))
         logits_of(hf, ids)
     (scores, slots), (own_scores, own_slots) = (_shown(*chosen[0]) for chosen in (theirs, ours))
@@ -183,7 +183,7 @@ def _but_the_best(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["deepseek_v32", "deepseek_v4"])
 def test_a_choice_without_the_best_is_caught(kind, monkeypatch):
-    for module in (indexers, compressed):
+    for module in (indexer, compressed):
         monkeypatch.setattr(module, "first_of_best", _but_the_best)
     with pytest.raises(AssertionError):
         check_choice(kind, monkeypatch)
@@ -196,7 +196,7 @@ def test_ties_by_the_last_positions_are_caught(monkeypatch):
         best = first_of_best(scores.flip(-1), k, dim)
         return torch.return_types.topk((best.values, scores.shape[-1] - 1 - best.indices))
 
-    monkeypatch.setattr(indexers, "first_of_best", last)
+    monkeypatch.setattr(indexer, "first_of_best", last)
     check_choice("deepseek_v32", monkeypatch)  # its scores are as good
     with pytest.raises(AssertionError):
         check_all_but_ties("deepseek_v32")

@@ -13,9 +13,9 @@ from support.checks import SAMPLERS, SEED
 from support.listed import BUILD, full
 
 from longdraft import InputError, PromptFile, Session, generate, row_seed, serve
-from longdraft.backends import indexers
-from longdraft.backends.compressed import Path
-from longdraft.backends.indexers import Choice, first_of_best
+from longdraft.backends.features import indexer
+from longdraft.backends.features.compressed import Path
+from longdraft.backends.features.indexer import Choice, first_of_best
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import PAD, Tree
 from longdraft.models.lm import LM
@@ -202,12 +202,12 @@ def check_order_of_ties() -> None:
     """
     scores = torch.randint(-1, 2, (2, 9, 40), generator=torch.Generator().manual_seed(1)).float()
     scores[:, :, 30:] = float("-inf")
-    many = indexers.first_of_best(scores, 16, dim=-1).indices.sort(-1).values
+    many = indexer.first_of_best(scores, 16, dim=-1).indices.sort(-1).values
     stable = scores.sort(dim=-1, descending=True, stable=True).indices[..., :16].sort(-1).values
     assert torch.equal(many, stable)
     for b in range(2):
         for node in range(9):
-            one = indexers.first_of_best(
+            one = indexer.first_of_best(
                 scores[b : b + 1, node : node + 1, : 30 + node], 16, dim=-1
             ).indices
             assert torch.equal(one.sort(-1).values[0, 0], many[b, node])
@@ -231,7 +231,7 @@ def test_a_view_narrows_the_choice():
     k = torch.arange(6.0).expand(1, 1, 6).mT[None]
     held.write(0, k[0][None], k[0][None], [0])
     held.length += 4
-    choice = Choice(held, [4], 0, torch.tensor([[0, 1]]), [torch.ones(2, 2).tril().bool()], 1, {0})
+    choice = Choice(held, [4], 0, torch.tensor([[0, 1]]), [torch.ones(2, 2).tril().bool()], 1)
     choice.choose(0, torch.tensor([[[0, 2, 3, 5], [0, 1, 3, 3]]]))
     view = View(torch.tensor([[[2]]]), torch.tensor([4]))
     [segments] = choice.groups(0, 0, *held.read(0, 0), view, torch.zeros(1, 2, 1), False)
@@ -327,7 +327,7 @@ def test_refusals():
         refuse(config)
     with pytest.raises(InputError, match="mtp does not run"):
         BUILD["mtp"](target("deepseek_v32"))
-    choice = Choice(KVCache(1, 8), [0], 0, torch.zeros(1, 1, dtype=torch.long), [None], 4, {3})
+    choice = Choice(KVCache(1, 8), [0], 0, torch.zeros(1, 1, dtype=torch.long), [None], 4)
     with pytest.raises(InputError, match="did not choose"):
         choice.chosen(3, 0)
 
@@ -363,7 +363,7 @@ def test_an_order_of_ties_by_the_number_of_nodes_is_caught(monkeypatch):
         best = first_of_best(scores.flip(-1), k, dim)
         return torch.return_types.topk((best.values, scores.shape[-1] - 1 - best.indices))
 
-    monkeypatch.setattr(indexers, "first_of_best", flipped)
+    monkeypatch.setattr(indexer, "first_of_best", flipped)
     with pytest.raises(AssertionError):
         check_paths(TIES)
     with pytest.raises(AssertionError):
@@ -371,7 +371,7 @@ def test_an_order_of_ties_by_the_number_of_nodes_is_caught(monkeypatch):
 
 
 def test_the_order_of_torch_is_caught(monkeypatch):
-    monkeypatch.setattr(indexers, "first_of_best", torch.Tensor.topk)
+    monkeypatch.setattr(indexer, "first_of_best", torch.Tensor.topk)
     with pytest.raises(AssertionError):
         check_paths(TIES)
 

@@ -16,9 +16,9 @@ from support.structure import check_tree_pass, close
 from transformers import AutoModelForCausalLM
 
 from longdraft import InputError, generate, row_seed, serve
-from longdraft.backends import latent
 from longdraft.backends.eager import Pass
-from longdraft.backends.latent import Latent, absorbed_linears, latents_of
+from longdraft.backends.features import latent
+from longdraft.backends.features.latent import Latent, absorbed_linears, latents_of
 from longdraft.backends.packed_linear import PackedLinear, quantize_linears
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
@@ -288,7 +288,7 @@ def another_row(self: KVCache, layer: int, b: int, read=KVCache.read):
 
 def kept_part(self: Pass, layer: int, q, k, v, *options, attend=Pass.attend):
     """The rotated part of a node is that of the node before it."""
-    width = self.latents[layer].rank
+    width = options[-1].__self__.rank  # of the Latent that attends
     return attend(
         self, layer, q, torch.cat([k[..., :width], k[..., width:].roll(1, 2)], -1), v, *options
     )

@@ -13,10 +13,10 @@ from support.listed import full
 from transformers import CONFIG_MAPPING
 
 from longdraft import InputError, Sampler, build, generate
-from longdraft.backends import architecture
-from longdraft.backends.recurrences import Additive, Convolution
-from longdraft.backends.recurrent_layers import scans_in
-from longdraft.backends.recurrent_pass import RecurrentPass
+from longdraft.backends.features import layer_numbers
+from longdraft.backends.features.scans.recurrences import Additive, Convolution
+from longdraft.backends.features.scans.recurrent_layers import scans_in
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters.glide.block import Host
@@ -161,7 +161,7 @@ FAULTS = {
         left_context_of_zeros,
     ),
     "values of the node beside": ("zaya", RecurrentPass, "windows", windows_by_slot),
-    "a shared block's other layer": ("zamba", architecture, "number_of", lambda module: 2),
+    "a shared block's other layer": ("zamba", layer_numbers, "number_of", lambda module: 2),
 }
 # the kind takes long to build
 LATE = {

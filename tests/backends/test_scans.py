@@ -15,9 +15,9 @@ from support.listed import full
 from torch import Tensor
 
 from longdraft import build, generate, ops
-from longdraft.backends import recurrent_pass
-from longdraft.backends.recurrences import Additive, DeltaRule, StateSpace, convolved
-from longdraft.backends.recurrent_pass import RowPlan
+from longdraft.backends.features.scans import recurrent_pass
+from longdraft.backends.features.scans.recurrences import Additive, DeltaRule, StateSpace, convolved
+from longdraft.backends.features.scans.recurrent_pass import RowPlan
 from longdraft.core.states import RowStates
 from longdraft.core.tree import PAD, Tree
 from longdraft.models.lm import LM

@@ -16,7 +16,8 @@ import torch
 from support import layers, tiny
 
 from longdraft import Sampler, Session, build, generate
-from longdraft.backends import architecture, biased_keys, differential, eager
+from longdraft.backends import eager
+from longdraft.backends.features import biased_keys, differential, shared_keys
 from longdraft.core import Captures, CaptureSpec, PromptSpec, Tree
 from longdraft.drafters.small_model.objective import BudgetObjective
 from longdraft.errors import InputError
@@ -32,7 +33,7 @@ REFUSED = {"biases": {"longspec"}, "shared": {"mtp"}, "shared-by-many": {"mtp"},
 
 def own_copies(monkeypatch) -> None:
     """Every layer stores what it attends to, as layers with keys of their own do."""
-    monkeypatch.setattr(architecture, "sources_of", lambda hf: {})
+    monkeypatch.setattr(shared_keys, "sources_of", lambda hf: {})
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_prompt_longer_than_what_the_biases_are_for_is_refused():
     hf = layers.stock("biases")
     limit = biased_keys.unbiased_length(hf)
     lm = LM(hf)
-    lm.architecture.longest = 30
+    lm.architecture.find(biased_keys.BiasedKeys).longest = 30
     with pytest.raises(InputError, match="drops keys from 30 tokens on"):
         generate(lm, [tiny_models.prompt(28)], max_new_tokens=4, eos=())
     assert (
@@ -183,7 +184,7 @@ def test_training_on_keys_with_biases_is_refused():
 
 
 def wrong_source(monkeypatch) -> None:
-    monkeypatch.setattr(architecture, "sources_of", lambda hf: {4: 0, 5: 1})
+    monkeypatch.setattr(shared_keys, "sources_of", lambda hf: {4: 0, 5: 1})
 
 
 def first_queries(monkeypatch) -> None:
@@ -209,13 +210,13 @@ def one_half_twice(monkeypatch) -> None:
 
 
 def no_biases(monkeypatch) -> None:
-    monkeypatch.setattr(architecture, "with_biases", lambda q, k, mask, scale: (q, k))
+    monkeypatch.setattr(biased_keys, "with_biases", lambda q, k, mask, scale: (q, k))
 
 
 def biases_of_other_heads(monkeypatch) -> None:
     add = biased_keys.with_biases
     monkeypatch.setattr(
-        architecture, "with_biases", lambda q, k, mask, scale: add(q, k, mask.flip(1), scale)
+        biased_keys, "with_biases", lambda q, k, mask, scale: add(q, k, mask.flip(1), scale)
     )
 
 

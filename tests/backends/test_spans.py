@@ -11,8 +11,8 @@ import torch
 from support import borders
 from transformers.models.ministral3 import modeling_ministral3 as ministral3
 
-from longdraft.backends import temperature
-from longdraft.backends.span import Chunk, Window
+from longdraft.backends.features import temperature
+from longdraft.backends.features.span import Chunk, Window
 from longdraft.core import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -121,7 +121,7 @@ FAULTS = {
         "low",
         lambda self, p: p - (p + 1) % self.size,
     ),
-    "a temperature that is ignored": ("llama4_text", temperature, "at_positions", None),
+    "a temperature that is ignored": ("llama4_text", temperature, "tempered", None),
     "a temperature by the place in the pass": (
         "ministral3",
         ministral3,
@@ -152,7 +152,7 @@ def test_the_probe_at_load_sees(monkeypatch, name):
     probe(hf)
     assert repr(hf.config.to_dict()) == before
     if broken is None:
-        monkeypatch.setattr("longdraft.backends.architecture.tempered", lambda module, query: query)
+        monkeypatch.setattr(temperature, "tempered", lambda module, query: query)
     else:
         monkeypatch.setattr(owner, attribute, broken)
     with pytest.raises(InputError, match="differs from Transformers' own"):

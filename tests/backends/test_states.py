@@ -11,9 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdraft.backends import recurrent_pass
-from longdraft.backends.recurrences import Additive, Convolution, DeltaRule, Scan, StateSpace
-from longdraft.backends.recurrent_pass import RecurrentPass, RowPlan, Segment
+from longdraft.backends.features.scans import recurrent_pass
+from longdraft.backends.features.scans.recurrences import (
+    Additive,
+    Convolution,
+    DeltaRule,
+    Scan,
+    StateSpace,
+)
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass, RowPlan, Segment
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.rewinding import Rewinding
 from longdraft.core.states import RECENT, ROOM, RowStates

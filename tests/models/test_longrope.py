@@ -12,7 +12,7 @@ from support.borders import BORDER
 from transformers import LlamaConfig
 
 from longdraft import generate
-from longdraft.backends.longrope import LongRope
+from longdraft.backends.features.longrope import LongRope
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.row_pool import RowPool
 from longdraft.engine.session import Session
@@ -175,7 +175,7 @@ def test_the_probe_at_load_sees_the_wrong_side(monkeypatch):
     probe(hf)
     monkeypatch.setattr(LongRope, "long", lambda self, cache: [False] * len(cache.length))
     monkeypatch.setattr(
-        LongRope, "clamp", lambda self, position, cache: position.clamp(max=self.border - 1)
+        LongRope, "positions", lambda self, position, cache: position.clamp(max=self.border - 1)
     )
     with pytest.raises(InputError, match="differs from Transformers' own"):
         probe(hf)

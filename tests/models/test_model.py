@@ -22,7 +22,9 @@ from transformers import (
 
 import longdraft
 from longdraft import InputError, Sampler, build, generate
-from longdraft.backends.architecture import NAME, attention, windows_of
+from longdraft.backends.architecture import NAME, attend_plainly, attention
+from longdraft.backends.current_pass import CurrentPass, passing
+from longdraft.backends.features.windows import windows_of
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models import support
@@ -173,16 +175,23 @@ def test_what_is_tried_is_not_refused(kind):
         ({"alibi": torch.zeros(1)}, "passes alibi"),
         ({"is_causal": False}, "is_causal=False"),
         ({"attention_mask": torch.zeros(1, 1, 2, 2)}, "a custom mask"),
-        ({"longdraft": None}, "does not pass its arguments on"),
     ],
 )
 def test_an_unknown_attention_argument_is_refused(arguments, words):
     """Whatever changes the numbers of attention and is not computed here."""
     q = torch.zeros(1, 2, 2, 4)
     module = torch.nn.Linear(1, 1)
-    call = {"attention_mask": None, "longdraft": object(), **arguments}
-    with pytest.raises(InputError, match=words) as error:
+    call = {"attention_mask": None, **arguments}
+    inside = passing(CurrentPass(attend=attend_plainly))
+    with inside, pytest.raises(InputError, match=words) as error:
         attention(module, q, q, q, **call)
+    one_line(error)
+
+
+def test_attention_outside_of_passes_is_refused():
+    q = torch.zeros(1, 2, 2, 4)
+    with pytest.raises(InputError, match="Linear attends outside of longdraft's passes") as error:
+        attention(torch.nn.Linear(1, 1), q, q, q, None)
     one_line(error)
 
 
@@ -220,7 +229,7 @@ def test_the_probe_catches_a_wrong_attention(fault, monkeypatch):
     hf = tiny.stock({"softcap": "gemma2-softcap", "window": "qwen3-mixed"}.get(fault, "gpt-oss"))
     monkeypatch.setattr("longdraft.backends.native.fits", lambda *a: False)
     if fault == "window":
-        monkeypatch.setattr("longdraft.backends.architecture.windows_of", lambda config: {})
+        monkeypatch.setattr("longdraft.backends.features.windows.windows_of", lambda config: {})
     AttentionInterface.register(NAME, bad)
     try:
         with pytest.raises(InputError, match="differs from Transformers' own") as error:

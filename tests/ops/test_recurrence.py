@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdraft.backends.recurrences import Additive, DeltaRule, StateSpace
+from longdraft.backends.features.scans.recurrences import Additive, DeltaRule, StateSpace
 from longdraft.core.states import Inputs
 from longdraft.ops import native, recurrence
 from longdraft.ops.scan import COMMITTED, ON, Order, Terms, chain, depth_first

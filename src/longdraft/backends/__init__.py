@@ -32,6 +32,8 @@ def choose(eager: Eager) -> Backend:
     refuse(model.hf, model.windows)
     if isinstance(eager, Dense):
         return eager
-    if native.fits(model.hf, model.windows):
+    if native.NativeBackend.computes(model.features) and native.fits(model.hf, model.windows):
         return native.NativeBackend(model)
-    return cuda.CudaBackend(model) if cuda.fits(model) else eager
+    if cuda.CudaBackend.computes(model.features) and cuda.fits(model):
+        return cuda.CudaBackend(model)
+    return eager

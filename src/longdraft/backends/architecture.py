@@ -4,35 +4,39 @@ function.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from longdraft.backends.attention_pass import AttentionPass
-from longdraft.backends.biased_keys import has_biases, unbiased_length, with_biases
-from longdraft.backends.compressed import LAYERS as COMPRESSED
-from longdraft.backends.compressed import Path, compress_rates
-from longdraft.backends.differential import is_differential
-from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
-from longdraft.backends.latent import latents_of
-from longdraft.backends.layer_numbers import follow_layers, number_of
+from longdraft.backends.current_pass import CurrentPass, current, passing
+from longdraft.backends.features.biased_keys import BiasedKeys
+from longdraft.backends.features.bounded_positions import BoundedPositions, trained_positions
+from longdraft.backends.features.experts import Experts
+from longdraft.backends.features.feature import (
+    Call,
+    Feature,
+    Slot,
+    overriding,
+    plain_slot,
+    wrapped,
+)
+from longdraft.backends.features.indexer import Indexer
+from longdraft.backends.features.latent import Latent, Latents
+from longdraft.backends.features.longrope import LongRope
+from longdraft.backends.features.scans.recurrent_layers import RECURRENT, Scans, scans_in
+from longdraft.backends.features.shared_keys import SharedKeys
+from longdraft.backends.features.span import Span
+from longdraft.backends.features.table import WITHOUT_ATTENTION, features_of
+from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.layout import Layout, layout_of
-from longdraft.backends.longrope import LongRope
-from longdraft.backends.past import LatentPass, Past
-from longdraft.backends.recurrent_layers import recurring, scans_in
-from longdraft.backends.recurrent_layers import take_over as take_over_scans
-from longdraft.backends.recurrent_pass import RecurrentPass
-from longdraft.backends.shared_keys import sources_of
-from longdraft.backends.span import CHUNKED, spans_of
-from longdraft.backends.temperature import at_positions, take_over, tempered
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
+F = TypeVar("F", bound=Feature)
 NAME = "longdraft"  # of the attention function
 # Arguments that models pass to attention functions and that do not change the result.
 HARMLESS = {
@@ -47,30 +51,7 @@ HARMLESS = {
     "position_embeddings",
     "logits_to_keep",
 }
-# they do not depend on the length of the text
-ROPES = {
-    "default",
-    "linear",
-    "llama3",
-    "yarn",
-    "proportional",
-}
-NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
-# types of layers with a state and without keys
-RECURRENT = {
-    "linear_attention",
-    "conv",
-    "mamba",
-    "recurrent",
-}
-MIXED = {"hybrid", "hybrid_sliding"}  # and those with both
-WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
-# names of their number in configs
-EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-)
+WITHOUT_KEYS = RECURRENT | WITHOUT_ATTENTION  # layer types
 
 
 def attention(
@@ -84,92 +65,56 @@ def attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
-    indices: Tensor | None = None,
-    block_indices: Tensor | None = None,
-    longdraft: AttentionPass | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [B,H,T,D] of the last T new nodes, key, value [B,K,W,D] of all -> [B,T,H,Dv].
 
-    Windows come from the config (windows_of). indices [B,W,k]: the slots that an indexer chose;
-    block_indices [B,K,W,k]: the blocks. Raises InputError for arguments that would change the
-    result and that no backend knows.
+    Windows come from the config. Raises InputError outside of longdraft's passes, and for arguments
+    that would change the result and that no feature of the model knows.
     """
-    name = type(module).__name__
-    longdraft = getattr(_running, "attention", None) if longdraft is None else longdraft
-    if longdraft is None:
+    attend = current().attend
+    if attend is None:
         raise InputError(
-            f"{name} does not pass its arguments on to attention, so longdraft cannot run "
-            "this architecture"
+            f"{type(module).__name__} attends outside of longdraft's passes, so longdraft cannot "
+            "run this architecture"
         )
-    odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if attention_mask is not None and has_biases(module):
-        query, key = with_biases(query, key, attention_mask, scale)
-        attention_mask = None
-    query = tempered(module, query)
-    if isinstance(longdraft, Path) and attention_mask is not None and not odd:
-        longdraft.calls += 1
-        return longdraft.attend_masked(
-            query, key, value, attention_mask, scale, softcap, s_aux
-        ).contiguous(), None
-    choice: Choice | None = getattr(longdraft, "choice", None)
-    if choice is not None and attention_mask is choice.mask and indices is not None:
-        choice.choose(module.layer_idx, indices)
-        attention_mask = None
-        indices = None
-    if choice is not None and block_indices is not None:
-        choice.choose_blocks(module.layer_idx, block_indices, module.indexer.block_size)
-        block_indices = None
-    odd += [
-        name
-        for name, x in (("indices", indices), ("block_indices", block_indices))
-        if x is not None
-    ]
-    if odd or attention_mask is not None or others.get("is_causal") is False:
-        argument = (
-            odd[0] if odd else "a custom mask" if attention_mask is not None else "is_causal=False"
-        )
-        raise InputError(
-            f"{name} passes {argument} to attention, which longdraft does not know: its "
-            "output would be wrong"
-        )
-    longdraft.calls += 1
-    return longdraft.attend(
-        number_of(module), query, key, value, scale, softcap, s_aux
-    ).contiguous(), None
+    arguments = {name: x for name, x in others.items() if x is not None and name not in HARMLESS}
+    if others.get("is_causal") is False:
+        arguments["is_causal=False"] = True
+    layer = getattr(module, "layer_idx", None)
+    call = Call(module, layer, query, key, value, attention_mask, scale, softcap, s_aux, arguments)
+    return attend(call).contiguous(), None
 
 
 AttentionInterface.register(NAME, attention)
-_running = threading.local()  # its attention: the pass that the thread runs
 
 
-@contextmanager
-def _passing(attention: AttentionPass | Path) -> Generator[None]:
-    """Inside, the thread's pass is known to layers that do not pass arguments on to their attention
-    (Nemotron's).
-    """
-    _running.attention = attention
-    try:
-        yield
-    finally:
-        _running.attention = None
+def attend_plainly(call: Call) -> Tensor:
+    """Attention without features. Raises InputError for arguments that no feature has taken out."""
+    if call.arguments or call.mask is not None:
+        argument = min(call.arguments, default="a custom mask")
+        raise InputError(
+            f"{type(call.module).__name__} passes {argument} to attention, which longdraft does "
+            "not know: its output would be wrong"
+        )
+    attention = current().attention
+    assert attention is not None
+    attention.calls += 1
+    more = () if call.compute is None else (call.compute,)
+    return attention.attend(
+        call.layer, call.query, call.key, call.value, call.scale, call.softcap, call.sink, *more
+    )
 
 
 class Architecture:
     """A Transformers model whose layers call longdraft's attention function.
 
-    windows {layer: size}: layers without full attention, and the number of keys that a node sees;
-    spans {layer: Span}: which ones. sources {layer: layer}: layers without their own keys, and the
-    layer whose keys they read. calls: of attention in a pass, two for each layer if it is
-    differential. longest: a text's maximum length, None: no limit. longrope: how rows choose
-    rotations that depend on the text's length, if the model has such. tempered: whether queries are
-    scaled by position (temperature.py). positions: how many the model was trained on.
-    reach: how many it can be given; later ones are clamped. experts: how many a layer selects from;
-    0: it has none. latents {layer: Latent}: layers whose cache holds latents, as keys without
-    values.
-    indexed: layers that read only what an indexer chooses. rates {layer: how many positions it
-    compresses to one}.
+    features: how it differs from plain attention, in the order in which they wrap it. windows
+    {layer: size}: layers without full attention, and the number of keys that a node sees; spans
+    {layer: Span}: which ones. calls: of attention in a pass. positions: how many the model was
+    trained on. reach: how many it can be given; later ones are clamped. owner: stands for this
+    architecture in its hooks, which modules can share with another one.
     """
 
     implementation = NAME  # of attention in Transformers
@@ -180,33 +125,80 @@ class Architecture:
         self.config = hf.config.get_text_config()
         self.use(self.implementation)
         self.layout = layout_of(hf)
-        follow_layers(hf)
-        self._requested = hook_hidden_states(self.layout)
-        self.windows = windows_of(hf.config)
-        self.sources = sources_of(hf)
-        self.latents = latents_of(hf)
-        self.indexed = indexed_layers(hf.config)
-        self.rates = compress_rates(hf.config)
-        self.spans = spans_of(hf.config, self.windows)
-        self.longrope = LongRope.of(self.layout.body)
-        self.tempered = take_over(hf)
-        self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
-        self.reach = 1 << 30 if rotates(hf) else self.positions
-        self.longest = unbiased_length(hf)
-        self.differential = is_differential(hf)
-        types = getattr(self.config, "layer_types", None) or getattr(
-            self.config, "layers_block_type", None
-        )
+        self.owner = object()
+        hook_hidden_states(self.layout, self.owner)
+        self.features = features_of(hf)
+        self.spans: dict[int, Span] = {}
+        self.calls = 1
+        for feature in self.features:
+            self.spans |= feature.spans
+            self.calls *= feature.calls
+        self.windows = {layer: self.spans[layer].size for layer in sorted(self.spans)}
+        self.positions = trained_positions(self.config)
+        bounded = self.find(BoundedPositions)
+        self.reach = 1 << 30 if bounded is None else bounded.count
+        types = getattr(self.config, "layer_types", None)
+        types = types or getattr(self.config, "layers_block_type", None)
         types = types or [""] * self.config.num_hidden_layers
         self.with_keys = [i for i, kind in enumerate(types) if kind not in WITHOUT_KEYS]
-        self.calls = len(self.with_keys) * (2 if self.differential else 1)
-        self.scans = take_over_scans(self.layout.layers)
-        counts = (getattr(self.config, name, None) for name in EXPERTS)
-        self.experts = next(filter(None, counts), 0)
+        self.calls *= len(self.with_keys)
+        self.longrope = self.find(LongRope)
+        self._attend = wrapped(overriding(self.features, "attend"), attend_plainly)
+        self._around = overriding(self.features, "around")
+        self._positions = overriding(self.features, "positions")
+        self.reading = overriding(self.features, "groups")
+        self.by_path = next((f for f in self.features if f.by_path), None)
+
+    def find(self, kind: type[F]) -> F | None:
+        """The feature of this kind; None: the model does not have it."""
+        return next((f for f in self.features if isinstance(f, kind)), None)
+
+    @property
+    def longest(self) -> int | None:
+        """A text's maximum length; None: no limit."""
+        biased = self.find(BiasedKeys)
+        return None if biased is None else biased.longest
+
+    @property
+    def sources(self) -> dict[int, int]:
+        """{layer: the layer whose keys it reads} of the layers without their own keys."""
+        shared = self.find(SharedKeys)
+        return {} if shared is None else shared.sources
+
+    @property
+    def latents(self) -> dict[int, Latent]:
+        """Layers whose cache holds latents, as keys without values."""
+        latents = self.find(Latents)
+        return {} if latents is None else latents.layers
+
+    @property
+    def indexed(self) -> set[int]:
+        """Layers that read only what an indexer chooses."""
+        indexer = self.find(Indexer)
+        return set() if indexer is None else indexer.layers
+
+    @property
+    def scans(self) -> int:
+        """How many recurrent layers scan in a pass."""
+        scans = self.find(Scans)
+        return 0 if scans is None else scans.count
+
+    @property
+    def experts(self) -> int:
+        """How many experts a layer selects from; 0: it has none."""
+        experts = self.find(Experts)
+        return 0 if experts is None else experts.count
 
     def has_scans(self, layers: nn.Module) -> bool:
         """Whether layers of this model's kind have a state beside their keys."""
         return bool(scans_in(layers))
+
+    def slot(self, layer: int) -> Slot:
+        """What this layer, or the one whose keys it reads, caches of a token."""
+        for feature in self.features:
+            if (slot := feature.slot(layer)) is not None:
+                return slot
+        return plain_slot(layer_configs(self.config)[layer])
 
     def use(self, implementation: str) -> None:
         """Compute attention by this one of Transformers' implementations, or longdraft's."""
@@ -215,108 +207,82 @@ class Architecture:
     def position(self, tree: Tree, start: int, cache: KVCache) -> Tensor:
         """[B,W] positions of nodes [start, size)."""
         position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
-        return position if self.longrope is None else self.longrope.clamp(position, cache)
+        for change in self._positions:
+            position = change(position, cache)
+        return position
 
-    def rotating(self, cache: KVCache) -> AbstractContextManager[None]:
-        """A pass over this cache's rows, with the rotations of each."""
-        return (
-            nullcontext()
-            if self.longrope is None
-            else self.longrope.rotating(self.longrope.long(cache))
-        )
+    @contextmanager
+    def running(self, p: CurrentPass) -> Generator[None]:
+        """Inside, the model's modules compute this pass in the calling thread."""
+        p.owner = self.owner
+        p.attend = self._attend
+        with ExitStack() as inside:
+            inside.enter_context(passing(p))
+            for around in self._around:
+                inside.enter_context(around(p))
+            yield
+
+    def attending(self, attention: AttentionPass) -> AbstractContextManager[None]:
+        """Inside, layers of the model's kind outside of the model attend by this."""
+        return passing(CurrentPass(owner=self.owner, attention=attention, attend=self._attend))
 
     def run(
         self,
-        attention: AttentionPass | Path,
+        attention: AttentionPass,
         tokens: Tensor,
         position: Tensor,
         captured: Captures,
         logits: int = 0,
-        recurrent: RecurrentPass | None = None,
+        *,
+        tree: Tree | None = None,
+        start: int = 0,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits`
         nodes, 0: all).
 
-        recurrent: of a model with `scans`. Raises InputError where not every layer calls attention,
-        or its scan.
+        tree, start, cache: of the pass, which some features need. Raises InputError where not every
+        layer calls attention.
         """
-        if self.longest is not None and int(position.max()) >= self.longest:
-            fault = f"drops keys from {self.longest} tokens on, which longdraft does not"
-            raise InputError(
-                f"{self.config.model_type} {fault}: give a shorter prompt, or ask for fewer tokens"
-            )
-        keep: Any = logits
-        if logits and self.sources and (captured.spec.hidden or captured.spec.rows is not None):
-            # of a number, Transformers computes the layers without keys for the last nodes only
-            keep = torch.arange(tokens.shape[1] - logits, tokens.shape[1], device=tokens.device)
-        more = dict[str, Any]()
-        intercepting = nullcontext()
-        choice: Choice | None = getattr(attention, "choice", None)
-        if isinstance(attention, Path):
-            more = attention.arguments()
-            intercepting = Intercepting(attention.replaced)
-        elif self.latents or choice is not None:
-            more["past_key_values"] = past = Past(self.latents, choice)
-            attention = LatentPass(attention, past)
-        if choice is not None:
-            more |= choice.arguments(self.config.layer_types)
-            intercepting = Intercepting(choice.replaced)
-        with (
-            self.capturing(captured),
-            at_positions(position),
-            intercepting,
-            _passing(attention),
-            recurring(recurrent),
-        ):
-            out = self.hf(
-                input_ids=tokens,
-                position_ids=position,
-                use_cache=False,
-                logits_to_keep=keep,
-                longdraft=attention,
-                **more,
-            )
-        if attention.calls != self.calls:
-            used = (
-                f"attends {attention.calls} times in a pass by the attention interface of "
-                "Transformers"
-            )
-            raise InputError(
-                f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers"
-            )
-        if recurrent is not None and recurrent.calls < self.scans:
-            fault = (
-                f"{self.scans - recurrent.calls} of its {self.scans} recurrent layers did not "
-                "scan in a pass"
-            )
-            raise InputError(f"{self.config.model_type}: {fault}, so its output would be wrong")
-        if recurrent is not None:
-            recurrent.finish()
+        p = CurrentPass(
+            attention=attention,
+            captured=captured,
+            tree=tree,
+            start=start,
+            cache=cache,
+            position=position,
+            logits=logits,
+        )
+        p.arguments["logits_to_keep"] = logits
+        with self.running(p):
+            out = self.hf(input_ids=tokens, position_ids=position, use_cache=False, **p.arguments)
+            if attention.calls != self.calls:
+                used = (
+                    f"attends {attention.calls} times in a pass by the attention interface of "
+                    "Transformers"
+                )
+                raise InputError(
+                    f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers"
+                )
         return out.logits[:, -logits:]  # some classes do not know logits_to_keep
 
-    @contextmanager
-    def capturing(self, captured: Captures) -> Generator[None]:
+    def capturing(self, captured: Captures) -> AbstractContextManager[None]:
         """Store the hidden states that captured.spec requests of passes in this thread."""
-        before = getattr(self._requested, "captured", None)
-        self._requested.captured = captured
-        try:
-            yield
-        finally:
-            self._requested.captured = before
+        return passing(CurrentPass(owner=self.owner, captured=captured))
 
 
-def hook_hidden_states(layout: Layout) -> threading.local:
-    """Hooks that store what enters each layer and what leaves the last in the `captured` of the
-    calling thread, if set.
+def hook_hidden_states(layout: Layout, owner: object) -> None:
+    """Hooks that store what enters each layer and what leaves the last, where the thread's pass
+    belongs to `owner` and requests it.
 
     Of several streams it is what `join` makes of them, and what the final norm reads after the last
     layer. The hooks stay registered, so that no thread changes the modules while another one runs
     them.
     """
-    requested = threading.local()
 
     def store(n: int, state: Tensor) -> None:
-        captured = getattr(requested, "captured", None)
+        p = current()
+        captured = p.captured if p.owner is owner else None
         if captured is not None and n in captured.spec.hidden:
             captured.states[n] = state
 
@@ -338,44 +304,3 @@ def hook_hidden_states(layout: Layout) -> threading.local:
         layout.layers[-1].register_forward_hook(after)
     else:  # streams become one between the last layer and the norm
         layout.norm.register_forward_pre_hook(before(len(layout.layers)), with_kwargs=True)
-    return requested
-
-
-def windows_of(config: Any) -> dict[int, int]:
-    """{layer: size} of the layers that see a window or a chunk of this size (span.py), read from
-    the config.
-
-    The attention argument is not enough: some architectures put the window in their mask alone.
-    Raises InputError for layer types that are not attention over keys and values.
-    """
-    c = config.get_text_config()
-    types = getattr(c, "layer_types", None)
-    window: int | None = getattr(c, "sliding_window", None)
-    if types is None:
-        used = getattr(c, "use_sliding_window", True)
-        return (
-            dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
-        )
-    chunk: int | None = getattr(c, "attention_chunk_size", None)
-    sizes = {CHUNKED: chunk, "hybrid_sliding": window, **dict.fromkeys(NEAR, window)}
-    odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS - WITHOUT_KEYS - MIXED)
-    if odd:
-        usable = "use a model of full, sliding, chunked or indexed attention"
-        raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which longdraft does not support yet: {usable}"
-        )
-    if CHUNKED in types and not chunk:
-        raise InputError(
-            f"this {c.model_type} has chunked layers and no attention_chunk_size: give it one"
-        )
-    return {i: size for i, kind in enumerate(types) if (size := sizes.get(kind)) is not None}
-
-
-def rotates(hf: Any) -> bool:
-    """Whether all positions are rotations of a kind in ROPES, so that the model accepts any
-    position.
-    """
-    kinds = getattr(layout_of(hf).rotary, "rope_type", None)
-    return (
-        kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES
-    )

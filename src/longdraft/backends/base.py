@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from longdraft.backends.features.feature import Feature
 from longdraft.backends.glide_block import Block, CompiledBlock
 from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
 from longdraft.core.draft_layers import CompiledLayers, DraftLayers
@@ -21,13 +22,19 @@ class Backend(Protocol):
     exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed
     beside it.
     max_nodes: how many nodes one call of `forward` takes at most. kernels: the name of its compiled
-    kernels, if any.
+    kernels, if any. SUPPORTED: the features that it computes; it runs no model that has others.
     """
 
+    SUPPORTED: ClassVar[frozenset[type[Feature]]] = frozenset()
     name: str
     exact: bool = False
     max_nodes: int = 128
     kernels: str | None = None
+
+    @classmethod
+    def computes(cls, features: Iterable[Feature]) -> bool:
+        """Whether all of them are in SUPPORTED: it computes nothing that it does not list."""
+        return {type(feature) for feature in features} <= cls.SUPPORTED
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
         """Whether `forward` can compute a pass under this view with logits of the last `logits`

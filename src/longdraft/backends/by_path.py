@@ -8,32 +8,38 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
-from longdraft.backends.compressed import Path
+from longdraft.backends.features.feature import Feature
 from longdraft.core import Captures, CaptureSpec, KVCache, Tree
 from longdraft.core.tree import PAD
 
 
 def forward_by_path(
-    model: Architecture, tree: Tree, cache: KVCache, start: int, captured: Captures, logits: int
+    model: Architecture,
+    feature: Feature,
+    tree: Tree,
+    cache: KVCache,
+    start: int,
+    captured: Captures,
+    logits: int,
 ) -> Tensor:
-    """As Backend.forward, without scores: all layers have windows. Nodes of padding have zeros."""
+    """As Backend.forward, without scores: all layers have windows. Nodes of padding have zeros.
+
+    feature: the one for which passes run nodes that follow each other.
+    """
     position = model.position(tree, start, cache)
     W = tree.size - start
-    window = max(model.windows.values())
-    layers = model.config.num_hidden_layers
     spec = captured.spec
     outputs = dict[tuple[int, int], Tensor]()
     states = dict[tuple[int, int], dict[int, Tensor]]()
     for b in range(len(tree.tokens)):
         for ancestors, nodes in new_paths(tree.row(b), start):
-            path = Path(cache.row(b), ancestors, nodes, window, layers, model.rates, model.hf.dtype)
+            path = feature.path(cache.row(b), ancestors, nodes, model.hf.dtype)
             part = Captures(CaptureSpec(hidden=spec.hidden))
             local = [n - start for n in nodes]
             few = logits if len(nodes) == W else 0
-            with model.rotating(cache.row(b)):
-                out = model.run(
-                    path, tree.tokens[b : b + 1, nodes], position[b : b + 1, local], part, few
-                )[0]
+            tokens = tree.tokens[b : b + 1, nodes]
+            where = position[b : b + 1, local]
+            out = model.run(path, tokens, where, part, few, cache=cache.row(b))[0]
             outputs |= {(b, n): x for n, x in zip(local[-len(out) :], out, strict=True)}
             states |= {
                 (b, n): {layer: s[0, i] for layer, s in part.states.items()}

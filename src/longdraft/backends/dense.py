@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,10 +18,10 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
+from longdraft.backends.current_pass import CurrentPass, current
 from longdraft.backends.dense_pass import DensePass
 from longdraft.backends.eager import Eager
-from longdraft.backends.recurrent_layers import has_scans
-from longdraft.backends.span import Window
+from longdraft.backends.features.scans.recurrent_layers import has_scans
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
 
@@ -76,16 +75,12 @@ class DenseArchitecture(Architecture):
     def __init__(self, hf: Any):
         super().__init__(hf)
         c = self.config
-        local = [n for n, kind in enumerate(getattr(c, "attention_layers", ())) if kind == "local"]
-        size = getattr(c, "window_size", 0)
-        self.windows |= dict.fromkeys(local, size)
-        self.spans |= dict.fromkeys(local, Window(size))
         trained = [n for name in LIMITS if isinstance(n := getattr(c, name, None), int)]
         self.positions = min([self.positions, *trained])
         # MPT's biases end there
         self.reach = min(self.reach, getattr(c, "max_seq_len", self.reach))
         self._accepted = inspect.signature(type(hf).forward).parameters
-        self._running = hook_passes(self.layout.layers)
+        hook_passes(self.layout.layers, self.owner)
 
     def use(self, implementation: str) -> None:
         """Modules read the config at each call; Transformers' setter refuses what does not use its
@@ -111,20 +106,13 @@ class DenseArchitecture(Architecture):
         """
         options = {"position_ids": position, "logits_to_keep": logits}
         options = {name: value for name, value in options.items() if name in self._accepted}
-        with self.capturing(captured), self._without_own_masks(), self._passing(row):
+        p = CurrentPass(captured=captured, cache=row.cache.row(row.b), position=position, dense=row)
+        with self.running(p), self._without_own_masks():
             out = self.hf(input_ids=tokens, past_key_values=row, use_cache=True, **options)
         if len(row.updated) != len(self.layout.layers):
             used = f"{len(row.updated)} of {len(self.layout.layers)} layers use the cache protocol"
             raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
         return out.logits[:, -logits:]
-
-    @contextmanager
-    def _passing(self, row: DensePass) -> Generator[None]:
-        self._running.row = row
-        try:
-            yield
-        finally:
-            self._running.row = None
 
     @contextmanager
     def _without_own_masks(self) -> Generator[None]:
@@ -152,15 +140,18 @@ def _is_square_mask(buffer: Any) -> bool:
     )
 
 
-def hook_passes(layers: Any) -> threading.local:
-    """Hooks that give layers the mask and biases of the `row` of the calling thread, and show it
-    their weights.
+def hook_passes(layers: Any, owner: object) -> None:
+    """Hooks that give layers the mask and biases of the row that the thread computes, and show it
+    their weights, where its pass belongs to `owner`.
     """
-    running = threading.local()
+
+    def running() -> DensePass | None:
+        p = current()
+        return p.dense if p.owner is owner else None
 
     def before(n: int, names: list[str]) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            row: DensePass | None = getattr(running, "row", None)
+            row = running()
             if row is None:
                 return None
             given = dict(zip(names, args, strict=False)) | kwargs
@@ -170,7 +161,7 @@ def hook_passes(layers: Any) -> threading.local:
 
     def after(n: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], output: Any) -> None:
-            row: DensePass | None = getattr(running, "row", None)
+            row = running()
             if row is not None and isinstance(output, tuple):
                 row.see(n, output[1:])
 
@@ -182,7 +173,6 @@ def hook_passes(layers: Any) -> threading.local:
         for module in layer.modules():
             if hasattr(module, "layer_idx") or hasattr(module, "layer_id"):
                 module.register_forward_hook(after(n))
-    return running
 
 
 class Dense(Eager):
@@ -229,10 +219,8 @@ class Dense(Eager):
             row = DensePass(
                 cache, b, tree, start, view, captured, model.spans, model.reach, model.hf.dtype
             )
-            with model.rotating(cache.row(b)):
-                rows.append(
-                    model.run_row(row, tree.tokens[span, start:], position[span], own, logits)
-                )
+            tokens = tree.tokens[span, start:]
+            rows.append(model.run_row(row, tokens, position[span], own, logits))
             for n, state in own.states.items():
                 states[n].append(state)
         captured.states |= {n: torch.cat(parts) for n, parts in states.items() if parts}

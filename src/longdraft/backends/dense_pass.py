@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.span import Span
+from longdraft.backends.features.span import Span
 from longdraft.core import Captures, IndexView, KVCache, Tree
 from longdraft.errors import InputError
 

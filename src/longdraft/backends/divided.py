@@ -24,17 +24,10 @@ class Divided(Eager):
 
     def __init__(self, architecture: Architecture, team: Team):
         super().__init__(architecture)
-        if architecture.differential:
-            kind = architecture.config.model_type
-            raise InputError(
-                f"{kind}'s layers pair heads that processes would divide: start it without torchrun"
-            )
-        if architecture.scans:
-            kind = architecture.config.model_type
-            raise InputError(
-                f"{kind} has layers with states, which are not divided yet: start it "
-                "without torchrun"
-            )
+        kind = architecture.config.model_type
+        for feature in architecture.features:
+            if feature.undivided:
+                raise InputError(f"{kind}{feature.undivided}: start it without torchrun")
         self.team = team
 
     def forward(

@@ -16,14 +16,10 @@ from longdraft import ops
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.by_path import forward_by_path
-from longdraft.backends.differential import Halves
-from longdraft.backends.indexers import Choice, attend_in_groups
-from longdraft.backends.latent import Latent
-from longdraft.backends.recurrent_pass import RecurrentPass
-from longdraft.backends.span import Span
+from longdraft.backends.features.feature import Groups, wrapped
+from longdraft.backends.features.indexer import attend_in_groups
+from longdraft.backends.features.span import Span
 from longdraft.core import Captures, KVCache, KVView, Tree
-
-Options = tuple[float, float | None, Tensor | None]  # scale, soft cap, sink
 
 
 class Eager(Backend):
@@ -48,34 +44,26 @@ class Eager(Backend):
         logits: int = 0,
     ) -> Tensor:
         model = self.architecture
-        tokens = tree.tokens[:, start:]
-        if model.rates:
-            return forward_by_path(model, tree, cache, start, captured, logits)
+        if model.by_path is not None:
+            return forward_by_path(model, model.by_path, tree, cache, start, captured, logits)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
         begin = cache.length.tolist()
-        layers = (model.spans, model.latents, model.sources)
-        indexed = model.indexed
-        count = model.config.num_hidden_layers
-        choice = (
-            Choice(cache, begin, start, tree.depth, visible, count, indexed) if indexed else None
-        )
-        halves = Halves() if model.differential else None
-        p = Pass(
-            cache, begin, start, tree.depth, visible, kept, view, captured, *layers, choice, halves
-        )
-        with model.rotating(cache):
-            scans = RecurrentPass(tree, cache, start) if model.scans else None
-            return model.run(p, tokens, model.position(tree, start, cache), captured, logits, scans)
+        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, model.spans)
+        if model.reading:
+            p.groups = wrapped(model.reading, p.read)
+        tokens = tree.tokens[:, start:]
+        position = model.position(tree, start, cache)
+        return model.run(p, tokens, position, captured, logits, tree=tree, start=start, cache=cache)
 
 
 @dataclass
 class Pass:
     """What attention needs to know of one forward pass over nodes [start, size) of a tree.
 
-    A layer of `sources` attends to the slots of its source, under that layer's view, and its
-    queries count as further heads of it: the scores of a source are means over the layers that read
-    its keys.
+    Where several layers attend to the slots of one, their queries count as further heads of it: its
+    scores are means over the layers that read its keys. groups: as Pass.read, with the features of
+    the model around it.
     """
 
     cache: KVCache
@@ -87,60 +75,53 @@ class Pass:
     view: KVView | None
     captured: Captures
     spans: dict[int, Span]  # of the layers without full attention
-    latents: dict[int, Latent]
-    sources: dict[int, int]  # of layers without their own keys, the layer whose keys they read
-    choice: Choice | None = None
-    halves: Halves | None = None  # of the values, where each layer attends twice
     calls: int = 0
     # by layer and row, how often it was scored
     readers: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: *Options) -> Tensor:
-        """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all, scale, soft cap, sink ->
-        [B,T,H,Dv].
+    def __post_init__(self) -> None:
+        self.groups: Groups = self.read
 
-        Of a layer with latents k is [latent | rotated] and v has no numbers.
-        """
-        v = v if self.halves is None else self.halves.stored(layer, v)
-        if layer not in self.sources:
-            self.cache.write(layer, k, v, [n + self.start for n in self.begin])
-        layer = self.sources.get(layer, layer)
-        latent = None if v.shape[3] else self.latents[layer]
-        if latent is None:
-            return self._by_row(layer, q, options, ops.attend)
-        if self.view is None and not self._is_scored(layer) and latent.pays_expanded(q.shape[2]):
-            return self._by_row(layer, q, options, latent.attend_expanded)
-        return latent.output(self._by_row(layer, latent.query(q), options, latent.attend_cached))
-
-    def _by_row(
-        self, layer: int, q: Tensor, options: Options, attend: Callable[..., ops.Attended]
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        softcap: float | None,
+        sink: Tensor | None,
+        compute: Callable[..., ops.Attended] | None = None,
     ) -> Tensor:
-        """Each row's queries q [H,T,D] over what it may read -> [B,T,H,Dv]; attend: as
-        ops.attend.
+        """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all -> [B,T,H,Dv].
+
+        compute: as ops.attend, for each row. k, v with W=0 are cached already.
         """
+        if k.shape[2]:
+            self.cache.write(layer, k, v, [n + self.start for n in self.begin])
+        compute = compute or ops.attend
+        options = (scale, softcap, sink)
         rows = list[Tensor]()
-        scored = self._is_scored(layer)
+        scored = self.is_scored(layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            attended = attend_in_groups(attend, q[b], self.groups(layer, b, q[b]), *options, keep)
+            groups = self.groups(layer, b, q[b])
+            attended = attend_in_groups(compute, q[b], groups, *options, keep)
             if scored:
                 self.capture(layer, b, attended)
             rows.append(attended.out)
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
-    def _is_scored(self, layer: int) -> bool:
+    def is_scored(self, layer: int) -> bool:
+        """Whether the weights of this layer's attention are captured."""
         spec = self.captured.spec
         return spec.rows is not None and layer not in self.spans and spec.only in (None, layer)
 
-    def groups(self, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
+    def read(self, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
         """The keys that row b's queries q [H,T,D] may read in this layer; a list per key head where
         these differ.
         """
-        if self.choice is not None and self.choice.narrows(layer):
-            k, v = self.cache.read(layer, b)
-            return self.choice.groups(layer, b, k, v, self.view, q, self._is_scored(layer))
-        segments = self.segments(layer, b, q)
-        return [segments if self.halves is None else [self.halves.read(s) for s in segments]]
+        return [self.segments(layer, b, q)]
 
     def segments(self, layer: int, b: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,T,D] may read in this layer."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longdraft.backends.latent import absorbed_linears
+from longdraft.backends.features.latent import absorbed_linears
 from longdraft.errors import InputError
 from longdraft.ops import interleaved
 from longdraft.ops.packed import BLOCK, GROUP, Packed, quantized

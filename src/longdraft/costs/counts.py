@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from longdraft.backends.describe import described
-from longdraft.backends.layer_configs import layer_configs
-from longdraft.backends.span import Span
+from longdraft.backends.features.span import Span
 from longdraft.core import CaptureSpec
 from longdraft.costs.machines import Machine, machine_of
 from longdraft.costs.passes import Pass, PassCosts
@@ -176,35 +174,15 @@ def counted(model: LM | ModelCounts, machine: Machine | str | None = None) -> Pa
 
 def _keys(model: LM, layer: int) -> tuple[int, tuple[tuple[int, int], ...], int, Span | None]:
     """The fields of Keys after `layers`."""
-    a = model.architecture
-    source = a.sources.get(layer, layer)
-    latent = a.latents.get(source)
-    c: Any = layer_configs(model.config)[layer]
-    if latent is not None:
-        size = latent.rank + latent.rotated
-        heads = 1
-        queries = latent.heads
-        key = size
-        value = 0
-        products = queries * 2 * size
-    else:
-        queries = int(c.num_attention_heads)
-        heads = int(
-            getattr(c, "num_key_value_heads", None)
-            or (1 if getattr(c, "multi_query", False) else queries)
-        )
-        key = int(getattr(c, "head_dim", None) or c.hidden_size // queries)
-        value = int(getattr(c, "v_head_dim", None) or key)
-        products = queries * (key + value)
+    slot = model.architecture.slot(layer)
     in_codes = tuple(
-        (bits, heads * (coded.width(key, bits) + coded.width(value, bits))) for bits in (8, 4)
+        (bits, slot.heads * (coded.width(slot.key, bits) + coded.width(slot.value, bits)))
+        for bits in (8, 4)
     )
-    slot = (
-        dict(in_codes)[model.kv_bits]
-        if model.kv_bits
-        else heads * (key + value) * model.dtype.itemsize
-    )
-    return slot, in_codes, products, a.spans.get(layer)
+    size = slot.heads * (slot.key + slot.value) * model.dtype.itemsize
+    if model.kv_bits:
+        size = dict(in_codes)[model.kv_bits]
+    return size, in_codes, slot.products, model.architecture.spans.get(layer)
 
 
 def _states(model: LM) -> int:

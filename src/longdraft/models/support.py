@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.architecture import NAME, windows_of
-from longdraft.backends.compressed import compresses
+from longdraft.backends.architecture import NAME
 from longdraft.backends.dense import lacks_interface, obstacle
-from longdraft.backends.indexers import pools_keys
-from longdraft.backends.recurrent_layers import has_scans, scans_in
+from longdraft.backends.features.scans.recurrent_layers import scans_in
+from longdraft.backends.features.table import fault_of, keeps_known_state
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.families import FAMILIES
@@ -53,16 +52,14 @@ def refuse(config: Any, cls: Any = None) -> None:
     c = config.get_text_config()
     if more := needs_beside_text(cls, c):
         raise InputError(f"{kind} {more}: use a model that continues texts alone")
-    windows_of(config)
+    fault = fault_of(config)
     cls = (is_multimodal(config) and causal_class(c)) or cls
     stateful = getattr(cls, "_is_stateful", False)
-    known = has_scans(cls) or compresses(c)
-    why = "keeps a state that cannot be rolled back" if stateful and not known else None
-    if pools_keys(c):
-        why = (
-            "has an indexer that chooses among pools of keys, which would mix the branches of "
-            "a tree"
-        )
+    why = None
+    if stateful and not keeps_known_state(cls, c):
+        why = "keeps a state that cannot be rolled back"
+    if fault is not None:
+        why = fault
     if adds_biases(cls):
         why = "adds a bias of positions to its attention scores"
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):

@@ -11,16 +11,13 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.cuda.static_pass import Shape, StaticPass, head_dim
-from longdraft.backends.layer_configs import differs
-from longdraft.backends.span import Window
+from longdraft.backends.features.windows import Windows
 from longdraft.core import Captures, IndexView, KVCache, KVView, Tree, is_indexable
 from longdraft.ops.triton import self_check
 
 
 def fits(model: Architecture) -> bool:
-    """Whether this backend computes the model: on one GPU, with Triton's kernels and plain
-    attention.
-    """
+    """Whether the model is on one GPU, its heads have one width, and Triton's kernels run here."""
     devices = {p.device for p in model.hf.parameters()}
     if (
         os.environ.get("LONGDRAFT_GRAPHS") == "0"
@@ -28,25 +25,15 @@ def fits(model: Architecture) -> bool:
         or next(iter(devices)).type != "cuda"
     ):
         return False
-    return is_plain(model) and self_check.kernels() is not None
+    return has_even_heads(model) and self_check.kernels() is not None
 
 
-def is_plain(model: Architecture) -> bool:
-    """Whether all layers have heads of one width, positions are rotations, there are no experts,
-    and every layer has its own keys and attends to them once, without biases."""
-    if differs(model.config) or model.sources or model.differential or model.longest is not None:
-        return False
-    c = model.config
+def has_even_heads(model: Architecture) -> bool:
+    """Whether the keys and values of all layers have the width of the config."""
     dim = head_dim(model.config)
     modules = [getattr(layer, "self_attn", None) for layer in model.layout.layers]
-    return (
-        not (model.indexed or model.rates)  # their pass depends on the tree and on what is cached
-        and not model.experts  # the host must know which nodes go to an expert
-        and getattr(c, "v_head_dim", None) in (None, dim)
-        and all(getattr(m, "head_dim", None) == dim for m in modules)
-        and model.reach > model.positions
-        and not model.tempered
-        and all(isinstance(span, Window) for span in model.spans.values())
+    return getattr(model.config, "v_head_dim", None) in (None, dim) and all(
+        getattr(m, "head_dim", None) == dim for m in modules
     )
 
 
@@ -58,6 +45,7 @@ class CudaBackend(Backend):
     never waits for the GPU. Results are copies, so that the next pass may overwrite the buffers.
     """
 
+    SUPPORTED = frozenset({Windows})
     name = "cuda"
     max_graphs = 64  # held at a time; the least recently used is dropped first
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.architecture import ROPES, Architecture
+from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend, ChainDrafter
+from longdraft.backends.features.scans.recurrent_layers import Scans
+from longdraft.backends.features.windows import Windows
 from longdraft.backends.glide_block import Block
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
@@ -24,8 +26,9 @@ from longdraft.ops import native
 
 
 def fits(hf: Any, windows: Mapping[int, object]) -> bool:
-    """Whether the native step computes this model: its family, shape, dtype and device. windows: as
-    in its config.
+    """Whether the native step computes these modules: their family, shape, dtype and device.
+
+    windows: as in its config. Whether it computes the model's features is another question.
     """
     c = hf.config
     lib = native.library()
@@ -35,7 +38,6 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
         isinstance(m, EightBitInputs) for m in hf.modules()
     ):
         return False
-    rope = getattr(hf.model.rotary_emb, "rope_type", "default")
     packed = {p for m in hf.modules() if isinstance(m, PackedLinear) for p in m.parameters()}
     same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in packed}
     return (
@@ -47,7 +49,6 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
         )
         and c.vocab_size >= 16
         and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
-        and rope in ROPES
         and all(isinstance(w, int) for w in windows.values())
     )
 
@@ -60,6 +61,7 @@ class NativeBackend(Backend):
     moved or changed.
     """
 
+    SUPPORTED = frozenset({Windows, Scans})
     name = "native"
     exact = True
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.decoder_layer import DeltaNet
+from longdraft.backends.features.scans.recurrences import DeltaRule
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.backends.native.step import Pins
-from longdraft.backends.recurrences import DeltaRule
-from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.ops import native
 
 FEW = 64  # nodes of a pass whose convolution is too small to divide

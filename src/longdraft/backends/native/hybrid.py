@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from longdraft.backends.decoder_layer import DecoderLayer, DeltaNet
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.backends.native.gated_delta import GatedDelta
 from longdraft.backends.native.step import NativeStep
-from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.core import KVCache, Tree
 from longdraft.ops import native
 

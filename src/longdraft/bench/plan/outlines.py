@@ -39,7 +39,9 @@ def target_on(lm: LM, device: str) -> Target:
     a = lm.architecture
     counts = counts_of(lm)
     native = not gpu and computes(lm.hf, a.windows)
-    one_call = not a.scans and cuda.is_plain(a) if gpu else native
+    one_call = native
+    if gpu:
+        one_call = cuda.CudaBackend.computes(a.features) and cuda.has_even_heads(a)
     counts = replace(counts, one_call=one_call, device="cuda" if gpu else "cpu")
     return Target(
         lm, counts, counted(counts, machine), machine.name, False, gpu, native and not a.scans

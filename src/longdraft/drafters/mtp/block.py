@@ -47,15 +47,13 @@ class MtpLayer(nn.Module):
         self.layer = layer(config, number, **typed)
         self.hidden_first = hidden_first
 
-    def forward(self, feature: Tensor, token: Tensor, attention: RingPass, **place: Any) -> Tensor:
+    def forward(self, feature: Tensor, token: Tensor, **place: Any) -> Tensor:
         """feature, token [B,W,d], and what tells the decoder layer their positions -> output
         [B,W,d].
         """
         parts = [self.norm_token(token), self.norm_feature(feature)]
         x = self.fuse(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
-        output = self.layer(
-            x, attention_mask=None, past_key_values=None, longdraft=attention, **place
-        )
+        output = self.layer(x, attention_mask=None, past_key_values=None, **place)
         return self.norm_out(output[0] if isinstance(output, tuple) else output)
 
 
@@ -203,9 +201,10 @@ class MtpLayers(nn.Module):
             if self._rotary is None
             else self.target.architecture.layout.rotations(token, position, *self._kind)
         )
-        return self.layers[layer](
-            feature, token, attention, position_ids=position, position_embeddings=rotation
-        )
+        with self.target.architecture.attending(attention):
+            return self.layers[layer](
+                feature, token, position_ids=position, position_embeddings=rotation
+            )
 
 
 def layer_config(config: Any, sparse: bool, kind: str) -> Any:

@@ -4,16 +4,21 @@ path at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from longdraft import ops
-from longdraft.backends.indexers import TOPK, first_of_best
+from longdraft.backends.current_pass import CurrentPass, current
+from longdraft.backends.features.feature import Attend, Call, Feature
+from longdraft.backends.features.indexer import TOPK, Intercepting, first_of_best
+from longdraft.backends.features.span import Window
 from longdraft.core import KVCache
+from longdraft.errors import InputError
 
 LAYERS = {"compressed_sparse_attention", "heavily_compressed_attention"}  # layer types
 # of a layer: what is compressed, and in the next buffer the entries
@@ -23,16 +28,57 @@ BUFFERS = {
 }
 
 
-def compresses(config: Any) -> bool:
-    """Whether it is of a kind whose layers compress: any others see windows alone."""
-    return bool(getattr(config.get_text_config(), "compress_rates", None))
+class Compressed(Feature):
+    """rates {layer: how many positions it compresses to one entry}. window: the number of keys that
+    its layers read besides. count: of the model's layers.
+    """
 
+    models = "DeepSeek V4"
+    computed = "path by path and one row at a time; what windows are compressed from is cached"
+    layer_types = frozenset(LAYERS)
+    by_path = True
 
-def compress_rates(config: Any) -> dict[int, int]:
-    """{layer: positions of a window} of these layers."""
-    c = config.get_text_config()
-    types = getattr(c, "layer_types", None) or []
-    return {n: int(c.compress_rates[kind]) for n, kind in enumerate(types) if kind in LAYERS}
+    def __init__(self, rates: dict[int, int], window: int, count: int):
+        self.rates = rates
+        self.window = window
+        self.count = count
+        self.spans = dict.fromkeys(rates, Window(window))
+
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        c = hf.config.get_text_config()
+        types = getattr(c, "layer_types", None) or []
+        rates = {n: int(c.compress_rates[kind]) for n, kind in enumerate(types) if kind in LAYERS}
+        return cls(rates, c.sliding_window, c.num_hidden_layers) if rates else None
+
+    @classmethod
+    def keeps_state(cls, model: type, config: Any) -> bool:
+        """Also of models of this kind whose layers all see windows alone."""
+        return bool(getattr(config.get_text_config(), "compress_rates", None))
+
+    def path(
+        self, cache: KVCache, ancestors: list[int], nodes: list[int], dtype: torch.dtype
+    ) -> Path:
+        return Path(cache, ancestors, nodes, self.window, self.count, self.rates, dtype)
+
+    @contextmanager
+    def around(self, p: CurrentPass) -> Generator[None]:
+        """p.attention is a Path."""
+        path: Any = p.attention
+        p.arguments |= path.arguments()
+        p.kept[self] = path
+        with Intercepting(path.replaced):
+            yield
+
+    def attend(self, proceed: Attend, call: Call) -> Tensor:
+        path: Path | None = current().kept.get(self)
+        unknown = call.arguments.keys() - {"indices", "block_indices"}
+        if path is None or call.mask is None or unknown:
+            return proceed(call)
+        path.calls += 1
+        return path.attend_masked(
+            call.query, call.key, call.value, call.mask, call.scale, call.softcap, call.sink
+        )
 
 
 @dataclass
@@ -102,6 +148,10 @@ class Path:
         self._put(layer, k[0], self.past)
         keys = self._get(layer, self.low, self.size)[None]
         return keys, keys
+
+    def attend(self, *_: Any) -> Tensor:
+        """Raises InputError: layers of such a model always have a mask."""
+        raise InputError("a layer attends without a mask, so longdraft cannot run this model")
 
     def attend_masked(
         self,

@@ -7,7 +7,6 @@ pass.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.recurrences import Additive
-from longdraft.backends.recurrent_pass import RecurrentPass
+from longdraft.backends.current_pass import current
+from longdraft.backends.features.scans.recurrences import Additive
 from longdraft.errors import InputError
 
 # what MiniMax's lightning attention consists of
@@ -40,8 +39,6 @@ INLINE = {
     "RecurrentBlock": GRIFFIN,
     "CCAProjection": COMPRESSED,
 }
-Running = Callable[[], RecurrentPass | None]  # the pass that the calling thread runs
-_inside = threading.local()  # qkv: what the lightning attention that the thread runs has projected
 
 
 def is_inline(module: Any) -> bool:
@@ -52,49 +49,49 @@ def _has(module: Any, names: tuple[str, ...]) -> bool:
     return all(hasattr(module, name) for name in names)
 
 
-def hook(module: Any, running: Running) -> None:
+def hook(module: Any) -> None:
     """Let an inline scan run in passes; done once for each module."""
     if hasattr(module, "of_longdraft"):
         return
     module.of_longdraft = True
     if _has(module, LIGHTNING):
-        _hook_lightning(module, running)
+        _hook_lightning(module)
     elif _has(module, COMPRESSED):
-        _hook_compressed(module, running)
+        _hook_compressed(module)
     else:
-        _hook_griffin(module, running)
+        _hook_griffin(module)
 
 
-def _hook_griffin(module: Any, running: Running) -> None:
+def _hook_griffin(module: Any) -> None:
     rg_lru: Any = type(module.rg_lru)
     if not hasattr(rg_lru, "_rnn_scan"):
         raise InputError(
             f"{rg_lru.__name__} has no _rnn_scan in this version of Transformers: use another one"
         )
     if not hasattr(rg_lru._rnn_scan, "of_longdraft"):
-        rg_lru._rnn_scan = _in_passes(rg_lru._rnn_scan, running)
-    module.conv_1d.register_forward_hook(_convolved(running))
+        rg_lru._rnn_scan = _in_passes(rg_lru._rnn_scan)
+    module.conv_1d.register_forward_hook(_convolved())
 
 
-def _hook_compressed(module: Any, running: Running) -> None:
+def _hook_compressed(module: Any) -> None:
     """Two convolutions of queries and keys, one behind the other, and half of the values from the
     token before.
     """
 
     def keep(first: Any, args: tuple[Tensor]) -> None:
-        _inside.mixed = None if running() is None else (first, args[0])
+        current().projected = None if current().recurrent is None else (first, args[0])
 
     def convolved(last: Any, args: Any, output: Tensor) -> Tensor | None:
-        if (p := running()) is None:
+        if (p := current().recurrent) is None:
             return None
-        first, padded = _inside.mixed
+        first, padded = current().projected
         size = first.kernel_size[0] + last.kernel_size[0] - 1
         x = p.windows(padded[..., size - 1 :].mT, size)
-        _inside.mixed = None
+        current().projected = None
         return type(last).forward(last, first.forward(x.flatten(0, 1).mT)).view(*x.shape[:2], -1).mT
 
     def delayed(own: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> Any:
-        if (p := running()) is None:
+        if (p := current().recurrent) is None:
             return None
         query, key, value = output
         late: Tensor = own.v_proj_delayed(p.windows(args[0], 2)[:, :, 0])
@@ -106,20 +103,20 @@ def _hook_compressed(module: Any, running: Running) -> None:
     module.register_forward_hook(delayed)
 
 
-def _hook_lightning(module: Any, running: Running) -> None:
+def _hook_lightning(module: Any) -> None:
     """The activation's output is queries, keys and values of each head; the norm reads the scan's
     outputs.
     """
     slopes: Tensor = module.slope_rate.flatten()
 
     def keep(_: Any, args: Any, output: Tensor) -> None:
-        _inside.qkv = None if running() is None else output
+        current().projected = None if current().recurrent is None else output
 
     def put_in(_: Any, args: tuple[Tensor]) -> tuple[Tensor] | None:
-        if (p := running()) is None:
+        if (p := current().recurrent) is None:
             return None
-        q, k, v = _inside.qkv.unflatten(-1, (len(slopes), -1)).chunk(3, -1)
-        _inside.qkv = None
+        q, k, v = current().projected.unflatten(-1, (len(slopes), -1)).chunk(3, -1)
+        current().projected = None
         decay = -slopes.to(q.device).expand(q.shape[:3])
         return (p.scan(Additive(), (decay, k, v), (q,)).flatten(2).to(args[0].dtype),)
 
@@ -127,7 +124,7 @@ def _hook_lightning(module: Any, running: Running) -> None:
     module.norm.register_forward_pre_hook(put_in)
 
 
-def _in_passes(original: Callable[..., Any], running: Running) -> Callable[..., Any]:
+def _in_passes(original: Callable[..., Any]) -> Callable[..., Any]:
     """An RG-LRU's scan h = a h + x of channels x [B,W,C] with gates a [B,W,C]: heads with one
     number each.
     """
@@ -141,7 +138,7 @@ def _in_passes(original: Callable[..., Any], running: Running) -> Callable[..., 
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if (p := running()) is None:
+        if (p := current().recurrent) is None:
             return original(module, hidden_states, recurrent_gate, reset, *args, **kwargs)
         decay = torch.where(reset, 0.0, recurrent_gate.float()).log()
         ones = torch.ones_like(decay[..., :1, None])
@@ -152,9 +149,9 @@ def _in_passes(original: Callable[..., Any], running: Running) -> Callable[..., 
     return call
 
 
-def _convolved(running: Running) -> Any:
+def _convolved() -> Any:
     def replace(module: Any, args: tuple[Tensor], output: Tensor) -> Tensor | None:
-        p = running()
+        p = current().recurrent
         return None if p is None else p.convolve(args[0], module.weight[:, 0], module.bias)
 
     return replace

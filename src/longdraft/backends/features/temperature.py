@@ -8,46 +8,48 @@ in each.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from longdraft.backends.current_pass import current
+from longdraft.backends.features.feature import Attend, Call, Feature
 
 FIELDS = ("attn_temperature_tuning", "floor_scale", "attn_scale", "use_rope")
-_inside = threading.local()  # position [B,W] of the nodes of the pass that the thread runs
 
 
 class OutsidePasses:
     """Takes the place of a module's flag: true, except in a thread that runs a pass, whose queries
-    `tempered` scales.
+    Temperature scales.
 
     So Transformers' own passes of the same module stay right.
     """
 
     def __bool__(self) -> bool:
-        return getattr(_inside, "position", None) is None
+        return current().position is None
 
 
-def take_over(hf: nn.Module) -> bool:
-    """Let passes scale the queries of these modules -> whether there are any."""
-    modules: list[Any] = [m for m in hf.modules() if all(hasattr(m, name) for name in FIELDS)]
-    tuned = [m for m in modules if m.attn_temperature_tuning and not m.use_rope]
-    for module in tuned:
-        module.attn_temperature_tuning = OutsidePasses()
-    return bool(tuned)
+class Temperature(Feature):
+    """Queries are scaled by the positions of their nodes."""
 
+    models = "Llama 4"
+    computed = (
+        "longdraft's attention scales them, because the modules count positions in Transformers'"
+        " cache"
+    )
 
-@contextmanager
-def at_positions(position: Tensor) -> Generator[None]:
-    """A pass over nodes at position [B,W], by this thread."""
-    _inside.position = position
-    try:
-        yield
-    finally:
-        _inside.position = None
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        modules: list[Any] = [m for m in hf.modules() if all(hasattr(m, name) for name in FIELDS)]
+        tuned = [m for m in modules if m.attn_temperature_tuning and not m.use_rope]
+        for module in tuned:
+            module.attn_temperature_tuning = OutsidePasses()
+        return cls() if tuned else None
+
+    def attend(self, proceed: Attend, call: Call) -> Tensor:
+        call.query = tempered(call.module, call.query)
+        return proceed(call)
 
 
 def tempered(module: Any, query: Tensor) -> Tensor:
@@ -56,7 +58,8 @@ def tempered(module: Any, query: Tensor) -> Tensor:
     """
     if not isinstance(getattr(module, "attn_temperature_tuning", None), OutsidePasses):
         return query
-    position: Tensor = _inside.position
+    position = current().position
+    assert position is not None
     scale = (
         torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale
         + 1.0

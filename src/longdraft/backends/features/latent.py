@@ -5,14 +5,19 @@ projections.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft import ops
+from longdraft.backends.current_pass import CurrentPass, current
+from longdraft.backends.features.feature import Attend, Call, Feature, Slot
+from longdraft.backends.features.past import Past, past_of
 from longdraft.ops import Attended, Segment
 
 EXPANDED = 1 << 25  # numbers of keys that are expanded at a time
@@ -112,6 +117,54 @@ class Latent:
     def _rows(self) -> Tensor:
         """[H,dim+value,rank]."""
         return self.linear.weight.view(-1, self.dim + self.value, self.rank)
+
+
+class Latents(Feature):
+    """layers {layer: Latent}: those whose cache holds latents, as keys without values."""
+
+    models = "DeepSeek V2 and V3, Kimi K2, LongCat"
+    computed = "one latent is cached for all heads; queries read it through absorbed projections"
+
+    def __init__(self, layers: dict[int, Latent]):
+        self.layers = layers
+
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        layers = latents_of(hf)
+        return cls(layers) if layers else None
+
+    @contextmanager
+    def around(self, p: CurrentPass) -> Generator[None]:
+        past = past_of(p)
+        past.latents = self.layers
+        p.kept[self] = past
+        yield
+
+    def attend(self, proceed: Attend, call: Call) -> Tensor:
+        """Attention to what the module has put into the pass, if that is a latent."""
+        p = current()
+        past: Past | None = p.kept.get(self)
+        state = None if past is None else past.states.pop(call.layer, None)
+        if state is None:
+            return proceed(call)
+        latent = self.layers[call.layer]
+        call.key = torch.cat(state, -1)
+        call.value = state[0][..., :0]
+        eager: Any = p.attention
+        whole = eager.view is None and not eager.is_scored(call.layer)
+        if whole and latent.pays_expanded(call.query.shape[2]):
+            call.compute = latent.attend_expanded
+            return proceed(call)
+        call.query = latent.query(call.query)
+        call.compute = latent.attend_cached
+        return latent.output(proceed(call))
+
+    def slot(self, layer: int) -> Slot | None:
+        latent = self.layers.get(layer)
+        if latent is None:
+            return None
+        width = latent.rank + latent.rotated
+        return Slot(1, width, 0, latent.heads * 2 * width)
 
 
 def latents_of(hf: Any) -> dict[int, Latent]:

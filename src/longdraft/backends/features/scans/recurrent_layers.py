@@ -10,22 +10,62 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from longdraft.backends.inline_scans import INLINE, hook, is_inline
-from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
-from longdraft.backends.recurrent_pass import RecurrentPass
+from longdraft.backends.current_pass import CurrentPass, current
+from longdraft.backends.features.feature import Feature
+from longdraft.backends.features.scans.inline_scans import INLINE, hook, is_inline
+from longdraft.backends.features.scans.recurrences import DeltaRule, StateSpace, time_steps
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
+from longdraft.backends.layout import layout_of
 from longdraft.errors import InputError
 
-_running = threading.local()  # its recurrent: the pass that the thread runs
+# layer types with a state and without keys, and those with both
+RECURRENT = {"linear_attention", "conv", "mamba", "recurrent"}
+MIXED = {"hybrid", "hybrid_sliding"}
+
+
+class Scans(Feature):
+    """count: of the recurrent layers; each scans at least once in a pass."""
+
+    models = "Qwen3.5, Mamba 2, Jamba, Bamba, Kimi Linear, MiniMax"
+    computed = "committed states, and the inputs of later tokens, from which they are replayed"
+    layer_types = frozenset({*RECURRENT, *MIXED})
+    undivided = " has layers with states, which are not divided yet"
+
+    def __init__(self, kind: str, count: int):
+        self.kind = kind
+        self.count = count
+
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        count = take_over(layout_of(hf).layers)
+        return cls(hf.config.get_text_config().model_type, count) if count else None
+
+    @classmethod
+    def keeps_state(cls, model: type, config: Any) -> bool:
+        return has_scans(model)
+
+    @contextmanager
+    def around(self, p: CurrentPass) -> Generator[None]:
+        """Raises InputError where not every layer scans."""
+        assert p.tree is not None and p.cache is not None
+        p.recurrent = RecurrentPass(p.tree, p.cache, p.start)
+        yield
+        if p.recurrent.calls < self.count:
+            fault = (
+                f"{self.count - p.recurrent.calls} of its {self.count} recurrent layers did not "
+                "scan in a pass"
+            )
+            raise InputError(f"{self.kind}: {fault}, so its output would be wrong")
+        p.recurrent.finish()
 
 
 def _convolution(
@@ -181,7 +221,7 @@ def take_over(layers: nn.Module) -> int:
     scans = scans_in(layers)
     for module, names in scans.items():
         if not names:
-            hook(module, running)
+            hook(module)
         home = vars(sys.modules[type(module).__module__])
         for name in names:
             if not hasattr(home[name], "of_longdraft"):
@@ -192,24 +232,8 @@ def take_over(layers: nn.Module) -> int:
 def _replaced(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        p = running()
+        p = current().recurrent
         return original(*args, **kwargs) if p is None else ours(p, original, *args, **kwargs)
 
     call.of_longdraft = True  # type: ignore[attr-defined]
     return call
-
-
-def running() -> RecurrentPass | None:
-    """The pass that this thread runs, if its model has recurrent layers."""
-    return getattr(_running, "recurrent", None)
-
-
-@contextmanager
-def recurring(p: RecurrentPass | None) -> Generator[None]:
-    """Inside, recurrent layers that this thread runs belong to the pass."""
-    before = running()
-    _running.recurrent = p
-    try:
-        yield
-    finally:
-        _running.recurrent = before

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from longdraft import ops
+from longdraft.backends.current_pass import CurrentPass, current
+from longdraft.backends.features.feature import Attend, Call, Feature, Groups
+from longdraft.backends.features.past import past_of
 from longdraft.core import KVCache, KVView, is_indexable
 from longdraft.errors import InputError
 
@@ -24,25 +28,74 @@ LAYERS = {*INDEXED, "minimax_m3_sparse"}  # MiniMax M3 chooses blocks of positio
 TOPK = {torch.topk, Tensor.topk}
 MASKING = {Tensor.masked_fill}
 
-
 # fields of configs whose indexers choose among pools of keys
-POOLS = (
-    "index_kpool",
-    "indexer_compress_ratio",
-)
+POOLS = ("index_kpool", "indexer_compress_ratio")
 
 
-def pools_keys(config: Any) -> bool:
-    """Whether indexers choose among pools of keys that lie side by side, which differ between the
-    paths of a tree.
-    """
-    return any((getattr(config, name, None) or 1) > 1 for name in POOLS)
+class Indexer(Feature):
+    """layers: those that read only what an indexer chooses. count: of the model's layers."""
 
+    models = "DeepSeek V3.2, GLM-5, MiniMax M3, A.X K2, HY 4, dots3"
+    computed = "each node selects from its own path; one index key per token is cached"
+    layer_types = frozenset(LAYERS)
 
-def indexed_layers(config: Any) -> set[int]:
-    """The numbers of these layers, by the config."""
-    types = getattr(config.get_text_config(), "layer_types", None) or []
-    return {n for n, kind in enumerate(types) if kind in LAYERS}
+    def __init__(self, layers: set[int], count: int, types: list[str]):
+        self.layers = layers
+        self.count = count
+        self.types = types
+
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        c = hf.config.get_text_config()
+        types: list[str] = getattr(c, "layer_types", None) or []
+        layers = {n for n, kind in enumerate(types) if kind in LAYERS}
+        return cls(layers, c.num_hidden_layers, types) if layers else None
+
+    @classmethod
+    def refuse(cls, config: Any) -> str | None:
+        """Pools of keys that lie side by side differ between the paths of a tree."""
+        c = config.get_text_config()
+        if any((getattr(c, name, None) or 1) > 1 for name in POOLS):
+            return (
+                "has an indexer that chooses among pools of keys, which would mix the branches of a"
+                " tree"
+            )
+        return None
+
+    @contextmanager
+    def around(self, p: CurrentPass) -> Generator[None]:
+        assert p.tree is not None and p.cache is not None
+        visible = [None if bool(m.all()) else m for m in p.tree.mask[:, p.start :]]
+        begin: list[int] = p.cache.length.tolist()
+        depth = p.tree.depth
+        choice = Choice(p.cache, begin, p.start, depth, visible, self.count)
+        past_of(p).choice = choice
+        p.arguments |= choice.arguments(self.types)
+        p.kept[self] = choice
+        with Intercepting(choice.replaced):
+            yield
+
+    def attend(self, proceed: Attend, call: Call) -> Tensor:
+        choice: Choice | None = current().kept.get(self)
+        if choice is None:
+            return proceed(call)
+        given = call.arguments
+        if call.mask is choice.mask and "indices" in given:
+            choice.choose(call.module.layer_idx, given.pop("indices"))
+            call.mask = None
+        if "block_indices" in given:
+            size = call.module.indexer.block_size
+            choice.choose_blocks(call.module.layer_idx, given.pop("block_indices"), size)
+        return proceed(call)
+
+    def groups(self, proceed: Groups, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
+        if layer not in self.layers:
+            return proceed(layer, b, q)
+        p = current()
+        choice: Choice = p.kept[self]
+        eager: Any = p.attention
+        k, v = choice.cache.read(layer, b)
+        return choice.groups(layer, b, k, v, eager.view, q, eager.is_scored(layer))
 
 
 @dataclass
@@ -53,8 +106,8 @@ class Choice:
     Keys of the indexer of layer n are layer n + `layers` of the cache, without values, so they are
     committed and rolled back with the layer's own keys. The slots of a path ascend with its
     positions, so that an order by slots is one by positions, whatever other nodes lie between them.
-    depth [B,size]. visible: per row [W,size], which nodes each new node sees; None: all. indexed:
-    the layers that read what is chosen. masks {layer: per row [K|1,W,S]}, what was chosen.
+    depth [B,size]. visible: per row [W,size], which nodes each new node sees; None: all. masks
+    {layer: per row [K|1,W,S]}, what was chosen.
     """
 
     cache: KVCache
@@ -63,7 +116,6 @@ class Choice:
     depth: Tensor
     visible: list[Tensor | None]
     layers: int
-    indexed: set[int]
     masks: dict[int, list[Tensor]] = field(default_factory=dict)
     _scores: str = ""  # what the indexer that reads its keys now scores, "slots" or "blocks"
 
@@ -178,9 +230,6 @@ class Choice:
                 f"layer {layer} has an indexer that did not choose: longdraft cannot run this model"
             )
         return self.masks[layer][b]
-
-    def narrows(self, layer: int) -> bool:
-        return layer in self.indexed
 
     def groups(
         self, layer: int, b: int, k: Tensor, v: Tensor, view: KVView | None, q: Tensor, whole: bool

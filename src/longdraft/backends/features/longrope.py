@@ -7,39 +7,40 @@ length that its text may reach.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from longdraft.backends.current_pass import CurrentPass, current
+from longdraft.backends.features.feature import Feature
+from longdraft.backends.layout import layout_of
 from longdraft.core import KVCache
 from longdraft.errors import InputError
 
 
-class LongRope:
+class LongRope(Feature):
     """A row whose text may reach more than `border` tokens has the long factors at all positions;
     others the short.
     """
 
+    models = "Phi-3, PhiMoE"
+    computed = "per row, by the length that its request can reach"
+
     def __init__(self, modules: list[Any], border: int):
         self.border = border
-        self._rows = threading.local()
-        hook = _hook(border, self._rows)
         for module in modules:
             for name, x in module.named_buffers(recurse=False):
                 # passes write to them, and a quantized copy of the model shares them
                 setattr(module, name, x.clone())
-            module.register_forward_hook(hook, with_kwargs=True)
+            module.register_forward_hook(_hook(self), with_kwargs=True)
 
     @classmethod
-    def of(cls, body: nn.Module) -> LongRope | None:
-        """Of a decoder; None without such rotations. Raises InputError for layers with their own
-        borders.
-        """
-        modules: list[Any] = [m for m in body.modules() if _is_long(m)]
+    def of(cls, hf: Any) -> Self | None:
+        """Raises InputError for layers with their own borders."""
+        modules: list[Any] = [m for m in layout_of(hf).body.modules() if _is_long(m)]
         if not modules:
             return None
         kinds = (modules[0].config.rope_parameters or {}).values()
@@ -68,7 +69,7 @@ class LongRope:
                 f"{text}, where the model's rotation changes: make one with room for the whole text"
             )
 
-    def clamp(self, position: Tensor, cache: KVCache) -> Tensor:
+    def positions(self, position: Tensor, cache: KVCache) -> Tensor:
         """position [B,W] of nodes, those of short rows below the border: a node beyond it cannot be
         committed.
         """
@@ -77,25 +78,23 @@ class LongRope:
         return torch.where(long[:, None], position, position.clamp(max=self.border - 1))
 
     @contextmanager
-    def rotating(self, long: list[bool]) -> Generator[None]:
-        """A pass of rows with long or short factors, by this thread."""
-        self._rows.long = long
-        try:
-            yield
-        finally:
-            self._rows.long = None
+    def around(self, p: CurrentPass) -> Generator[None]:
+        assert p.cache is not None
+        p.kept[self] = self.long(p.cache)
+        yield
 
 
-def _hook(border: int, rows: threading.local) -> Any:
+def _hook(feature: LongRope) -> Any:
     """A hook that returns the rotations of the pass's rows in place of those that its positions
     would give.
 
-    It holds no lock and no model, so that modules with it can be copied.
+    It is a function, which is not copied with a module: a copy's passes have their own feature.
     """
+    border = feature.border
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        long: list[bool] | None = getattr(rows, "long", None)
-        if not long or not any(long):
+        long: list[bool] = current().kept.get(feature, [])
+        if not any(long):
             return output
         given = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
         position: Tensor = given.pop("position_ids")

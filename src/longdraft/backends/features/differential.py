@@ -4,12 +4,44 @@ values (DiffLlama).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from longdraft.backends.current_pass import CurrentPass, current
+from longdraft.backends.features.feature import Attend, Call, Feature, Groups
 from longdraft.ops import Segment
+
+
+class Differential(Feature):
+    """Two calls of attention by each layer."""
+
+    models = "DiffLlama"
+    computed = "values are cached once, and each call reads one half of their heads"
+    calls = 2
+    undivided = "'s layers pair heads that processes would divide"
+
+    @classmethod
+    def of(cls, hf: Any) -> Self | None:
+        return cls() if is_differential(hf) else None
+
+    @contextmanager
+    def around(self, p: CurrentPass) -> Generator[None]:
+        p.kept[self] = Halves()
+        yield
+
+    def attend(self, proceed: Attend, call: Call) -> Tensor:
+        halves: Halves | None = current().kept.get(self)
+        if halves is not None:
+            call.value = halves.stored(call.layer, call.value)
+        return proceed(call)
+
+    def groups(self, proceed: Groups, layer: int, b: int, q: Tensor) -> list[list[Segment]]:
+        halves: Halves = current().kept[self]
+        return [[halves.read(s) for s in segments] for segments in proceed(layer, b, q)]
 
 
 def is_differential(hf: Any) -> bool:

@@ -5,12 +5,11 @@ node's own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 Position = TypeVar("Position", int, Tensor)
-CHUNKED = "chunked_attention"
 
 
 class Span(Protocol):
@@ -44,12 +43,3 @@ class Chunk:
 
     def low(self, position: Position) -> Position:
         return position - position % self.size
-
-
-def spans_of(config: Any, windows: dict[int, int]) -> dict[int, Span]:
-    """{layer: span} of the layers without full attention. windows: the size of each one's."""
-    types = getattr(config.get_text_config(), "layer_types", None) or {}
-    return {
-        i: Chunk(size) if types and types[i] == CHUNKED else Window(size)
-        for i, size in windows.items()
-    }

@@ -6,15 +6,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from longdraft.backends.attention_pass import AttentionPass
-from longdraft.backends.indexers import Choice
-from longdraft.backends.latent import Latent
+from longdraft.backends.current_pass import CurrentPass
 from longdraft.errors import InputError
+
+
+class Expansion(Protocol):
+    """How a layer makes keys and values from latents, which attention does not need."""
+
+    def fits(self, latent: Tensor, rotated: Tensor) -> bool:
+        """Whether these are a latent and a rotated part of the layer."""
+        ...
+
+
+class IndexKeys(Protocol):
+    """Caches the keys of indexers: they give those of the new nodes and get those of all slots."""
+
+    def keys(self, layer: int, k: Tensor) -> Tensor: ...
+
+    def block_keys(self, layer: int, k: Tensor) -> Tensor: ...
 
 
 class Past:
@@ -27,10 +40,10 @@ class Past:
     has put in}, which its attention takes out. choice: for modules with indexers.
     """
 
-    def __init__(self, latents: Mapping[int, Latent], choice: Choice | None = None):
-        self.latents = latents
+    def __init__(self) -> None:
+        self.latents: Mapping[int, Expansion] = {}
         self.states = dict[int, tuple[Tensor, Tensor]]()
-        self.choice = choice
+        self.choice: IndexKeys | None = None
 
     def update(
         self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -83,7 +96,7 @@ class Past:
 class _Layers:
     """Past.layers[n]: what modules with their own type of cache layer call."""
 
-    choice: Choice | None
+    choice: IndexKeys | None
     layer: int = -1
 
     def __getitem__(self, layer: int) -> _Layers:
@@ -99,33 +112,7 @@ class _Layers:
         return self.choice.block_keys(self.layer, k)
 
 
-class LatentPass:
-    """Another attention pass, which attends to the latents of a layer that has them instead of its
-    expanded heads.
-
-    past: where modules put latents.
-    """
-
-    def __init__(self, inner: AttentionPass, past: Past):
-        self.inner = inner
-        self.past = past
-        self.choice = past.choice
-        self.calls = 0
-
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        softcap: float | None,
-        sink: Tensor | None,
-        /,
-    ) -> Tensor:
-        """As AttentionPass.attend; k and v of a layer with latents have no numbers."""
-        state = self.past.states.pop(layer, None)
-        if state is not None:
-            k = torch.cat(state, -1)
-            v = state[0][..., :0]
-        return self.inner.attend(layer, q, k, v, scale, softcap, sink)
+def past_of(p: CurrentPass) -> Past:
+    """The pass's Past, which all features that need one share; the model's forward is given it."""
+    past: Past = p.arguments.setdefault("past_key_values", Past())
+    return past

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longdraft import ops
-from longdraft.backends.recurrences import Convolution, Scan, convolved
+from longdraft.backends.features.scans.recurrences import Convolution, Scan, convolved
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.states import Inputs, RowStates
 from longdraft.ops import recurrence
