@@ -28,7 +28,7 @@ from validity import checker
 
 from longdraft import Sampler, Stats, generate
 from longdraft.constraints import Constraints, Grammar
-from longdraft.drafters import Drafter
+from longdraft.drafters import Drafter, PlainDecoding
 from longdraft.drafters.forced import Forced
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
@@ -66,7 +66,9 @@ def drafters(methods: list[str], target: LM, model: str) -> dict[str, Drafter | 
     weights = DrafterWeights(model=model)
     for method in methods:
         try:
-            made[method] = Forced(Drafter()) if method == FORCED else _made(method, target, weights)
+            made[method] = (
+                Forced(PlainDecoding()) if method == FORCED else _made(method, target, weights)
+            )
         except InputError as error:
             print(f"{method} is left out: {error}")
     return made | {PLAIN: None}

@@ -23,7 +23,7 @@ from longdraft.audit.plan import Prompt, Way, ways, windows
 from longdraft.audit.ties import Replay
 from longdraft.cli import main
 from longdraft.core.verify import Verdict
-from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
+from longdraft.drafters import Drafter, Hierarchical, PlainDecoding, SelfDrafter
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import Full, Guided, SinkWindow
@@ -73,7 +73,7 @@ COMPARED = (
     "sd",
     "longspec",
 )
-GOOD = {"plain": lambda t: Drafter()} | {name: BUILD[name] for name in COMPARED}
+GOOD = {"plain": lambda t: PlainDecoding()} | {name: BUILD[name] for name in COMPARED}
 
 
 @pytest.mark.parametrize(

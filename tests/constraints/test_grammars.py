@@ -18,7 +18,7 @@ from longdraft import InputError, Sampler, Session, Stats, generate
 from longdraft.constraints import Constraints, Grammar
 from longdraft.constraints.progress import Progress
 from longdraft.core import Tree
-from longdraft.drafters import Drafter
+from longdraft.drafters import PlainDecoding
 from longdraft.drafters.forced import Forced
 
 KINDS = ["schema", "regex", "choice", "lark"]
@@ -191,7 +191,7 @@ def test_forced_tokens_are_drafted_for_nothing_and_always_accepted():
     tokens.
     """
     lm = tiny.target("llama")
-    nothing = Forced(Drafter())
+    nothing = Forced(PlainDecoding())
     stats = Stats()
     options = {"max_new_tokens": 60, "sampler": constrained(Sampler()), "seed": 11, "eos": (END,)}
     out = generate(lm, tiny.prompts(70, 31), nothing, stats=stats, **options)

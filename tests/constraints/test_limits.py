@@ -18,7 +18,7 @@ from longdraft import InputError, Sampler, Session, Stats, generate, stream
 from longdraft.constraints import Grammar
 from longdraft.constraints.progress import Progress
 from longdraft.core import Tree
-from longdraft.drafters import Drafter
+from longdraft.drafters import Drafter, PlainDecoding
 from longdraft.drafters.forced import Forced
 
 RULES = 120  # so many ways to read each letter that the sixth is the last which llguidance can read
@@ -194,7 +194,7 @@ def test_a_limit_that_depends_on_what_was_read_before_changes_nothing(most, monk
 
 @pytest.mark.parametrize("eos", [(END,), ()], ids=["end tokens", "none"])
 @pytest.mark.parametrize(
-    "drafter", [None, Both(), Forced(Drafter())], ids=["plain", "drafts", "forced"]
+    "drafter", [None, Both(), Forced(PlainDecoding())], ids=["plain", "drafts", "forced"]
 )
 def test_a_dead_end_fails_with_its_reason(drafter, eos):
     sampler = Sampler(bias=((COMMA, 50.0),), constraint=dead_end())
@@ -311,7 +311,7 @@ def check_equal_seeds(samplers: list[Sampler]) -> None:
     lm = tiny.target("llama")
     stats = Stats()
     prompts = [tiny.prompts(n)[0][-20:] for n in (70, 72, 90)]
-    with Session(lm, Forced(Drafter()), 3, 256, stats=stats) as session:
+    with Session(lm, Forced(PlainDecoding()), 3, 256, stats=stats) as session:
         asked = [
             session.submit(p, 20, 7, (END,), s) for p, s in zip(prompts, samplers, strict=True)
         ]

@@ -16,7 +16,7 @@ from support.listed import full
 from longdraft import InputError, Sampler
 from longdraft.core import verify
 from longdraft.core.tree import DraftLimits
-from longdraft.drafters import Drafter
+from longdraft.drafters import PlainDecoding
 from longdraft.ops import ACCEPT, DRAFT, RESIDUAL, gumbel, noise, row_seed, uniform
 
 SHAPES = {"chain": (1, 1), "one level": (3,), "two levels": (3, 6), "wider than top-p": (4, 8)}
@@ -63,7 +63,7 @@ def test_match_emits_the_same_tokens_whatever_was_drafted():
     """
     p = tables(6, 1)
     sampler = SAMPLERS["T=1"]
-    want = run_toy(verify.match, Drafter(), p, sampler, 1000, 4)
+    want = run_toy(verify.match, PlainDecoding(), p, sampler, 1000, 4)
     for widths in ([1, 1, 1], [2, 4], [5]):
         for q in (p, tables(6, 2), torch.zeros(6, 6)):
             assert torch.equal(

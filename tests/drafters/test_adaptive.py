@@ -23,7 +23,7 @@ from longdraft.core.tree import PAD, UNBOUNDED, Tree
 from longdraft.core.verify import Verdict
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
-from longdraft.drafters import AdaptiveDraft, Auto, Drafter, SelfDrafter
+from longdraft.drafters import AdaptiveDraft, Auto, Drafter, PlainDecoding, SelfDrafter
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.constants import DEFAULTS
 from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Decision, Draft
@@ -195,7 +195,7 @@ def test_the_forecast_is_what_is_expected_at_the_start():
     assert stats.predicted_speedup == pytest.approx(
         max(sum(0.8**i for i in range(d + 1)) / (1 + 0.11 * d) for d in range(8))
     )
-    assert decode(Drafter()).predicted_speedup is None
+    assert decode(PlainDecoding()).predicted_speedup is None
     once = decode(AdaptiveDraft(Prophet([text()], 7, lambda n: 7), Stated(0.1, once=NEW)))
     assert once.predicted_speedup == 1.0  # what it must read first takes longer than it can gain
 

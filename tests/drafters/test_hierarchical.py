@@ -11,7 +11,7 @@ from support.checks import PENALTY, SAMPLERS, check_full_acceptance
 from support.middle_level import POLICIES, begun, check_caches, small
 
 from longdraft.core.tree import DraftLimits, Tree
-from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
+from longdraft.drafters import Hierarchical, PlainDecoding, SelfDrafter
 from longdraft.views import Full, SinkWindow
 
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -32,7 +32,7 @@ def test_the_middle_level_is_lossless(model, sampler, policy):
     lm = tiny.target(model)
     trees = []
     for inner in (
-        Drafter(),
+        PlainDecoding(),
         small(lm),
         SelfDrafter(lm, Full(), [1, 1]),
         SelfDrafter(lm, SinkWindow(1, 0.0, 4), [2, 2]),
@@ -64,7 +64,7 @@ def test_an_exact_drafter_saves_middle_passes():
     """
     lm = tiny.target("llama")
     passes = []
-    for inner in (Drafter(), SelfDrafter(lm, Full(), [1, 1])):
+    for inner in (PlainDecoding(), SelfDrafter(lm, Full(), [1, 1])):
         drafter = Hierarchical(lm, Full(), inner, 6)
         with torch.inference_mode():
             seqs = begun(lm, drafter, lengths=(40,))

@@ -22,7 +22,7 @@ from transformers.modeling_layers import MtpModel
 from longdraft import InputError, Sampler, Stats, build, generate
 from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
-from longdraft.drafters import Drafter, Mtp
+from longdraft.drafters import Mtp, PlainDecoding
 from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Draft
 from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.mtp.block import random_mtp
@@ -183,7 +183,7 @@ def test_only_the_ends_of_a_prompt_are_read_again_and_only_for_a_draft():
     drafter.ready(seqs)
     assert lm.read == 4 + 16
     for _ in range(50):
-        step(lm, Drafter(), seqs, match, Stats())
+        step(lm, PlainDecoding(), seqs, match, Stats())
     lm.passes.clear()
     drafter.ready(seqs)
     assert lm.read == 16

@@ -27,6 +27,7 @@ from longdraft.drafters import (
     Drafter,
     Eagle,
     Hierarchical,
+    PlainDecoding,
     SelfDrafter,
     SmallModelDrafter,
 )
@@ -140,11 +141,11 @@ def test_dflash_reads_its_window_and_only_when_it_drafts():
     drafter.ready(seqs)
     assert lm.read == 30
     for _ in range(4):
-        step(lm, Drafter(), seqs, match, Stats())
+        step(lm, PlainDecoding(), seqs, match, Stats())
     drafter.ready(seqs)
     assert lm.read == 34
     for _ in range(60):
-        step(lm, Drafter(), seqs, match, Stats())
+        step(lm, PlainDecoding(), seqs, match, Stats())
     lm.passes.clear()
     drafter.ready(seqs)
     assert lm.read == 30
@@ -176,7 +177,7 @@ def test_eagle_reads_its_reach_and_only_when_it_drafts(method, span):
     drafter.ready(seqs)
     assert lm.read == 30
     for _ in range(100):
-        step(lm, Drafter(), seqs, match, Stats())
+        step(lm, PlainDecoding(), seqs, match, Stats())
     lm.passes.clear()
     drafter.ready(seqs)
     assert lm.read == 30
@@ -417,7 +418,7 @@ def test_a_row_of_unequal_lag_keeps_its_drafts():
     seqs = begun(drafter, tiny.prompts(60, 90, 31), 60)
     for at in range(12):
         if at % 3:
-            step(target, Drafter(), seqs, match, Stats())  # it does not see this round
+            step(target, PlainDecoding(), seqs, match, Stats())  # it does not see this round
         else:
             step(target, drafter, seqs, match, Stats())
             check_excerpts(drafter, seqs)

@@ -12,7 +12,7 @@ from support import broken, tiny
 from support.place import SHORT
 
 from longdraft import Sampler
-from longdraft.drafters import AdaptiveDraft, Drafter, SelfDrafter
+from longdraft.drafters import AdaptiveDraft, PlainDecoding, SelfDrafter
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.views import Full
 
@@ -65,7 +65,7 @@ def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypat
     decode = DecodeSession.decode
 
     def unverified(self, drafter=None, *args, **options):
-        plain = drafter is None or type(drafter) is Drafter
+        plain = drafter is None or drafter.never_drafts
         return decode(
             self, drafter, *args, **options, **({} if plain else {"verify": broken.unverified})
         )
@@ -91,7 +91,7 @@ def test_plain_decoding_is_over_before_the_method_runs(cli, monkeypatch):
     decode = DecodeSession.decode
 
     def watched(self, drafter=None, *args, **options):
-        taken.append(drafter is None or type(drafter) is Drafter)
+        taken.append(drafter is None or drafter.never_drafts)
         yield from decode(self, drafter, *args, **options)
 
     monkeypatch.setattr(DecodeSession, "decode", watched)
@@ -165,7 +165,7 @@ def test_what_was_not_changed_is_not_named():
     runs = DecodeSession(lm, tiny.prompts(40, 25), 16, Sampler(1.0), 3)
     runs.seal()
     for drafter in (
-        Drafter(),
+        PlainDecoding(),
         SelfDrafter(lm, Full(), [2, 2]),
         AdaptiveDraft(SelfDrafter(lm, Full(), [1] * 3)),
     ):

@@ -17,7 +17,7 @@ from support.uncopied import counted_only, shapes_of_the_latest_row
 
 from longdraft import InputError, PrefixCache, PromptFolder, Session, generate, serve, stream
 from longdraft.core import KVCache, PromptSpec
-from longdraft.drafters import Drafter
+from longdraft.drafters import PlainDecoding
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.requests import make_request
 from longdraft.engine.row_pool import RowPool
@@ -110,7 +110,7 @@ def race(
     request = make_request(lm, SLOTS, prompt, NEW, seed, (), SAMPLER, None, False)
     lanes = [Lane(method=name, options={}) for name in ("plain", "lookup")]
     trace = new_trace(lm, Words(), prompt, NEW, SAMPLER, seed, lanes)
-    drafters = [Drafter(), BUILD["lookup"](lm)]
+    drafters = [PlainDecoding(), BUILD["lookup"](lm)]
     return Race(
         lm, Words(), replace(request, owner=owner), drafters, trace, prefixes, chunk=2 * BLOCK
     )

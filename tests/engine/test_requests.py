@@ -11,7 +11,7 @@ from support.listed import BUILD, case, each_method_on, exact, read_in_any_parts
 
 from longdraft import InputError, Sampler, Session, generate
 from longdraft.core import Tree
-from longdraft.drafters import Drafter
+from longdraft.drafters import PlainDecoding
 from longdraft.engine.session import Event
 from longdraft.errors import Busy
 from longdraft.models import lm as lm_module
@@ -76,7 +76,7 @@ def test_samplers_of_other_rows_would_be_noticed(monkeypatch):
     from longdraft.core import RowSamplers
 
     monkeypatch.setattr(RowSamplers, "shared", property(lambda self: self.samplers[0]))
-    s = Session(tiny.target("llama"), Drafter(), 3, SLOTS)
+    s = Session(tiny.target("llama"), PlainDecoding(), 3, SLOTS)
     ids = [s.submit(**asked(i), sampler=SAMPLERS[i]) for i in range(len(LENGTHS))]
     assert texts(finish(s)) != {id: alone("llama", i) for i, id in enumerate(ids)}
 
@@ -98,7 +98,7 @@ def test_a_long_prompt_delays_others_by_a_chunk_at_a_time(monkeypatch):
     monkeypatch.setattr(
         lm, "prefill", lambda tokens, *a, **k: read.append(len(tokens)) or prefill(tokens, *a, **k)
     )
-    s = Session(lm, Drafter(), 3, SLOTS, chunk=8)
+    s = Session(lm, PlainDecoding(), 3, SLOTS, chunk=8)
     first = s.submit(**asked(2))
     assert [e.id for e in s.step()] == [first] and read == [8]  # alone it is read whole
     second = s.submit(**asked(0))
@@ -125,7 +125,7 @@ def test_a_row_may_leave_while_a_prompt_is_read():
 
 @read_in_any_parts
 def test_a_request_may_be_cancelled_while_it_is_read():
-    s = Session(tiny.target("llama"), Drafter(), 2, SLOTS, chunk=8)
+    s = Session(tiny.target("llama"), PlainDecoding(), 2, SLOTS, chunk=8)
     first = s.submit(**asked(2))
     s.step()
     second = s.submit(**asked(0))
@@ -145,7 +145,7 @@ def test_a_request_may_be_cancelled_while_it_alone_is_read(fault, monkeypatch):
     """
     lm = tiny.target("llama")
     read = []
-    s = Session(lm, Drafter(), 2, SLOTS)
+    s = Session(lm, PlainDecoding(), 2, SLOTS)
     monkeypatch.setattr("longdraft.engine.session.ALONE", 16 if not fault else 1024)
     prefill = lm.prefill
 
@@ -171,7 +171,7 @@ def generate_plain(i: int) -> list[int]:
 
 
 def test_a_full_queue_refuses():
-    s = Session(tiny.target("llama"), Drafter(), 1, SLOTS, queue=2)
+    s = Session(tiny.target("llama"), PlainDecoding(), 1, SLOTS, queue=2)
     s.submit(**asked(0))
     ids = [s.submit(**asked(i)) for i in (1, 2)]
     with pytest.raises(Busy, match="2 requests are waiting"):
@@ -186,7 +186,7 @@ def test_requests_with_free_rows_do_not_wait_in_the_queue(before, monkeypatch):
     """Whether or not a step has admitted them yet."""
 
     def taken(batch: int, queue: int, **options: int) -> int:
-        s = Session(tiny.target("llama"), Drafter(), batch, SLOTS, queue=queue, **options)
+        s = Session(tiny.target("llama"), PlainDecoding(), batch, SLOTS, queue=queue, **options)
         ids = list[int]()
         with pytest.raises(Busy, match=f"{queue} requests are waiting"):
             for i in range(8):
@@ -203,7 +203,7 @@ def test_requests_with_free_rows_do_not_wait_in_the_queue(before, monkeypatch):
 
 
 def test_rows_and_slots_are_free_again_after_a_request():
-    s = Session(tiny.target("llama"), Drafter(), 1, SLOTS, queue=0)
+    s = Session(tiny.target("llama"), PlainDecoding(), 1, SLOTS, queue=0)
     for i in range(3):
         s.submit(**asked(i))
         with pytest.raises(Busy):
@@ -212,7 +212,7 @@ def test_rows_and_slots_are_free_again_after_a_request():
 
 
 def test_running_requests_share_a_total_of_slots_in_order():
-    s = Session(tiny.target("llama"), Drafter(), 3, SLOTS, total=110)
+    s = Session(tiny.target("llama"), PlainDecoding(), 3, SLOTS, total=110)
     ids = [s.submit(**asked(i)) for i in (0, 3, 4)]  # they need 82, 62 and 16 slots
     s.step()
     # the third would fit, but is not the first in the queue
@@ -388,7 +388,7 @@ def test_a_prefix_cache_without_memory_costs_at_most_one_request(verb, monkeypat
     """
     lm = tiny.target("llama")
     prefixes = PrefixCache(4000, block=16)
-    s = Session(lm, Drafter(), 2, SLOTS, prefixes=prefixes)
+    s = Session(lm, PlainDecoding(), 2, SLOTS, prefixes=prefixes)
     s.submit(**asked(0))
     finish(s)
 
@@ -411,7 +411,7 @@ def test_a_prefix_cache_without_memory_costs_at_most_one_request(verb, monkeypat
 def test_a_prefix_cache_is_bounded_and_forgets_the_oldest():
     lm = tiny.target("llama")
     prefixes = PrefixCache(96, block=16)
-    s = Session(lm, Drafter(), 1, SLOTS, prefixes=prefixes)
+    s = Session(lm, PlainDecoding(), 1, SLOTS, prefixes=prefixes)
     first, second, third = tiny.prompts(65, 49, 33)
 
     def known(prompt: list[int]) -> int:

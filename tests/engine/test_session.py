@@ -17,7 +17,7 @@ from support.listed import BUILD, each_method, each_method_on, exact
 from support.sessions import REQUESTS, SLOTS, Ends, finish, others, request, session
 
 from longdraft import AdaptiveDraft, InputError, Session, Stats, generate, match, reject
-from longdraft.drafters import Drafter, Lookup, SelfDrafter, SmallModelDrafter
+from longdraft.drafters import Lookup, PlainDecoding, SelfDrafter, SmallModelDrafter
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided
 
@@ -281,7 +281,7 @@ def test_requests_come_from_many_threads():
 # Any order of things ------------------------------------------------------------------------------
 
 DRAFTERS = {
-    "plain": lambda t: Drafter(),
+    "plain": lambda t: PlainDecoding(),
     "paced vegas": lambda t: AdaptiveDraft(SelfDrafter(t, Guided(0.07, 16), [1] * 3)),
     "auto": BUILD["auto"],
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),

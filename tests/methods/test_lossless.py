@@ -21,7 +21,7 @@ from support.listed import (
 )
 
 from longdraft import InputError, Sampler, Stats, generate, reject, row_seed, stream
-from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
+from longdraft.drafters import Lookup, Oracle, PlainDecoding, SelfDrafter, SmallModelDrafter
 from longdraft.methods import CONTROLS, METHODS
 from longdraft.views import Chunks, Guided, RandomSlots, SinkWindow, SnapKV
 
@@ -217,4 +217,4 @@ def test_reject_wants_a_drafter_that_keeps_its_law():
     lm = tiny.target("llama")
     with pytest.raises(InputError, match="use verify=match"):
         generate(lm, tiny.prompts(9), Lookup(), verify=reject)
-    assert generate(lm, tiny.prompts(9), Drafter(), verify=reject, max_new_tokens=2)
+    assert generate(lm, tiny.prompts(9), PlainDecoding(), verify=reject, max_new_tokens=2)

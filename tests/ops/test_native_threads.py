@@ -19,7 +19,7 @@ from longdraft import Sampler, Stats
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
-from longdraft.drafters import Drafter, SelfDrafter
+from longdraft.drafters import PlainDecoding, SelfDrafter
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.models.lm import LM
 from longdraft.views import Guided, SinkWindow, View
@@ -134,6 +134,6 @@ def test_speculation_with_two_threads_is_plain_decoding_with_one(dtype):
         with threads(count):
             stats = Stats()
             drafted = runs.rows(SelfDrafter(lm, Guided(0.07, 16), [2, 3, 3]), stats)
-            found.append((runs.rows(Drafter()), drafted, stats.accepted, stats.steps))
+            found.append((runs.rows(PlainDecoding()), drafted, stats.accepted, stats.steps))
     plain, drafted, *_ = found[0]
     assert plain == drafted and found[1] == found[0]

@@ -76,6 +76,7 @@ def test_the_engine_knows_no_particular_drafter():
     known = {
         "longdraft.drafters.base",
         "longdraft.drafters.forced",
+        "longdraft.drafters.plain",
         "longdraft.drafters.step",
     }
     none(

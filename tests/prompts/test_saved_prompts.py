@@ -22,7 +22,7 @@ from support.listed import exact, make, named
 
 from longdraft import InputError, PromptFile, Sampler, generate
 from longdraft.core import KVCache, PromptSpec
-from longdraft.drafters import Drafter
+from longdraft.drafters import PlainDecoding
 from longdraft.engine.conversation import Conversation
 from longdraft.models.identity import fingerprint
 from longdraft.models.lm import LM
@@ -34,7 +34,7 @@ from longdraft.prompts.saved_prompt import SavedPrompt
 NEW = 16
 LENGTH = 150
 METHODS = {
-    "plain": lambda lm: Drafter(),
+    "plain": lambda lm: PlainDecoding(),
     "vegas": named("vegas"),
     "magicdec-snapkv": named("magicdec-snapkv"),
     "suffix": named("suffix"),

@@ -15,7 +15,7 @@ from support.listed import BUILD, each_method_on, exact, read_in_any_parts
 from support.tiny import Words
 
 from longdraft import Sampler, Session, generate
-from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.drafters import AdaptiveDraft, PlainDecoding
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.generate import Stats
 from longdraft.engine.requests import make_request
@@ -111,7 +111,7 @@ def race(method: str, prefixes: PrefixCache | None = None, seed: int = 3) -> tup
     request = make_request(lm, 200, prompt, NEW, seed, (), Sampler(1.0), None, False)
     lanes = [Lane(method="plain", options={}), Lane(method=method, options={})]
     trace = new_trace(lm, Words(), prompt, NEW, request.sampler, seed, lanes)
-    drafters = [Drafter(), AdaptiveDraft(BUILD[method](lm))]
+    drafters = [PlainDecoding(), AdaptiveDraft(BUILD[method](lm))]
     return Race(lm, Words(), request, drafters, trace, prefixes, chunk=32), prompt
 
 

@@ -21,7 +21,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import Verdict
-from longdraft.drafters import Drafter, beam
+from longdraft.drafters import Drafter, PlainDecoding, beam
 from longdraft.drafters.marginals import BestPaths
 from longdraft.engine.generate import generate
 from longdraft.models.lm import LM
@@ -142,7 +142,7 @@ def check_best_path(sampler: Sampler = SAMPLERS["T=1"], rows: int = 30, limit: i
         return verdict
 
     text = run_toy(verifier, Told(), p, sampler, rows, limit)
-    assert torch.equal(text, run_toy(verify.match, Drafter(), p, sampler, rows, limit))
+    assert torch.equal(text, run_toy(verify.match, PlainDecoding(), p, sampler, rows, limit))
     assert len(refused) == limit / 4 and sum(refused) == 0
 
 
@@ -306,7 +306,7 @@ def check_draws_are_independent() -> None:
     even = torch.zeros(4, 4)
     rows = torch.arange(3000)
     # seeds of rows are mixed
-    found = run_toy(verify.match, Drafter(), even, SAMPLERS["T=1"], 3000, 3)
+    found = run_toy(verify.match, PlainDecoding(), even, SAMPLERS["T=1"], 3000, 3)
     seeds = noise.gumbel(rows, torch.tensor([[1, 2, 3]]).expand(3000, 3), 4).argmax(-1)
     pairs = [(found[:, 0], found[:, 1]), (found[:-1], found[1:])]
     # row or seed b at position p+1, b+1 at p

@@ -12,7 +12,7 @@ from longdraft.audit.passage import Comparison, Passage
 from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import WIDTH
 from longdraft.core.verify import Verifier, match
-from longdraft.drafters import Drafter
+from longdraft.drafters import Drafter, PlainDecoding
 from longdraft.engine import generate as engine
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -43,7 +43,7 @@ class Audit:
         if not self.tolerance >= 0:
             raise InputError(f"tolerance is {self.tolerance}: give 0 or more")
         for p in self.prompts:
-            engine.check(self.target, [p.tokens], p.new, Drafter(), match)
+            engine.check(self.target, [p.tokens], p.new, PlainDecoding(), match)
         self.build()
 
     def cost(self, prompt: Prompt) -> int:

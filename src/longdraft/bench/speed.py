@@ -14,7 +14,7 @@ from longdraft.bench.peers.choice import left_out
 from longdraft.bench.peers.transformers import STOCK
 from longdraft.bench.selection import Entry, setting
 from longdraft.core import PromptSpec, Sampler, match
-from longdraft.drafters import Drafter, Oracle
+from longdraft.drafters import Oracle, PlainDecoding
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
@@ -65,7 +65,11 @@ class Speed:
                 e.check(self.target, self.accept if e.speculative else None)
         for text, context in product(self.texts, self.contexts):
             engine.check(
-                self.target, text.prompts(context, self.batch), self.new_tokens, Drafter(), match
+                self.target,
+                text.prompts(context, self.batch),
+                self.new_tokens,
+                PlainDecoding(),
+                match,
             )
         if any(isinstance(e, Peer) for e in self.entries) and self.new_tokens < 2:
             raise InputError("other engines need --max-new-tokens 2 or more")

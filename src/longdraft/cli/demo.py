@@ -56,7 +56,7 @@ def demo(
     from longdraft.cli.job import WARM
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match
-    from longdraft.drafters import Drafter
+    from longdraft.drafters import PlainDecoding
     from longdraft.engine.decode_session import DecodeSession, first_difference
     from longdraft.engine.generate import check
     from longdraft.methods import build
@@ -70,7 +70,7 @@ def demo(
         {} if temperature is None else {"temperature": temperature}
     )
     sampler = Sampler(**sampling)
-    check(target, [shown.prompt], max_new_tokens, Drafter(), match)
+    check(target, [shown.prompt], max_new_tokens, PlainDecoding(), match)
     console.print(f"[bold]Prompt[/]: {shown.about}", soft_wrap=True)
     how = ", ".join(f"{name} {value:g}" for name, value in sampling.items()) + f", seed {seed}"
     console.print(f"[bold]Target[/]: {target.name}, {target_options.dtype}, {how}.", soft_wrap=True)

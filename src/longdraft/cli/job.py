@@ -12,7 +12,7 @@ from typing import Any
 from longdraft.cli import common
 from longdraft.cli.prompts import Prompt
 from longdraft.core.sampling import Sampler
-from longdraft.drafters import Drafter, Oracle
+from longdraft.drafters import Drafter, Oracle, PlainDecoding
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Step
 from longdraft.methods.spec import MethodSpec
@@ -113,9 +113,9 @@ class Job:
         try:
             if compare or self.accept is not None:
                 session.seal()
-                session.rows(Drafter(), limit=WARM)
+                session.rows(PlainDecoding(), limit=WARM)
                 plain = Output([[] for _ in prompts])
-                for step in self._decode(session, "plain", Drafter(), plain):
+                for step in self._decode(session, "plain", PlainDecoding(), plain):
                     plain.take(step)
                 session.rows(self.drafter(), limit=WARM)
             drafter = self.drafter()

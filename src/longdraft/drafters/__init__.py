@@ -18,6 +18,7 @@ from longdraft.drafters.ngram.recycle import Recycle
 from longdraft.drafters.ngram.reuse import Reuse
 from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.oracle import Oracle
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.self_draft import SelfDrafter
 from longdraft.drafters.sequential import Sequential
 from longdraft.drafters.small_model.drafter import SmallModelDrafter
@@ -36,6 +37,7 @@ __all__ = [
     "Medusa",
     "Mtp",
     "Oracle",
+    "PlainDecoding",
     "Recycle",
     "Reuse",
     "SelfDrafter",

@@ -22,16 +22,18 @@ class Drafter:
     """Proposes tokens; never changes committed state. `grow` writes to scratch slots and to the
     drafter's own state.
 
-    has_draft_probs: children are drawn without replacement from a distribution stored in the tree,
-    as verify=reject needs. max_depth: the deepest level that a draft can have, if that is known.
-    is_chain: unless limited, every draft is a chain of max_depth tokens. usual: the acceptance of a
-    drafted token that is expected before any was seen, greedy and sampled. finds: the share of
-    steps in which it usually finds something to draft. lasts: steps for which a view stays that
-    attention scores have chosen. renews: whether `stay` changes that. forecast: the tokens per
-    predicted second that it expects of the text that has begun, in plain decoding's; None: it does
-    not predict. rough: whether its price is only a guess, as for a block that torch computes.
+    never_drafts: plain decoding says so. has_draft_probs: children are drawn without replacement
+    from a distribution stored in the tree, as verify=reject needs. max_depth: the deepest level
+    that a draft can have, if that is known. is_chain: unless limited, every draft is a chain of
+    max_depth tokens. usual: the acceptance of a drafted token that is expected before any was seen,
+    greedy and sampled. finds: the share of steps in which it usually finds something to draft.
+    lasts: steps for which a view stays that attention scores have chosen. renews: whether `stay`
+    changes that. forecast: the tokens per predicted second that it expects of the text that has
+    begun, in plain decoding's; None: it does not predict. rough: whether its price is only a guess,
+    as for a block that torch computes.
     """
 
+    never_drafts: bool = False
     has_draft_probs = False
     max_depth: int = UNBOUNDED
     is_chain: bool = False

@@ -71,4 +71,4 @@ def with_forced(drafter: Drafter, sampler: Sampling) -> Drafter:
     """The drafter with Forced in front where a constraint may force tokens. Plain decoding stays
     plain.
     """
-    return Forced(drafter) if sampler.constrained and type(drafter) is not Drafter else drafter
+    return Forced(drafter) if sampler.constrained and not drafter.never_drafts else drafter

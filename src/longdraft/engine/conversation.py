@@ -11,6 +11,7 @@ import torch
 
 from longdraft.core import Sampler, Sampling, match
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check, decode, planned
 from longdraft.errors import InputError
@@ -114,7 +115,7 @@ class Conversation:
 
         Raises InputError for bad arguments before any work.
         """
-        drafter = drafter or Drafter()
+        drafter = drafter or PlainDecoding()
         stats = stats if stats is not None else Stats()
         check(self.target, [prompt], max_new_tokens, drafter, match)
         self._plan(planned(len(prompt), max_new_tokens))

@@ -24,6 +24,7 @@ from longdraft.core import (
     match,
 )
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
 from longdraft.models.lm import LM
@@ -92,7 +93,7 @@ class DecodeSession:
         keep: PromptSpec | None = None,
         kept: Keeper | None = None,
     ):
-        check(target, prompts, max_new_tokens, Drafter(), match)
+        check(target, prompts, max_new_tokens, PlainDecoding(), match)
         self.target = target
         self.prompts = prompts
         self.limit = max_new_tokens
@@ -183,7 +184,7 @@ class DecodeSession:
         seqs.prompt_states = self.prompt_states
         snapshot = RowsSnapshot(seqs)
         stats = stats if stats is not None else Stats()
-        for step in decode(self.target, drafter or Drafter(), seqs, verify, stats, watch):
+        for step in decode(self.target, drafter or PlainDecoding(), seqs, verify, stats, watch):
             snapshot.extend(step)
             yield step
         self._altered = self._altered or snapshot.altered()

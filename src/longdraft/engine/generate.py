@@ -10,6 +10,7 @@ import torch
 from longdraft.core import PromptSpec, Sampler, Sampling, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import with_forced
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.engine.acceptance import Acceptance
 from longdraft.errors import InputError
@@ -166,7 +167,7 @@ def check_pair(drafter: Drafter, verify: Verifier) -> None:
     """Raises InputError if the verifier needs draft probabilities and the drafter does not keep
     them.
     """
-    if verify is reject and type(drafter) is not Drafter and not drafter.has_draft_probs:
+    if verify is reject and not drafter.never_drafts and not drafter.has_draft_probs:
         raise InputError(
             "verify=reject needs a drafter that keeps its draft probabilities; "
             f"{type(drafter).__name__} does not:"
@@ -261,7 +262,7 @@ def stream(
     Raises InputError for bad arguments before any work, and at the end if a constraint could not be
     met.
     """
-    drafter = drafter or Drafter()
+    drafter = drafter or PlainDecoding()
     sampler = sampler or Sampler()
     stats = stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)

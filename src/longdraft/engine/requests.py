@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import index
 
 from longdraft.core import Sampler, match
-from longdraft.drafters.base import Drafter
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.engine.generate import check
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import InputError
@@ -69,7 +69,7 @@ def make_request(
         raise InputError(
             f"a prompt and its end tokens must be lists of token ids: {error}"
         ) from None
-    check(target, [tokens], max_new_tokens, Drafter(), match)
+    check(target, [tokens], max_new_tokens, PlainDecoding(), match)
     SEED.check(seed)
     own = row_seed(int(seed), 0)
     request = Request(

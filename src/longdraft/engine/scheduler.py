@@ -11,6 +11,7 @@ from time import monotonic
 
 from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.engine.generate import Stats, check
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
@@ -53,7 +54,7 @@ def serve(
     running rows continue; an exception that it raises is raised after they have ended. first: the
     index of the first prompt, to continue an earlier run.
     """
-    check(target, [[0]], max_new_tokens, drafter or Drafter(), verify)
+    check(target, [[0]], max_new_tokens, drafter or PlainDecoding(), verify)
     session = Session(target, drafter, batch, slots, sampler, verify, stats)
     source = _ListedPrompts(prompts) if isinstance(prompts, Sequence) else _PulledPrompts(prompts)
     running: dict[int, Finished] = {}  # by the session's id

@@ -17,6 +17,7 @@ import torch
 from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import Forced
+from longdraft.drafters.plain import PlainDecoding
 from longdraft.engine.generate import Stats, Step, check_pair, step
 from longdraft.engine.newest_step import NewestStep
 from longdraft.engine.requests import Event, Request, held_up, make_request
@@ -72,11 +73,11 @@ class Session:
         self.chunk = chunk
         self.queue = queue
         self.total = batch * slots if total is None else total
-        self.drafter = drafter or Drafter()
+        self.drafter = drafter or PlainDecoding()
         self.stats = stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
         # what steps use
-        self._drafts = self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)
+        self._drafts = self.drafter if self.drafter.never_drafts else Forced(self.drafter)
         self.sampler = (sampler or Sampler()).under(target.rules())
         self._rows = RowPool(target, batch, slots, prefixes)
         self.prefixes = prefixes

@@ -7,13 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from longdraft.core.options import Depth, Nodes, NotNegative, Share
-from longdraft.drafters import Drafter, Lookup, Recycle, Suffix
+from longdraft.drafters import Drafter, Lookup, PlainDecoding, Recycle, Suffix
 from longdraft.models.lm import LM
 
 
 def plain(target: LM) -> Drafter:
     """Decodes one token per step: the baseline of every figure."""
-    return Drafter()
+    return PlainDecoding()
 
 
 def lookup(target: LM, n: Depth = 3, count: Depth = 10) -> Drafter:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longdraft.core import Sampler
-from longdraft.drafters import Drafter
+from longdraft.drafters import PlainDecoding
 from longdraft.engine.requests import Request, make_request
 from longdraft.errors import Busy, InputError
 from longdraft.methods import METHODS, elsewhere
@@ -227,7 +227,7 @@ class Tracer:
         service = self.service
         target = self.service.target
         lanes = [Lane(method="plain", options={})]
-        drafters = [Drafter()]
+        drafters = [PlainDecoding()]
         if spec.name != "plain":
             lanes.append(Lane(method=spec.name, options=spec.options))
             drafters.append(spec.paced(target))

@@ -12,7 +12,6 @@ from time import time
 from typing import Any, TypeVar
 
 from longdraft.core import Constraint, Sampler
-from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import likely
 from longdraft.errors import Busy, FieldError, InputError
 from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
@@ -72,7 +71,7 @@ class Service:
         self._one_long = asyncio.Lock()
         # of long texts: memory of one thread at most
         self._reader = ThreadPoolExecutor(1, "longdraft-long")
-        self.drafting = type(engine.session.drafter) is not Drafter
+        self.drafting = not engine.session.drafter.never_drafts
         self.target = engine.session.target
         self.room = min(engine.session.slots, engine.session.total)
 
