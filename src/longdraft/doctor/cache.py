@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from longdraft.doctor.part import Part, Problem, short
 from longdraft.models import fetch
@@ -13,8 +14,9 @@ from longdraft.version import __version__
 
 
 def refusal(folder: Path) -> str:
-    """Why nothing can be written where this folder is, or will be; "" if it can. Leaves nothing
-    behind.
+    """The reason why nothing can be written where this folder is, or will be; "" if it can.
+
+    Leaves nothing behind.
     """
     try:
         while not folder.exists() and folder != folder.parent:
@@ -26,7 +28,7 @@ def refusal(folder: Path) -> str:
 
 
 def size(folder: Path) -> int:
-    """Bytes of the files in a folder; those that cannot be read are left out."""
+    """The bytes of the files in a folder; those that cannot be read are left out."""
     total = 0
     with suppress(OSError):
         for file in folder.rglob("*"):
@@ -37,54 +39,59 @@ def size(folder: Path) -> int:
 
 def models() -> list[str]:
     """The models of `longdraft fetch` that are in the cache."""
-    found = []
+    names = []
     for name in fetch.SOURCES:
         with suppress(OSError):
-            found += [name] if fetch.is_there(name) else []
-    return found
+            if fetch.is_there(name):
+                names.append(name)
+    return names
 
 
 def cache() -> Part:
     folder = fetch.cache_folder()
     why = refusal(folder)
-    there = models()
+    names = models()
     used = size(folder)
-    facts = {"folder": short(folder), "writable": not why, "bytes": used, "models": there}
+    facts = {"folder": short(folder), "writable": not why, "bytes": used, "models": names}
     state = "cannot be written" if why else "writable"
     problems = []
     if why:
         do = "set LONGDRAFT_CACHE to a folder that can be written"
         problems.append(Problem(f"{short(folder)} cannot be written ({why})", do, fails=True))
     return Part(
-        [f"{short(folder)}, {state}, {used / 1e6:.0f} MB: {', '.join(there) or 'no models'}"],
+        [f"{short(folder)}, {state}, {used / 1e6:.0f} MB: {', '.join(names) or 'no models'}"],
         facts,
         problems,
     )
 
 
 def costs() -> Part:
-    """Of this version on this machine: by the build and the number of threads that are used now."""
+    """The measured costs of this version on this machine.
+
+    They are those of the build and the number of threads that are used now.
+    """
     import torch
 
     from longdraft.ops import native
 
     lib = native.library()
-    here = {
+    current = {
         "machine": kept.machine_name(),
         "kernels": None if lib is None else native.name_of(lib),
         "threads": torch.get_num_threads(),
         "version": __version__,
     }
-    found = kept.fingerprints()
-    ours = sum(all(one.get(name) == value for name, value in here.items()) for one in found)
-    facts = {"these": ours, "others": len(found) - ours}
-    others = (
-        f" ({facts['others']} of other builds, threads, machines or versions)"
-        if facts["others"]
-        else ""
-    )
+    fingerprints = kept.fingerprints()
+
+    def is_ours(fingerprint: dict[str, Any]) -> bool:
+        return all(fingerprint.get(name) == value for name, value in current.items())
+
+    ours = sum(map(is_ours, fingerprints))
+    facts = {"these": ours, "others": len(fingerprints) - ours}
+    others = ""
+    if facts["others"]:
+        others = f" ({facts['others']} of other builds, threads, machines or versions)"
     if ours:
-        return Part(
-            [f"measured for {ours} model{'s' if ours > 1 else ''} by this build{others}"], facts
-        )
+        measured = f"{ours} model{'s' if ours > 1 else ''}"
+        return Part([f"measured for {measured} by this build{others}"], facts)
     return Part([f"not measured by this build{others}; `longdraft tune -m MODEL` does it"], facts)

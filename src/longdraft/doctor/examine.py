@@ -1,5 +1,6 @@
-"""The parts in the order in which they are reported. A part that cannot be examined says so, and
-the others follow.
+"""The parts in the order in which they are reported.
+
+A part that cannot be examined says so, and the others follow.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ REINSTALL = "install longdraft again, with all that it needs (pip install . in a
 
 
 def examine() -> Iterator[tuple[str, Part]]:
-    """Each part by its name, as soon as it is examined. A problem that several parts meet is
-    reported once.
+    """Each part by its name, as soon as it is examined.
+
+    A problem that several parts meet is reported once.
     """
     told: set[str] = set()
     for name, where in PARTS.items():
@@ -44,17 +46,17 @@ def examine() -> Iterator[tuple[str, Part]]:
 
 
 def examined(where: str) -> Part:
-    """One part ("module:function"); whatever it raises is a problem of it."""
+    """One part ("module:function"); an error that it raises is a problem of it."""
     module, function = where.split(":")
     try:
         return getattr(import_module(module), function)()
     except InputError as error:
-        what, _, do = str(error).rpartition(": ")
+        fault, _, do = str(error).rpartition(": ")
     except ImportError as error:
-        what = str(error)
+        fault = str(error)
         do = REINSTALL
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        fault = f"{type(error).__name__}: {error}"
         do = "report this with the whole output"
-    what = " ".join(what.split())[:200]
-    return Part(["not examined"], {}, [Problem(what, do, fails=True)])
+    fault = " ".join(fault.split())[:200]
+    return Part(["not examined"], {}, [Problem(fault, do, fails=True)])

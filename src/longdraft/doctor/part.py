@@ -1,4 +1,4 @@
-"""What one part of the examination reports."""
+"""The report on one part of the examination."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, and what to do. fails: the installation is broken, and not only
-    slower.
+    """A fault, and what to do about it.
+
+    fails: the installation is broken, and not only slower.
     """
 
     what: str
@@ -21,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Part:
-    """The lines that a person reads, and the facts that they were made from."""
+    """The lines for a person to read, and the facts from which they were made."""
 
     lines: Sequence[str]
     facts: dict[str, Any] = field(default_factory=dict)
