@@ -1,4 +1,4 @@
-"""What an audit decodes: prompts, and ways of decoding."""
+"""The plan of an audit: prompts, and ways of decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WINDOW = 512
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens of a prompt, and how many new tokens are decoded after it."""
+    """The tokens of a prompt, and the number of new tokens to decode after it."""
 
     name: str
     tokens: list[int]
@@ -32,8 +32,9 @@ class Way:
 
 
 def ways(temperature: float | None, seeds: int, seed: int) -> list[Way]:
-    """The ways for a temperature (None: greedy and 1); sampled decoding uses `seeds` seeds, from
-    `seed` on.
+    """The ways for a temperature (None: greedy and 1).
+
+    Sampled decoding uses `seeds` seeds, from `seed` on.
     """
     hot = 1.0 if temperature is None else temperature
     greedy = [Way(Sampler(), seed)] if not temperature else []
@@ -41,8 +42,9 @@ def ways(temperature: float | None, seeds: int, seed: int) -> list[Way]:
 
 
 def windows(name: str, text: list[int], size: int, new: int, positions: int) -> list[Prompt]:
-    """Prompts of at most `size` tokens, spread over a text, after which `new` tokens are decoded in
-    total.
+    """Prompts of at most `size` tokens, spread over a text.
+
+    In total, `new` tokens are decoded after them.
     """
     count = -(-new // WINDOW)
     spare = len(text) - min(size, positions - WINDOW)
