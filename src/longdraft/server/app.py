@@ -1,4 +1,4 @@
-"""The routes: what each path takes and answers."""
+"""The routes of the server: the body that each path takes, and its answer."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ Format = ChatFormat | CompletionFormat
 
 
 def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
-    """The application. It starts the models' engines, and stops them when it shuts down. tracer:
-    for a page.
+    """The application: it starts the models' engines, and stops them when it shuts down.
+
+    tracer: for a page.
     """
 
     @asynccontextmanager
@@ -188,7 +189,7 @@ async def _trace_events(recording: Recording) -> AsyncIterator[bytes]:
 
 
 def owner_of(request: Request) -> str:
-    """Whose cached prompts a request may use (Guard)."""
+    """The owner of the cached prompts that a request may use (see Guard)."""
     return request.state.owner
 
 
@@ -236,8 +237,9 @@ def _score(how: Format, answer: Answer) -> None:
 
 
 async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
-    """The answer as server-sent events. An error after the first of them is an event too, and ends
-    the stream.
+    """The answer as server-sent events.
+
+    An error after the first of them is an event too, and ends the stream.
     """
     begun = [False] * len(answer.streams)
 
@@ -262,9 +264,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 )
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
-            for one in delta.by_calls() if delta else ():
-                count = how.log_probabilities(len(one.logprobs))
-                yield await answer.service.formatted(count, partial(go_on, i, one))
+            for part in delta.by_calls() if delta else ():
+                count = how.log_probabilities(len(part.logprobs))
+                yield await answer.service.formatted(count, partial(go_on, i, part))
         if how.with_usage:
             yield sse(how.last(answer.usage, answer.metrics))
     except Problem as problem:
@@ -278,8 +280,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
 async def unless_gone(
     call: Callable[[], Awaitable[Response]], answer: Answer, request: Request
 ) -> Response:
-    """The call's result. If the client leaves before, the request is cancelled: nobody will read
-    it.
+    """The call's result.
+
+    If the client leaves before, the request is cancelled: nobody will read it.
     """
     work = asyncio.ensure_future(call())
     gone = asyncio.ensure_future(_gone(request))

@@ -41,9 +41,7 @@ CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 
 @dataclass(frozen=True)
 class Served:
-    """Another model of a server: its session and tokenizer, its name in the API, and its
-    method's.
-    """
+    """A further model of a server: its session and tokenizer, and the names of model and method."""
 
     session: Session
     tokenizer: Any
@@ -53,9 +51,9 @@ class Served:
 
 @dataclass(frozen=True)
 class Settings:
-    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in
-    bytes.
+    """The settings of a server.
 
+    hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
     page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
     client_s: how long a client may take to send a request, or to read what was sent.
     """
@@ -78,7 +76,10 @@ class Settings:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket at this address. Raises InputError if there can be none."""
+    """A socket that listens at this address.
+
+    Raises InputError if there can be none.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=CONNECTIONS)
@@ -90,8 +91,9 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Drains at the first SIGTERM or SIGINT (Guard), and ends when running requests have, or the
-    grace time has.
+    """Drains at the first SIGTERM or SIGINT (see Guard).
+
+    It ends when the running requests have ended, or the grace time has.
     """
 
     def __init__(
@@ -152,11 +154,11 @@ class Server(uvicorn.Server):
 
     @property
     def _failed(self) -> bool:
-        """Whether decoding has failed for good."""
+        """Tells whether decoding has failed for good."""
         return any(service.engine.failure is not None for service in self.models)
 
     def run(self, sockets: list[socket.socket] | None = None) -> int:  # type: ignore[override]
-        """Serve until a signal -> the exit status: 1 if decoding has failed for good.
+        """Serve until a signal, and return the exit status: 1 if decoding has failed for good.
 
         sockets: where it listens; None: at its settings' address. Raises InputError.
         """
@@ -197,15 +199,17 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or drained or self._failed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port and all connections; answers that were decoded may be read for what is
-        left of the grace.
+        """Close the port and all connections.
+
+        Answers that were decoded may be read for the rest of the grace time.
         """
         self.config.timeout_graceful_shutdown = int(max(self.until - monotonic(), 0)) + 5
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal ends the process at once. The inherited method would end it by the first
-        one, at last.
+        """Drain; a second signal ends the process at once.
+
+        The inherited method would end the process by the first signal, after draining.
         """
         if self.service.stopping:
             os._exit(1)
@@ -220,7 +224,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self.settings.grace_s, self._cut)
 
     def _cut(self) -> None:
-        """The grace time is over."""
+        """End the running requests, since the grace time is over."""
         say(logging.WARNING, "grace time is over", requests=self.guard.busy)
         for service in self.models:
             service.engine.cancel_all()

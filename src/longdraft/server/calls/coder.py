@@ -1,9 +1,11 @@
-"""Calls as tags: <tool_call><function=NAME><parameter=P>value</parameter></function></tool_call>
-(Qwen 3.5, Coder).
+"""Calls as tags: <tool_call><function=NAME><parameter=P>value</parameter></function></tool_call>.
+
+Qwen 3.5 and Qwen Coder write them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from longdraft.constraints import Schemas, as_any_of, json_rule, literal
@@ -50,8 +52,8 @@ class Coder(Format):
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
         rules.lazy("value", VALUE_END)
-        one = rules.choice("function", [self._function(rules, f) for f in asked.functions])
-        rest = rules.add("calls", f"{LINE} {one} {LINE} {self.marks.lark(CLOSE)}")
+        call = rules.choice("function", [self._function(rules, f) for f in asked.functions])
+        rest = rules.add("calls", f"{LINE} {call} {LINE} {self.marks.lark(CLOSE)}")
         return tagged(rules, asked, self.marks, rest)
 
     def _function(self, rules: Rules, function: Function) -> str:
@@ -60,7 +62,7 @@ class Coder(Format):
         root = schemas.root
         about = f"tools: function {function.name!r}"
         described = schemas.parts(root)
-        left_out = next((key for part in described for key in part if key in LEFT_OUT), None)
+        left_out = _left_out(described)
         if function.strict and left_out:
             raise InputError(
                 f"{about} is strict, and {left_out!r} of its parameters cannot be enforced here"
@@ -86,7 +88,7 @@ class Coder(Format):
         return " ".join([*parts, literal(FUNCTION_END)])
 
     def _value(self, rules: Rules, texts: Texts, about: Any) -> str:
-        """A value and its end."""
+        """The rule for a value and its end."""
         schemas = texts.schemas
         if schemas.types(about) != {"string"}:
             about = about if isinstance(about, dict) else {}
@@ -98,3 +100,12 @@ class Coder(Format):
         if (choices := texts.choices(about)) and text == any_of(choices):
             return f"{text} {END}"
         return rules.add(f"text_{len(rules.lines)}[lazy]", f"({text} & {NO_END}) {END}")
+
+
+def _left_out(parts: Iterable[dict[str, Any]]) -> str | None:
+    """The first keyword of a schema's parts that cannot be enforced."""
+    for part in parts:
+        for key in part:
+            if key in LEFT_OUT:
+                return key
+    return None

@@ -1,4 +1,4 @@
-"""How a model writes calls and reasoning, as its chat template and vocabulary show."""
+"""Tells from a chat template and a vocabulary how a model writes calls and reasoning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longdraft.server.calls.llama import TAG, Llama
 from longdraft.server.calls.marks import Marks
 from longdraft.server.calls.mistral import Mistral
 from longdraft.server.calls.reader import Reader, Steps
-from longdraft.server.calls.ways import Calls
+from longdraft.server.calls.ways import Calls, Way
 from longdraft.server.openai.tools import Function
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -36,12 +36,12 @@ def format_of(template: str) -> type[Format] | None:
     if "[TOOL_CALLS]" in template:
         return Mistral
     if "<tool_call>" in template:
-        return None if "<arg_key>" in template else Coder if "<function=" in template else Hermes
-    return (
-        Llama
-        if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template)
-        else None
-    )
+        if "<arg_key>" in template:
+            return None
+        return Coder if "<function=" in template else Hermes
+    if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template):
+        return Llama
+    return None
 
 
 class Dialect:
@@ -59,14 +59,14 @@ class Dialect:
         self.thoughts = pair
         ends = () if kind is None else kind.ends
         self.ends = tuple(sorted(Marks(tokenizer, ends).ids.values()))
-        found = (name for name in FIELDS if re.search(rf"""[.'"]{name}\b""", template))
-        self.field = next(found, None)  # what the template calls earlier reasoning
+        named = (name for name in FIELDS if re.search(rf"""[.'"]{name}\b""", template))
+        self.field = next(named, None)  # the template's name for earlier reasoning
 
     def call_id(self) -> str:
         return (Format if self.format is None else self.format).call_id()
 
     def opened(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends in the beginning of reasoning."""
+        """Tells whether a prompt ends in the beginning of reasoning."""
         if self.thoughts is None:
             return False
         tail = self.tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
@@ -75,8 +75,9 @@ class Dialect:
     def reader(
         self, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool = False
     ) -> Reader:
-        """Reads an answer. bound: a grammar binds it, so its calls are as the template writes
-        them.
+        """A reader for one answer.
+
+        bound: a grammar binds the answer, so its calls are as the template writes them.
         """
         return Answer(self, schemas, opened, most, bound)
 
@@ -88,10 +89,9 @@ class Dialect:
         opened: bool,
         content: str | None = None,
     ) -> str:
-        """Lark for an answer with calls of these functions whose arguments are as their schemas
-        say. See Asked.
-
-        content: the rule for the text of an answer without calls, if that is not free.
+        """Lark for an answer with calls of these functions, whose arguments follow their schemas.
+         least, many: see RequiredCalls. content: the rule for the text of an answer without calls,
+        if that is not free.
         """
         rules = Rules()
         thought = self._thought(rules, opened)
@@ -109,7 +109,7 @@ class Dialect:
 
     @property
     def writes(self) -> bool:
-        """Whether an answer has more than its text: reasoning, or channels."""
+        """Tells whether an answer has more than its text: reasoning, or channels."""
         return self.thoughts is not None or isinstance(self.format, Harmony)
 
     def _thought(self, rules: Rules, opened: bool) -> str:
@@ -123,8 +123,9 @@ class Dialect:
 
 
 class Answer(Calls):
-    """Reasoning, if there is any, and then content and calls. Without functions nothing is a
-    call.
+    """Reads reasoning, if there is any, and then content and calls.
+
+    Without functions nothing is a call.
     """
 
     def __init__(
@@ -132,9 +133,11 @@ class Answer(Calls):
     ):
         self.dialect = dialect
         self.opened = opened
-        ways, begins = (
-            ((), False) if dialect.format is None else (dialect.format.ways, dialect.format.begins)
-        )
+        ways: tuple[Way, ...] = ()
+        begins = False
+        if dialect.format is not None:
+            ways = dialect.format.ways
+            begins = dialect.format.begins
         super().__init__(schemas, ways, most, bound, begins)
 
     def steps(self) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""What every format of calls has."""
+"""The interface of a format of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longdraft.server.calls.ways import Way
 
 
 class Format:
-    """A text that its grammar allows is one that it reads as calls of the functions asked for.
+    """A format of calls: a text that its grammar allows is read as calls of the offered functions.
 
     names: its marks. ends: tokens that end an answer even where the model's configuration does not
     say so. begins: its calls need no mark at the beginning of an answer.
@@ -31,7 +31,7 @@ class Format:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """How its calls begin."""
+        """The ways in which its calls may begin."""
         return ()
 
     def grammar(self, rules: Rules, asked: Asked) -> str:

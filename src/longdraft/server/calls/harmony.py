@@ -1,5 +1,7 @@
-"""Messages of gpt-oss: channels for reasoning (analysis), calls (commentary to a function) and
-content (final).
+"""The messages of gpt-oss, in channels.
+
+There is one for reasoning (analysis), for calls (commentary to a function), and for content
+(final).
 """
 
 from __future__ import annotations
@@ -25,10 +27,9 @@ TO = re.compile(r"to=functions\.([\w-]+)")
 
 
 class Harmony(Format):
-    """Every message has a header up to <|message|>; the prompt has the beginning of the first,
-    <|start|>assistant.
-
-    An answer that has no header is content.
+    """The format of gpt-oss: every message has a header, which ends with <|message|>.
+     The prompt has the beginning of the first header, <|start|>assistant. An answer that has no
+    header is content.
     """
 
     names = (CHANNEL, MESSAGE, CONSTRAIN, START, END, CALL, RETURN)
@@ -45,7 +46,10 @@ class Harmony(Format):
         self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
 
     def read(self, reader: Reader, watch: Callable[[], Reader | None]) -> Steps[None]:
-        """Read an answer. watch: makes a reader for calls in reasoning (see Reader.reason)."""
+        """Read an answer.
+
+        watch: makes a reader for calls in reasoning (see Reader.reason).
+        """
         while not reader.full:
             begin = reader.taken
             header = yield from self._header(reader)
@@ -63,18 +67,17 @@ class Harmony(Format):
         """The next message's header; empty before content that has none. None: the text ended."""
         channel, message, start = (self.marks[name] for name in (CHANNEL, MESSAGE, START))
         while True:
-            at = yield from reader.space()
-            if at is None:
+            begin = yield from reader.space()
+            if begin is None:
                 return None
-            text = reader.rest[at:]
+            text = reader.rest[begin:]
             if (end := text.find(message)) >= 0:
-                return reader.drop(at + end + len(message))
+                return reader.drop(begin + end + len(message))
             expected = (channel, start, "to=", *self._ends)
-            if len(text) > LONGEST or not any(
-                text.startswith(x) or x.startswith(text) for x in expected
-            ):
+            may_go_on = any(text.startswith(mark) or mark.startswith(text) for mark in expected)
+            if len(text) > LONGEST or not may_go_on:
                 begun = next((mark for mark in self._begins if text.startswith(mark)), "")
-                reader.drop(at + len(begun) if begun else 0)
+                reader.drop(begin + len(begun) if begun else 0)
                 return ""
             if not (yield from reader.more()):
                 if text[0] in self.marks.signs.values():  # a header that was cut off
@@ -94,15 +97,15 @@ class Harmony(Format):
             reader.drop(length - len(kept))
 
     def _call(self, reader: Reader, name: str) -> Steps[None]:
-        at = yield from reader.space()
-        begins = "" if at is None else reader.rest[at]
-        if begins not in ("{", "", *self._ends):
+        begin = yield from reader.space()
+        first = "" if begin is None else reader.rest[begin]
+        if first not in ("{", "", *self._ends):
             return (yield from self._body(reader, "content"))
-        reader.drop(at or 0)
+        reader.drop(begin or 0)
         reader.call(name)
-        if begins == "{":
+        if first == "{":
             yield from reader.arguments()
-        elif begins or not reader.cut:
+        elif first or not reader.cut:
             reader.add("arguments", "{}")
         if not reader.full:
             yield from self._body(reader, "content")
@@ -127,7 +130,7 @@ class Harmony(Format):
         )
 
     def _aside(self, rules: Rules) -> str:
-        """What may precede an answer or a call, up to the next channel."""
+        """The rule for messages before an answer or a call, up to the next channel."""
         lark = self.marks.lark
         next_ = f"{lark(END)} {lark(START)} {literal('assistant')} {lark(CHANNEL)}"
         return rules.add(

@@ -1,5 +1,6 @@
-"""Calls between <tool_call> and </tool_call>, one object in each pair or all in a list: Hermes,
-Qwen, SmolLM2.
+"""Calls between <tool_call> and </tool_call>: Hermes, Qwen, SmolLM2.
+
+Each pair of tags has one object, or one pair has all of them in a list.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ CLOSE = "</tool_call>"
 
 
 class Hermes(Format):
-    """listed: the template has all calls in a list between one pair of tags, and so have
-    grammars.
+    """The format of Hermes.
+
+    listed: the template writes all calls as a list between one pair of tags, so grammars do too.
     """
 
     names = (OPEN, CLOSE)
@@ -32,20 +34,18 @@ class Hermes(Format):
         return (Way(self.marks[OPEN], self.marks[CLOSE], read_marked),)
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
-        one = rules.choice("function", [object_rule(f) for f in asked.functions])
+        call = rules.choice("function", [object_rule(f) for f in asked.functions])
         closed = self.marks.lark(CLOSE)
         if self.listed:
-            rest = rules.add("calls", f'"[" {asked.calls(one, literal(", "))} "]" {closed}')
+            rest = rules.add("calls", f'"[" {asked.calls(call, literal(", "))} "]" {closed}')
             asked = replace(asked, many=False)
         else:
-            rest = rules.add("calls", f'"\\n" {one} "\\n" {closed}')
+            rest = rules.add("calls", f'"\\n" {call} "\\n" {closed}')
         return tagged(rules, asked, self.marks, rest)
 
 
 def tagged(rules: Rules, asked: Asked, marks: Marks, rest: str) -> str:
-    """The rule for calls that begin with a tag, on separate lines, or for text that may have such
-    calls in it.
-    """
+    """The rule for calls that begin with a tag, on separate lines, or for text with such calls."""
     if asked.least:
         return asked.calls(f"{marks.lark(OPEN)} {rest}", literal("\n"))
     call = f"{rules.upto('before', marks, OPEN)} {rest}"

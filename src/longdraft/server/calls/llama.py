@@ -1,5 +1,6 @@
-"""Calls of Llama 3.1 and later: an answer that is {"name": ..., "parameters": {...}}, or several
-with ; between.
+"""Calls of Llama 3.1 and later: an answer that is {"name": ..., "parameters": {...}}.
+
+Several calls have ; between them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Llama(Format):
         return (Way(self.marks[TAG], "", read_marked),)
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
-        one = rules.choice("function", [object_rule(f, "parameters") for f in asked.functions])
-        calls = rules.add("calls", asked.calls(one, literal("; ")))
+        call = rules.choice("function", [object_rule(f, "parameters") for f in asked.functions])
+        calls = rules.add("calls", asked.calls(call, literal("; ")))
         if asked.least:
             return calls
         tagged = f"{self.marks.lark(TAG)} {calls} | " if TAG in self.marks.ids else ""

@@ -1,6 +1,4 @@
-"""What a request may not ask for because of this model or this server's room; the schema has the
-other limits.
-"""
+"""Limits of requests that depend on this model or this server's room; the schema has the others."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ def check_choices(work: Work, session: Session) -> None:
 
 
 def check_numbers(body: Sampled, wanted: int, vocab: int) -> None:
-    """Raises Problem for tokens outside the vocabulary, and if the minimum length exceeds the
-    maximum.
+    """Raises Problem for tokens outside the vocabulary, and for contradicting lengths.
+
+    The minimum length must not exceed the maximum.
     """
     if any(int(token) >= vocab for token in body.logit_bias):
         why = f"a biased token is not in the model's vocabulary of {vocab}: leave it out"

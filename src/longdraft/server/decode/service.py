@@ -1,4 +1,4 @@
-"""From a request to its answer: tokens, limits, a seed, and the streams of its choices."""
+"""Makes a request's answer: its tokens, limits, seed, and the streams of its choices."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 
 class Service:
-    """One model and one method. Refuses a request that cannot be answered before anything is
-    decoded for it.
+    """One model and one method.
 
-    most_new: how many new tokens a request has if it does not say, and at most. stopping: nothing
-    is accepted any more.
+    It refuses a request that cannot be answered before anything is decoded for it. most_new: how
+    many new tokens a request has if it does not say, and at most. stopping: nothing is accepted any
+    more.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Service:
         self.word = lru_cache(1 << 17)(partial(token_bytes, tokenizer))
         # held while a long text is read, so that short ones find a free thread
         self._one_long = asyncio.Lock()
-        # of long texts: memory of one thread at most
+        # reads long texts: they take the memory of one thread at most
         self._reader = ThreadPoolExecutor(1, "longdraft-long")
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target = engine.session.target
@@ -94,7 +94,10 @@ class Service:
         offer: Offer = NO_TOOLS,
         turn: Turn = ANSWER,
     ) -> Work:
-        """The work of continuing a conversation. offer: what the model may call."""
+        """The work of continuing a conversation.
+
+        offer: the functions that the model may call.
+        """
         dialect = dialect_for(self.tokenizer, messages, offer.tools)
         prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
         talk = Talk(dialect, offer, dialect.opened(prompt))
@@ -105,7 +108,7 @@ class Service:
         return work
 
     def _check_logprobs(self, work: Work) -> None:
-        """Raises Problem for a request whose answer would have too many."""
+        """Raises Problem for a request whose answer would have too many log-probabilities."""
         echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
         tokens = work.n * (work.limit * len(work.prompts) + echoed)
         count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
@@ -118,7 +121,9 @@ class Service:
             )
 
     async def completion(self, body: CompletionRequest) -> Work:
-        prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
+        prompts = list[list[int]]()
+        for prompt in body.prompts:
+            prompts.append(await self.tokens(prompt) if isinstance(prompt, str) else list(prompt))
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
         constraint = await self.structures.of(body)
@@ -138,8 +143,9 @@ class Service:
         )
 
     async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
-        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`,
-        or the room.
+        """A text's tokens, as `longdraft generate` reads it.
+
+        Raises Problem for more than `most`, or the room.
         """
 
         def read() -> list[int]:
@@ -156,11 +162,17 @@ class Service:
         return text_of(self.tokenizer, tokens)
 
     def echo(self, prompt: list[int], scored: bool) -> Echo:
-        """A prompt as its answers repeat it. scored: with log-probabilities."""
+        """A prompt as its answers repeat it.
+
+        scored: with log-probabilities.
+        """
         return Echo(prompt, self.text(prompt), offsets_of(self.tokenizer, prompt) if scored else [])
 
     def submit(self, work: Work) -> Answer:
-        """Queue the choices of a request, all or none. Raises Problem."""
+        """Queue the choices of a request, all or none.
+
+        Raises Problem.
+        """
         if not self.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
         check_choices(work, self.engine.session)
@@ -199,8 +211,9 @@ class Service:
         return ChatReply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
-        """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves
-        no room.
+        """The number of new tokens that a request with this limit gets.
+
+        Raises Problem if the prompt leaves no room.
         """
         room = self.room - len(prompt)
         if room < 1:
@@ -209,9 +222,9 @@ class Service:
                 f"{self.room - 1}: give a shorter one"
             )
             raise Problem(400, excess, "prompt", "context_length_exceeded")
-        wanted = (
-            likely(self.target, len(prompt), min(self.most_new, room)) if limit is None else limit
-        )
+        wanted = limit
+        if wanted is None:
+            wanted = likely(self.target, len(prompt), min(self.most_new, room))
         if wanted > self.most_new:
             raise Problem(
                 400,
@@ -259,20 +272,25 @@ class Service:
             rules=rules.with_least(body.min_tokens) if eos else rules,
             constraint=constraint,
         )
-        seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
+        if body.seed is None:
+            seeds = [secrets.randbits(62) for _ in prompts]
+        else:
+            seeds = [body.seed] * len(prompts)
         return Work(
             prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
         )
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
-        """What a call makes with a writer of JSON; of many log-probabilities outside the event
-        loop's thread.
+        """The result of a call with a writer of JSON.
+
+        Many log-probabilities are written outside the event loop's thread.
         """
         return call(at_once) if count <= FEW_LOGPROBS else await self.aside(count, call, in_pieces)
 
     async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
-        """The result of a call on so much (see LONG), outside the event loop's thread. InputError
-        becomes a Problem.
+        """The result of a call on this much text (see LONG), outside the event loop's thread.
+
+        InputError becomes a Problem.
         """
         try:
             async with self._one_long if size > LONG else nullcontext():
@@ -281,6 +299,5 @@ class Service:
                     reader, partial(call, *arguments)
                 )
         except InputError as error:
-            raise Problem(
-                400, str(error), error.field if isinstance(error, FieldError) else None
-            ) from None
+            field = error.field if isinstance(error, FieldError) else None
+            raise Problem(400, str(error), field) from None

@@ -10,7 +10,7 @@ from longdraft.server.decode.talk import Talk
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds: until a request begins to be answered, and until it is answered."""
+    """Limits in seconds: until a request begins to be answered, and until it is answered."""
 
     queue_s: float
     request_s: float
@@ -18,11 +18,11 @@ class Times:
 
 @dataclass
 class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent:
-    no new tokens.
+    """A request that is ready to run.
 
-    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see
-    Reply. owner: see Session.submit. talk: how a chat's answers are read.
+    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i].
+    prompt_logprobs: those of the prompts are wanted too; silent: no new tokens. least: see Reply.
+    owner: see Session.submit. talk: how a chat's answers are read.
     """
 
     prompts: list[list[int]]

@@ -1,4 +1,4 @@
-"""What requests of Ollama's API may contain."""
+"""The schema of requests in Ollama's API."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from longdraft.server.openai.structured import Schema
 
 
 class Options(Strict):
-    """With Ollama's defaults, but no penalty except the model's own. num_predict below 0: as many
-    as there may be.
+    """Ollama's options, with its defaults, but no penalty except the model's own.
 
-    The penalty counts the whole text, which is what a repeat_last_n of -1 asks for.
+    num_predict below 0: as many tokens as there may be. The penalty counts the whole text, which is
+    what a repeat_last_n of -1 asks for.
     """
 
     num_predict: Literal[-1, -2] | MaxTokens = -1
@@ -47,7 +47,10 @@ class Options(Strict):
 
 
 class Asked(Strict):
-    """format: "json" or a schema. keep_alive: ignored, since models stay loaded."""
+    """The fields that chats and generation share.
+
+    format: "json" or a schema. keep_alive: ignored, since models stay loaded.
+    """
 
     model: Name
     stream: bool = True
@@ -67,11 +70,8 @@ class Asked(Strict):
         if self.format:
             asked = {"json_object": True} if self.format == "json" else {"json": self.format}
             structure = {"structured_outputs": asked}
-        return (
-            named
-            | structure
-            | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
-        )
+        penalty = self.options.repeat_penalty
+        return named | structure | {"model": self.model, "repetition_penalty": penalty}
 
     @property
     def limit(self) -> int | None:

@@ -71,8 +71,8 @@ async def parts_of(answer: Answer, chat: bool) -> AsyncIterator[Json]:
         "total_duration": end - begin,
         "load_duration": 0,
         "prompt_eval_duration": (first or end) - begin,
+        "eval_duration": end - (first or end),
     }
-    times["eval_duration"] = end - (first or end)
     counts = {"prompt_eval_count": count["prompt_tokens"], "eval_count": count["completion_tokens"]}
     yield part(
         "", done_reason=finish, **counts, **{name: int(s * 1e9) for name, s in times.items()}
@@ -86,9 +86,9 @@ async def whole(answer: Answer, chat: bool) -> Response:
         text += last["message"]["content"] if "message" in last else last.get("response", "")
     if "error" in last:
         return JSONResponse({"error": last["error"]}, last["status"])
-    return JSONResponse(
-        last | ({"message": {"role": "assistant", "content": text}} if chat else {"response": text})
-    )
+    if chat:
+        return JSONResponse(last | {"message": {"role": "assistant", "content": text}})
+    return JSONResponse(last | {"response": text})
 
 
 def about(service: Service) -> Json:
@@ -97,6 +97,7 @@ def about(service: Service) -> Json:
         "family": service.target.config.model_type,
         "families": None,
         "parameter_size": "",
+        "quantization_level": "",
     }
     return {
         "name": service.model,
@@ -104,11 +105,12 @@ def about(service: Service) -> Json:
         "modified_at": now(),
         "size": 0,
         "digest": "",
-    } | {"details": details | {"quantization_level": ""}}
+        "details": details,
+    }
 
 
 def check_room(service: Service, body: Asked) -> None:
-    """Raises Problem for a larger context than there is."""
+    """Raises Problem for a context that is larger than the server's."""
     if (wanted := body.options.num_ctx or 0) > service.room:
         raise Problem(
             400,

@@ -1,4 +1,4 @@
-"""What a chat request tells the model's template beside messages and tools."""
+"""The options that a chat request passes to the model's template, beside messages and tools."""
 
 from __future__ import annotations
 
@@ -41,5 +41,8 @@ Variables = Annotated[
 
 
 def turn(begins: bool | None, continues: bool, variables: dict[str, Any]) -> Turn:
-    """begins: add_generation_prompt; not given: unless the last message is continued."""
+    """The options as the template reads them.
+
+    begins: add_generation_prompt; not given: unless the last message is continued.
+    """
     return Turn(not continues if begins is None else begins, continues, variables)

@@ -1,4 +1,4 @@
-"""Parts of an answer as chat completions have them."""
+"""The parts of an answer in the shape of chat completions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any]:
-    """The delta of a stream's chunk. A call's id and name come with its first part, and each part
-    adds arguments.
+    """The delta of a stream's chunk.
+
+    A call's id and name come with its first part, and each part adds arguments.
     """
     delta: dict[str, Any] = {}
     for kind, text, index in parts:
@@ -31,7 +32,7 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any
 
 
 def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any]:
-    """A whole message. Its content is null if it has calls and no content."""
+    """A whole message; its content is null if it has calls and no content."""
     delta = delta_of(parts, call_id)
     calls = [
         {key: value for key, value in call.items() if key != "index"}

@@ -1,6 +1,4 @@
-"""What requests may contain: every field is typed and bounded, and a field that is not here is
-refused.
-"""
+"""The schema of requests: every field is typed and bounded, and an unknown field is refused."""
 
 from __future__ import annotations
 
@@ -34,12 +32,10 @@ from longdraft.server.openai.fields import (
 from longdraft.server.openai.structured import Structured
 from longdraft.server.openai.tools import MOST_TOOLS, Choice, Tool, ToolCall, check_choice
 
-# choices of a prompt, and of a request
-MOST_N = 8
-MOST_CHOICES = 64
-# stop strings, and characters of one
+MOST_N = 8  # choices of a prompt
+MOST_CHOICES = 64  # choices of a request
 MOST_STOPS = 16
-LONGEST_STOP = 256
+LONGEST_STOP = 256  # characters
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_MESSAGES = 1000
 MOST_TOKENS = 1 << 31
@@ -97,7 +93,9 @@ def one_effort(schema: dict[str, Any]) -> None:
 
 
 class StreamOptions(Strict):
-    """continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load
+    """The options of a stream.
+
+    continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load
     generators ask).
     """
 
@@ -106,10 +104,10 @@ class StreamOptions(Strict):
 
 
 class Sampled(Strict):
-    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's
-    additions to OpenAI's.
+    """The fields of every request that is answered with text.
 
-    A temperature that is not given is 1, as in OpenAI's API.
+    top_k to stop_token_ids are vLLM's additions to OpenAI's. A temperature that is not given is 1,
+    as in OpenAI's API.
 
     user to metadata are labels. Of store and service_tier only the values that ask for nothing are
     accepted. min_tokens: no end token, stop token or stop string ends the answer before it has this
@@ -170,8 +168,9 @@ SENSES = {
 
 
 def only_text(content: Any) -> Any:
-    """The content of a message. Raises ValueError for parts that are images, sound, video or files,
-    by name.
+    """The content of a message.
+
+    Raises ValueError for parts that are images, sound, video or files, by name.
     """
     parts = content if isinstance(content, list) else []
     kinds = [
@@ -232,16 +231,15 @@ class ChatMessage(Strict):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it; a developer's message is the system's."""
+        """The message as chat templates read it; a developer's message is the system's."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": joined(self.content)}
         message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
-        message |= {} if self.thought is None else {"reasoning_content": self.thought}
-        return message | (
-            {}
-            if self.tool_calls is None
-            else {"tool_calls": [call.plain for call in self.tool_calls]}
-        )
+        if self.thought is not None:
+            message["reasoning_content"] = self.thought
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.plain for call in self.tool_calls]
+        return message
 
 
 class ChatRequest(Structured, Sampled):
@@ -273,12 +271,9 @@ class ChatRequest(Structured, Sampled):
 
     @property
     def offer(self) -> Offer:
-        choice = (
-            self.tool_choice
-            if isinstance(self.tool_choice, str)
-            else self.tool_choice.function.name
-        )
-        return Offer([tool.function for tool in self.tools], choice, self.parallel_tool_calls)
+        choice = self.tool_choice
+        name = choice if isinstance(choice, str) else choice.function.name
+        return Offer([tool.function for tool in self.tools], name, self.parallel_tool_calls)
 
     @model_validator(mode="after")
     def _choice_is_a_tool(self) -> ChatRequest:
@@ -287,15 +282,11 @@ class ChatRequest(Structured, Sampled):
 
     @property
     def turn(self) -> Turn:
-        """How the conversation ends, and what its template is told."""
-        effort = (
-            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        )
-        return turn(
-            self.add_generation_prompt,
-            self.continue_final_message,
-            self.chat_template_kwargs | effort,
-        )
+        """The options that end the conversation, and the variables of its template."""
+        variables = self.chat_template_kwargs
+        if self.reasoning_effort is not None:
+            variables = variables | {"reasoning_effort": self.reasoning_effort}
+        return turn(self.add_generation_prompt, self.continue_final_message, variables)
 
     @model_validator(mode="after")
     def _once(self) -> ChatRequest:
@@ -303,10 +294,8 @@ class ChatRequest(Structured, Sampled):
             raise wrong(
                 "reasoning_effort", "reasoning_effort is in chat_template_kwargs too: give it once"
             )
-        if self.max_tokens is not None and self.max_completion_tokens not in (
-            None,
-            self.max_tokens,
-        ):
+        same = (None, self.max_tokens)
+        if self.max_tokens is not None and self.max_completion_tokens not in same:
             why = (
                 f"it is {self.max_completion_tokens}, and max_tokens, its older name, is "
                 f"{self.max_tokens}: give one"
@@ -337,8 +326,8 @@ class CompletionRequest(Structured, Sampled):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, of which choices k * n to k * n + n - 1 answer number k."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item]
+        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_single else list(self.prompt)  # type: ignore[list-item]
 
     @model_validator(mode="after")
     def _few_choices(self) -> CompletionRequest:
