@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.audit.plan import Prompt, Way
+from longdraft.audit.audit_plan import AuditPrompt, DecodingWay
 from longdraft.audit.ties import Replay
 from longdraft.core import Rows, Sampling, Sequences, Tree, Verdict, Verifier, match, verify
 from longdraft.drafters import Drafter
@@ -19,7 +19,7 @@ from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Stats, Step, decode
 from longdraft.models.lm import LM
 from longdraft.prompts.prompt_file import Keeper
-from longdraft.recording.measure import diversity
+from longdraft.recording.decode_figures import diversity
 
 # relative to a layer's largest key or value in float32: a thousand times the rounding error
 MAX_ERROR = 1e-3
@@ -48,9 +48,9 @@ class Tally:
 class Comparison:
     """One prompt decoded in one way: plainly, in wider passes (the control), and by the method."""
 
-    prompt: Prompt
+    prompt: AuditPrompt
     index: int
-    way: Way
+    way: DecodingWay
     plain: list[int] = field(default_factory=list)
     method: Tally = field(default_factory=Tally)
     control: Tally = field(default_factory=Tally)
@@ -113,7 +113,7 @@ class Passage:
     def __init__(
         self,
         target: LM,
-        prompt: Prompt,
+        prompt: AuditPrompt,
         build: Callable[[], Drafter],
         tolerance: float,
         verify: Verifier | None = None,

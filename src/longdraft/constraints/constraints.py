@@ -16,7 +16,7 @@ from llguidance.hf import from_tokenizer
 from longdraft.constraints.enforceable import enforceable, relaxed
 from longdraft.constraints.grammar import Grammar, first_line
 from longdraft.constraints.one_of import as_any_of
-from longdraft.constraints.progress import Recent
+from longdraft.constraints.progress import RecentRows
 from longdraft.errors import InputError
 
 # JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing
@@ -47,7 +47,7 @@ class Constraints:
         self._words = _words(tokenizer, vocab, self.ends)
         self._made = OrderedDict[str, Grammar]()
         self._lock = Lock()
-        self._recent = Recent()
+        self._recent = RecentRows()
 
     @staticmethod
     def of(target: Any, tokenizer: Any) -> Constraints:

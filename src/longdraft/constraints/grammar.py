@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from longdraft.constraints.masks import excluded
-from longdraft.constraints.progress import Path, Progress, Recent
+from longdraft.constraints.progress import Path, Progress, RecentRows
 from longdraft.core import Rows, Tree
 from longdraft.errors import InputError
 
@@ -29,7 +29,7 @@ class Grammar:
     a complete one. about: a name of the constraint, in a word or two.
     """
 
-    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: Recent):
+    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: RecentRows):
         """matcher: one that has consumed nothing.
 
         Raises InputError if it has an error, or there are no end tokens.

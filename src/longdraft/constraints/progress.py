@@ -170,7 +170,7 @@ class Progress:
             self._matcher.rollback(count)
 
 
-class Recent:
+class RecentRows:
     """Keeps masks only for the `most` rows that were used last.
 
     A mask of a large vocabulary takes 19 KB a node. lock: held by whoever uses a row.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 
-from longdraft.doctor.part import Part, Problem
+from longdraft.doctor.part import Finding, PartReport
 from longdraft.errors import InputError
 
 # Modules that need torch are imported one by one: without torch, the other parts say what is
@@ -20,19 +20,19 @@ PARTS = {
     "processor": "longdraft.doctor.machine:processor",
     "versions": "longdraft.doctor.installed:versions",
     "environment": "longdraft.doctor.installed:environment",
-    "kernels": "longdraft.doctor.kernels:builds",
-    "self-check": "longdraft.doctor.kernels:self_check",
-    "threads": "longdraft.doctor.threads:threads",
+    "kernels": "longdraft.doctor.native_builds:builds",
+    "self-check": "longdraft.doctor.native_builds:self_check",
+    "threads": "longdraft.doctor.thread_count:threads",
     "memory": "longdraft.doctor.machine:memory",
     "huge pages": "longdraft.doctor.machine:huge_pages",
     "GPU": "longdraft.doctor.gpu:gpu",
-    "cache": "longdraft.doctor.cache:cache",
-    "costs": "longdraft.doctor.cache:costs",
+    "cache": "longdraft.doctor.cache_folder:cache",
+    "costs": "longdraft.doctor.cache_folder:costs",
 }
 REINSTALL = "install longdraft again, with all that it needs (pip install . in a checkout)"
 
 
-def examine() -> Iterator[tuple[str, Part]]:
+def examine() -> Iterator[tuple[str, PartReport]]:
     """Each part by its name, as soon as it is examined.
 
     A problem that several parts meet is reported once.
@@ -45,7 +45,7 @@ def examine() -> Iterator[tuple[str, Part]]:
         yield name, replace(part, problems=problems)
 
 
-def examined(where: str) -> Part:
+def examined(where: str) -> PartReport:
     """One part ("module:function"); an error that it raises is a problem of it."""
     module, function = where.split(":")
     try:
@@ -59,4 +59,4 @@ def examined(where: str) -> Part:
         fault = f"{type(error).__name__}: {error}"
         do = "report this with the whole output"
     fault = " ".join(fault.split())[:200]
-    return Part(["not examined"], {}, [Problem(fault, do, fails=True)])
+    return PartReport(["not examined"], {}, [Finding(fault, do, fails=True)])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from longdraft.doctor.part import Part, Problem, gigabytes
+from longdraft.doctor.part import Finding, PartReport, gigabytes
 from longdraft.ops.triton import self_check
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -31,7 +31,7 @@ def driver() -> str | None:
         return None
 
 
-def gpu() -> Part:
+def gpu() -> PartReport:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
@@ -41,8 +41,8 @@ def gpu() -> Part:
         if said:
             why = " ".join(str(said[0].message).split())[:160]
         do = "install a build of torch for this driver (pytorch.org)"
-        problems = [Problem(f"NVIDIA's driver is installed, but {why}", do)] if version else []
-        return Part(["none"], {"name": None, "driver": version}, problems)
+        problems = [Finding(f"NVIDIA's driver is installed, but {why}", do)] if version else []
+        return PartReport(["none"], {"name": None, "driver": version}, problems)
     card = torch.cuda.get_device_properties(0)
     facts = {
         "name": card.name,
@@ -58,17 +58,17 @@ def gpu() -> Part:
         f"driver {version}"
     )
     state, problems = kernels()
-    return Part([f"{line}; kernels: {state}"], facts | {"kernels": state}, problems)
+    return PartReport([f"{line}; kernels: {state}"], facts | {"kernels": state}, problems)
 
 
-def kernels() -> tuple[str, list[Problem]]:
+def kernels() -> tuple[str, list[Finding]]:
     """The state of Triton's kernels in a word or two, and the problems with them."""
     if os.environ.get("LONGDRAFT_TRITON") == "0":
         why = "LONGDRAFT_TRITON=0 turns the GPU's kernels off"
-        return "turned off", [Problem(why, "unset LONGDRAFT_TRITON")]
+        return "turned off", [Finding(why, "unset LONGDRAFT_TRITON")]
     if find_spec("triton") is None:
         why = "Triton is not installed, so torch computes all"
-        return "none", [Problem(why, "pip install 'longdraft[gpu]'")]
+        return "none", [Finding(why, "pip install 'longdraft[gpu]'")]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         works = [check() is not None for check in (self_check.kernels, self_check.scans)]
@@ -77,4 +77,4 @@ def kernels() -> tuple[str, list[Problem]]:
     warned = "; ".join(" ".join(str(warning.message).split()) for warning in said)
     why = warned or "a kernel differs from the reference"
     do = "report this with the whole output; until then torch computes"
-    return "FAILED", [Problem(why[:300], do, fails=True)]
+    return "FAILED", [Finding(why[:300], do, fails=True)]

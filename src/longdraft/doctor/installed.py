@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from longdraft.doctor.part import Part, Problem, short
+from longdraft.doctor.part import Finding, PartReport, short
 from longdraft.host import environment as variables
 from longdraft.host import installation
 from longdraft.version import __version__
@@ -13,16 +13,16 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "llguid
 OPTIONAL = ("triton",)
 
 
-def package() -> Part:
+def package() -> PartReport:
     origin = installation.origin()
     where = origin["where"]
     if sha := origin.get("git_sha"):
         where = f"{short(where)}, {sha[:10]}{' with changes' if origin['git_dirty'] else ''}"
     facts = {"version": __version__, **origin, "where": short(origin["where"])}
-    return Part([f"longdraft {__version__}, {origin['kind']} ({short(where)})"], facts)
+    return PartReport([f"longdraft {__version__}, {origin['kind']} ({short(where)})"], facts)
 
 
-def versions() -> Part:
+def versions() -> PartReport:
     installed = {name: installation.version(name) for name in NEEDED + OPTIONAL}
     supported = installation.bounds()
     problems = []
@@ -30,15 +30,15 @@ def versions() -> Part:
         bound = supported.get(name, "")
         wanted = f"pip install '{name}{bound}'"
         if version is None and name in NEEDED:
-            problems.append(Problem(f"{name} is not installed", wanted, fails=True))
+            problems.append(Finding(f"{name} is not installed", wanted, fails=True))
         elif version is not None and not installation.within(version, bound):
-            problems.append(Problem(f"{name} {version} is not supported ({bound})", wanted))
+            problems.append(Finding(f"{name} {version} is not supported ({bound})", wanted))
     line = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
     bounds = {name: supported[name] for name in installed if name in supported}
-    return Part([line], {"found": installed, "supported": bounds}, problems)
+    return PartReport([line], {"found": installed, "supported": bounds}, problems)
 
 
-def environment() -> Part:
+def environment() -> PartReport:
     settings = variables.settings(os.environ)
     line = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return Part([line or "nothing set"], {"set": settings})
+    return PartReport([line or "nothing set"], {"set": settings})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 
-from longdraft.doctor.part import Part, Problem, count, gigabytes
+from longdraft.doctor.part import Finding, PartReport, count, gigabytes
 from longdraft.host import limits
 from longdraft.host import memory as host
 from longdraft.host import processor as cpu
@@ -17,7 +17,7 @@ SMALL = 1 << 25
 THP = "THP_MEM_ALLOC_ENABLE"
 
 
-def system() -> Part:
+def system() -> PartReport:
     facts = {
         "system": platform.system(),
         "release": platform.release(),
@@ -26,18 +26,20 @@ def system() -> Part:
         "implementation": platform.python_implementation(),
     }
     system = f"{facts['system']} {facts['release']} {facts['machine']}"
-    return Part([f"{system}; Python {facts['python']} ({facts['implementation']})"], facts)
+    return PartReport([f"{system}; Python {facts['python']} ({facts['implementation']})"], facts)
 
 
-def processor() -> Part:
+def processor() -> PartReport:
     topology = cpu.topology()
     counts = [count(topology.sockets, "socket")] if topology.sockets else []
     counts += [count(topology.cores, "core")] if topology.cores else []
     counts.append(count(topology.processors, "processor"))
-    return Part([f"{cpu.name()}: {', '.join(counts)}"], {"name": cpu.name(), **vars(topology)})
+    return PartReport(
+        [f"{cpu.name()}: {', '.join(counts)}"], {"name": cpu.name(), **vars(topology)}
+    )
 
 
-def memory() -> Part:
+def memory() -> PartReport:
     """The sizes of the memory, and the speed at which a decoding step's data are read."""
     from longdraft.ops.bandwidth import bandwidth
 
@@ -57,10 +59,12 @@ def memory() -> Part:
         "limit": limit,
         "bandwidth_gb_s": round(speed, 1),
     }
-    return Part([f"{', '.join(words)}; read at {speed:.0f} GB/s"], facts | {"bytes_read": size})
+    return PartReport(
+        [f"{', '.join(words)}; read at {speed:.0f} GB/s"], facts | {"bytes_read": size}
+    )
 
 
-def huge_pages() -> Part:
+def huge_pages() -> PartReport:
     """The mode of huge pages.
 
     The kernels ask for none, so only those that the system gives by itself or torch asks for are
@@ -80,5 +84,5 @@ def huge_pages() -> Part:
     problems = []
     if asked and mode in (None, "never"):
         fault = f"{THP} asks for huge pages, and the system gives none"
-        problems.append(Problem(fault, f"unset {THP}, or turn transparent huge pages on"))
-    return Part([explained.get(mode, str(mode))], {"mode": mode, "asked": asked}, problems)
+        problems.append(Finding(fault, f"unset {THP}, or turn transparent huge pages on"))
+    return PartReport([explained.get(mode, str(mode))], {"mode": mode, "asked": asked}, problems)

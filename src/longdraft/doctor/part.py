@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Problem:
+class Finding:
     """A fault, and what to do about it.
 
     fails: the installation is broken, and not only slower.
@@ -21,12 +21,12 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartReport:
     """The lines for a person to read, and the facts from which they were made."""
 
     lines: Sequence[str]
     facts: dict[str, Any] = field(default_factory=dict)
-    problems: Sequence[Problem] = ()
+    problems: Sequence[Finding] = ()
 
     def json(self) -> dict[str, Any]:
         problems = [asdict(problem) for problem in self.problems]

@@ -28,7 +28,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill, rows_of
 from longdraft.models.lm import LM
-from longdraft.prompts.prompt_file import Keeper, Read, store_prompts
+from longdraft.prompts.prompt_file import Keeper, PromptFill, store_prompts
 
 
 class RowsSnapshot:
@@ -103,7 +103,7 @@ class DecodeSession:
         self.seed = seed
         self.eos = eos
         begin = clock(target.device)
-        reads = list[Read]()
+        reads = list[PromptFill]()
         seqs = prefill(
             target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep, kept, reads
         )

@@ -12,10 +12,10 @@ from longdraft.core import PromptSpec, Sampler, Sampling, Sequences, Verifier, m
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import with_forced
 from longdraft.drafters.step import StepResult, clock, speculative_step
-from longdraft.engine.acceptance import Acceptance
+from longdraft.engine.acceptance_counts import AcceptanceCounts
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.prompts.prompt_file import Keeper, Read, read_prompt, store_prompts
+from longdraft.prompts.prompt_file import Keeper, PromptFill, read_prompt, store_prompts
 
 LIKELY = 1024  # tokens of an answer, which most do not reach
 
@@ -38,7 +38,7 @@ class Stats:
     steps: int = 0  # verify passes of unfinished rows, without the first step, which never drafts
     emitted: int = 0
     accepted: list[int] = field(default_factory=list)
-    drafts: Acceptance = field(default_factory=Acceptance)
+    drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     predicted_speedup: float | None = None
 
     @property
@@ -211,7 +211,7 @@ def prefill(
     report: Callable[[int], None] | None = None,
     keep: PromptSpec | None = None,
     kept: Keeper | None = None,
-    reads: list[Read] | None = None,
+    reads: list[PromptFill] | None = None,
 ) -> Sequences:
     """Write all prompt tokens but the last to a new cache; the last one is the first root.
 
@@ -264,7 +264,7 @@ def stream(
     check(target, prompts, max_new_tokens, drafter, verify)
     begin = clock(target.device)
     keep = drafter.prompt_captures()
-    reads = list[Read]()
+    reads = list[PromptFill]()
     seqs = prefill(
         target, prompts, max_new_tokens, sampler, seed, eos, None, keep, prompt_cache, reads
     )

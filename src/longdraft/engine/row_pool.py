@@ -21,7 +21,7 @@ SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
 
 
 @dataclass
-class Reading:
+class EnteringPrompt:
     """A prompt whose first `position` tokens are in the cache.
 
     states: of the last ones that the drafter wants.
@@ -64,7 +64,7 @@ class RowPool:
         self.samplers = samplers.samplers
         self.requests: list[Request] = []
         self.seqs = self.whole.first(0)
-        self.reading: Reading | None = None
+        self.reading: EnteringPrompt | None = None
         self.reads: dict[int, PromptRead] = {}
 
     @property
@@ -101,7 +101,7 @@ class RowPool:
                 self.remains.written(b, len(request.prompt))
                 raise
         self.remains.written(b, known)
-        self.reading = Reading(request, known, known)
+        self.reading = EnteringPrompt(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
         """Read at most this many tokens of the prompt, and the rest of their block.
@@ -166,7 +166,7 @@ class RowPool:
     def _next_row(self) -> KVCache:
         return self.whole.cache.row(len(self.requests))
 
-    def _run(self, reading: Reading) -> None:
+    def _run(self, reading: EnteringPrompt) -> None:
         """Let the row that was read run."""
         s = self.whole
         b = len(self.requests)

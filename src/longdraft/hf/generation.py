@@ -15,7 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from longdraft.core import Constraint, match
 from longdraft.engine.generate import Stats, check, decode, prefill
 from longdraft.errors import InputError
-from longdraft.hf.output import Output
+from longdraft.hf.output import GenerateOutput
 from longdraft.hf.request import kept_back, prompts_of, refuse
 from longdraft.hf.sampler import sampler_of
 from longdraft.hf.wrapped import lm_of
@@ -88,7 +88,7 @@ def hf_generate(
     check(lm, prompts, limit, chosen, match)
     if seed is None:
         seed = int(torch.randint(1 << 31, (1,))) if do_sample else 0
-    output = Output(
+    output = GenerateOutput(
         input_ids, limit, stopping_criteria, generation_config._pad_token_tensor, streamer
     )
     stats = Stats() if stats is None else stats

@@ -10,7 +10,7 @@ from torch import Tensor
 from longdraft.errors import InputError
 
 
-class Output:
+class GenerateOutput:
     """The output of `generate`: ids [B,length] equal plain decoding's after as many passes.
 
     Single rows may have been decoded further ahead. So stopping criteria see the same as there, and

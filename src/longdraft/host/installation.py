@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from longdraft.host.checkout import PACKAGE, checkout
-from longdraft.host.files import text
+from longdraft.host.system_files import text
 
 NAME = "longdraft"
 BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from longdraft.host.files import number, text
+from longdraft.host.system_files import number, text
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60  # bytes; version 1 writes a number like this where there is no limit

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from longdraft.host.files import text
+from longdraft.host.system_files import text
 
 ROOT = Path("/")
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from longdraft.host.files import number, text
+from longdraft.host.system_files import number, text
 
 ROOT = Path("/")
 

@@ -44,7 +44,7 @@ class Prefixes(Protocol):
 
 
 @dataclass
-class Block:
+class PrefixBlock:
     """The keys and values of `block` tokens, in every layer of the row in which they were read.
 
     They follow the block before. number: its own, never used again. shapes: of that row. states:
@@ -80,7 +80,7 @@ class PrefixCache:
         self.block = block
         self.asked = 0  # tokens of all prompts so far
         self.hits = 0  # those of them that were known
-        self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
+        self._blocks = OrderedDict[Key, PrefixBlock]()  # the one used longest ago first
         self._taken = 0  # the room of all of them
         self._count = 0
         self._tell = tell
@@ -119,7 +119,7 @@ class PrefixCache:
         self.hits += known
         return known
 
-    def _usable(self, blocks: list[Block], multiple: int) -> tuple[int, ByScan]:
+    def _usable(self, blocks: list[PrefixBlock], multiple: int) -> tuple[int, ByScan]:
         """The most tokens, a multiple, after which reading can go on, and the states after them."""
         for n in range(len(blocks), 0, -1):
             end = n * self.block // multiple * multiple
@@ -159,7 +159,7 @@ class PrefixCache:
         if len(kept) < count:
             self._say(len(tokens), kept)
 
-    def _block(self, index: int, row: KVCache, shapes: Shapes) -> Block:
+    def _block(self, index: int, row: KVCache, shapes: Shapes) -> PrefixBlock:
         """A copy of the row's block with this index."""
         span = slice(index * self.block, (index + 1) * self.block)
         stored = {layer: row.stored(layer, 0) for layer in shapes}
@@ -170,9 +170,9 @@ class PrefixCache:
         size = sum(k.nbytes + v.nbytes for k, v in layers.values())
         room = 1 + ceil(_nbytes(states or {}) / max(size, 1))
         self._count += 1
-        return Block(self._count, shapes, layers, states, room)
+        return PrefixBlock(self._count, shapes, layers, states, room)
 
-    def _say(self, count: int, kept: list[Block]) -> None:
+    def _say(self, count: int, kept: list[PrefixBlock]) -> None:
         """Say once of a prompt that no more of it can be kept than these blocks."""
         told = kept[-1].told if kept else self._told
         if self._tell is None or told:
@@ -191,12 +191,12 @@ class PrefixCache:
         while self._blocks and self._taken + room > self.most:
             self._taken -= self._blocks.popitem(last=False)[1].room
 
-    def _known(self, tokens: list[int], owner: str) -> list[Block]:
+    def _known(self, tokens: list[int], owner: str) -> list[PrefixBlock]:
         """The blocks with which these tokens begin.
 
         They count as used, later ones first, so that these are forgotten first.
         """
-        prefix: list[tuple[Key, Block]] = []
+        prefix: list[tuple[Key, PrefixBlock]] = []
         before: int | str = owner
         for index in range(len(tokens) // self.block):
             key: Key = before, tuple(tokens[index * self.block : (index + 1) * self.block])
@@ -218,7 +218,7 @@ def too_long(count: int, kept: int, option: str) -> str:
     return f"{part} can be kept, so its next turn prefills the rest again: give a larger {option}"
 
 
-def copied(blocks: list[Block], known: int, row: KVCache) -> bool:
+def copied(blocks: list[PrefixBlock], known: int, row: KVCache) -> bool:
     """Write the first `known` slots of an empty row, if the blocks have its layers and shapes.
 
     Returns whether they have; nothing is written otherwise.

@@ -200,7 +200,7 @@ class PromptFiles:
 
 
 @dataclass(frozen=True)
-class Read:
+class PromptFill:
     """The way in which a prompt came into a cache.
 
     known: tokens that were loaded, not read. seconds: how long this took. whole_s: how long reading
@@ -225,7 +225,7 @@ def read_prompt(
     kept: Keeper | None,
     report: Callable[[int], None] | None = None,
     keep: PromptSpec | None = None,
-) -> tuple[dict[int, Tensor], Read]:
+) -> tuple[dict[int, Tensor], PromptFill]:
     """Fill an empty cache of one row with a prompt's tokens: load the kept ones, read the rest.
 
     report, keep and the states that are returned: see LM.prefill.
@@ -237,11 +237,11 @@ def read_prompt(
         report(known)
     states = target.prefill(tokens[known:], row, report=report, keep=keep)
     seconds = clock(target.device) - begin
-    return states, Read(known, seconds, once if known else seconds)
+    return states, PromptFill(known, seconds, once if known else seconds)
 
 
 def store_prompts(
-    kept: Keeper | None, prompts: list[list[int]], cache: KVCache, reads: list[Read]
+    kept: Keeper | None, prompts: list[list[int]], cache: KVCache, reads: list[PromptFill]
 ) -> None:
     """Keep all tokens but the last of each prompt that was read; a prompt that comes twice once."""
     for b, (prompt, read) in enumerate(zip(prompts, reads, strict=True)):

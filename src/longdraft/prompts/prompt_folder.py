@@ -39,7 +39,7 @@ LOCK = ".lock"
 
 
 @dataclass(frozen=True)
-class Part:
+class PromptPart:
     """Some tokens of a prompt.
 
     name: of their file, a digest of the origin, the owner and all tokens to their end.
@@ -95,7 +95,7 @@ class PromptFolder:
         # when parts that are to be written were used, by name
         self._waiting = dict[str, int]()
         self._lock = Lock()
-        self._queue = SimpleQueue[tuple[Part, Layers, ByScan] | None]()
+        self._queue = SimpleQueue[tuple[PromptPart, Layers, ByScan] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
         self._writer.start()
 
@@ -171,7 +171,7 @@ class PromptFolder:
             self._queue.put((part, copies, states))
         self._touch(parts)
 
-    def _say(self, count: int, kept: list[Part]) -> None:
+    def _say(self, count: int, kept: list[PromptPart]) -> None:
         """Say once of a prompt that only these parts of it can be kept."""
         if kept[-1].name in self._told:
             return
@@ -185,25 +185,25 @@ class PromptFolder:
         self._queue.put(None)
         self._writer.join()
 
-    def _parts(self, tokens: list[int], owner: str) -> Iterator[Part]:
+    def _parts(self, tokens: list[int], owner: str) -> Iterator[PromptPart]:
         """The whole parts of a prompt, each with a name that says all that precedes it."""
         name = sha256(f"{self.origin.digest} {self.part} {owner}".encode()).hexdigest()
         for begin in range(0, len(tokens) - self.part + 1, self.part):
             chunk = tokens[begin : begin + self.part]
             before = name
             name = sha256(bytes.fromhex(name) + np.asarray(chunk, "<i8").tobytes()).hexdigest()
-            yield Part(name, before, begin, chunk)
+            yield PromptPart(name, before, begin, chunk)
 
-    def _path(self, part: Part) -> Path:
+    def _path(self, part: PromptPart) -> Path:
         return self.folder / f"{part.name}.safetensors"
 
-    def _is_there(self, part: Part) -> bool:
+    def _is_there(self, part: PromptPart) -> bool:
         return os.path.exists(self._path(part))
 
     def _size(self, count: int) -> int:
         return size_of(self.origin, About(count)) + HEADER
 
-    def _read(self, part: Part, row: KVCache) -> ByScan | None:
+    def _read(self, part: PromptPart, row: KVCache) -> ByScan | None:
         """Write a part's keys to its slots; returns the states at its end; None: it was wrong."""
         path = self._path(part)
         try:
@@ -217,7 +217,7 @@ class PromptFolder:
                 path.unlink()
             return None
 
-    def _touch(self, parts: list[Part]) -> None:
+    def _touch(self, parts: list[PromptPart]) -> None:
         """Mark parts as used now, each a little later than those after it, which go first."""
         now = time_ns()
         for i, part in enumerate(parts):
@@ -227,7 +227,7 @@ class PromptFolder:
                     continue
             self._used(part, now - i * EARLIER_NS)
 
-    def _used(self, part: Part, when: int) -> None:
+    def _used(self, part: PromptPart, when: int) -> None:
         with suppress(OSError):
             os.utime(self._path(part), ns=(when, when))
 
@@ -247,7 +247,7 @@ class PromptFolder:
                 when = self._waiting.pop(part.name)
             self._used(part, when)
 
-    def _write(self, part: Part, layers: Layers, states: ByScan) -> None:
+    def _write(self, part: PromptPart, layers: Layers, states: ByScan) -> None:
         if self.note:
             return
         about = About(self.part, part.begin, part.before)

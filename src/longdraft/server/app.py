@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.reply import Delta
 from longdraft.server.decode.service import Service
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http import document, problems
 from longdraft.server.http.entry import current
 from longdraft.server.http.events import DONE, EventStream, sse
@@ -36,7 +36,7 @@ from longdraft.server.openai.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Sampled,
+    SampledRequest,
     StreamOptions,
     TokenizeRequest,
 )
@@ -45,7 +45,7 @@ from longdraft.server.page import page
 from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.version import __version__
 
-Format = ChatFormat | CompletionFormat
+AnyFormat = ChatFormat | CompletionFormat
 
 
 def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
@@ -193,8 +193,8 @@ def owner_of(request: Request) -> str:
     return request.state.owner
 
 
-def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str, Any]:
-    """The fields of a Format."""
+def _fields(service: Service, kind: str, work: RequestWork, body: SampledRequest) -> dict[str, Any]:
+    """The fields of an answer format."""
     options = body.stream_options or StreamOptions()
     return {
         "id": current().identify(f"{kind}-"),
@@ -207,13 +207,15 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
     }
 
 
-async def _answer(answer: Answer, body: Sampled, how: Format, request: Request) -> Response:
+async def _answer(
+    answer: Answer, body: SampledRequest, how: AnyFormat, request: Request
+) -> Response:
     if body.stream:
         return EventStream(answer, _events(answer, how))
     return await unless_gone(lambda: _whole(answer, how), answer, request)
 
 
-async def _whole(answer: Answer, how: Format) -> Response:
+async def _whole(answer: Answer, how: AnyFormat) -> Response:
     """The answer as one object."""
     choices = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
@@ -229,14 +231,14 @@ async def _whole(answer: Answer, how: Format) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _score(how: Format, answer: Answer) -> None:
+def _score(how: AnyFormat, answer: Answer) -> None:
     """Give echoed prompts their log-probabilities, as far as they are known."""
     if isinstance(how, CompletionFormat):
         for prompt, echo in enumerate(how.echoes):
             echo.logprobs = answer.prompt_logprobs.get(prompt, [])
 
 
-async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, how: AnyFormat) -> AsyncIterator[bytes]:
     """The answer as server-sent events.
 
     An error after the first of them is an event too, and ends the stream.

@@ -25,7 +25,7 @@ from longdraft.recording.trace import Lane, Round, new_trace
 from longdraft.sampling_parameters import TEMPERATURE, TOP_K, TOP_P, TRACE
 from longdraft.server.decode.service import Service
 from longdraft.server.http.problems import Problem
-from longdraft.server.openai.fields import (
+from longdraft.server.openai.request_fields import (
     FEW,
     MaxTokens,
     Name,

@@ -10,8 +10,8 @@ from typing import Any
 
 from longdraft.constraints import Schemas, as_any_of, json_rule, literal
 from longdraft.errors import InputError
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, schema_of
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls, schema_of
+from longdraft.server.calls.format import CallFormat
 from longdraft.server.calls.hermes import CLOSE, OPEN, tagged
 from longdraft.server.calls.tags import FUNCTION_END, VALUE_END
 from longdraft.server.calls.texts import Texts, any_of
@@ -41,7 +41,7 @@ LEFT_OUT |= {
 OTHER = r"/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"  # a parameter that the schema does not name
 
 
-class Coder(Format):
+class Coder(CallFormat):
     """A value is text where its parameter is a string, and JSON elsewhere."""
 
     names = (OPEN, CLOSE)
@@ -50,13 +50,13 @@ class Coder(Format):
     def ways(self) -> tuple[Way, ...]:
         return (Way(self.marks[OPEN], self.marks[CLOSE], read_marked),)
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         rules.lazy("value", VALUE_END)
         call = rules.choice("function", [self._function(rules, f) for f in asked.functions])
         rest = rules.add("calls", f"{LINE} {call} {LINE} {self.marks.lark(CLOSE)}")
         return tagged(rules, asked, self.marks, rest)
 
-    def _function(self, rules: Rules, function: Function) -> str:
+    def _function(self, rules: GrammarRules, function: Function) -> str:
         schemas = Schemas(as_any_of(schema_of(function)))
         texts = Texts(schemas, lenient=not function.strict)
         root = schemas.root
@@ -87,7 +87,7 @@ class Coder(Format):
             parts.append(f"({literal('<parameter=')} {OTHER} {literal(f'>{chr(10)}')} {value})*")
         return " ".join([*parts, literal(FUNCTION_END)])
 
-    def _value(self, rules: Rules, texts: Texts, about: Any) -> str:
+    def _value(self, rules: GrammarRules, texts: Texts, about: Any) -> str:
         """The rule for a value and its end."""
         schemas = texts.schemas
         if schemas.types(about) != {"string"}:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls
 from longdraft.server.calls.coder import Coder
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.harmony import Harmony
 from longdraft.server.calls.hermes import Hermes
 from longdraft.server.calls.llama import TAG, Llama
-from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.mistral import Mistral
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.mistral_calls import Mistral
 from longdraft.server.calls.ways import Calls, Way
 from longdraft.server.openai.tools import Function
 
@@ -29,7 +29,7 @@ FIELDS = (
 TAIL = 8  # tokens of a prompt in which a template may have begun the reasoning
 
 
-def format_of(template: str) -> type[Format] | None:
+def format_of(template: str) -> type[CallFormat] | None:
     """The format in which a template writes calls; None for one that is not known here."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Harmony
@@ -63,7 +63,7 @@ class Dialect:
         self.field = next(named, None)  # the template's name for earlier reasoning
 
     def call_id(self) -> str:
-        return (Format if self.format is None else self.format).call_id()
+        return (CallFormat if self.format is None else self.format).call_id()
 
     def opened(self, prompt: Sequence[int]) -> bool:
         """Tells whether a prompt ends in the beginning of reasoning."""
@@ -74,12 +74,12 @@ class Dialect:
 
     def reader(
         self, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool = False
-    ) -> Reader:
+    ) -> AnswerReader:
         """A reader for one answer.
 
         bound: a grammar binds the answer, so its calls are as the template writes them.
         """
-        return Answer(self, schemas, opened, most, bound)
+        return DialectReader(self, schemas, opened, most, bound)
 
     def grammar(
         self,
@@ -90,15 +90,16 @@ class Dialect:
         content: str | None = None,
     ) -> str:
         """Lark for an answer with calls of these functions, whose arguments follow their schemas.
-         least, many: see RequiredCalls. content: the rule for the text of an answer without calls,
+
+        least, many: see RequiredCalls. content: the rule for the text of an answer without calls,
         if that is not free.
         """
-        rules = Rules()
+        rules = GrammarRules()
         thought = self._thought(rules, opened)
-        answer = self._answer(rules, Asked(functions, least, many), content)
+        answer = self._answer(rules, RequiredCalls(functions, least, many), content)
         return rules.text(f"{thought} ({answer})" if thought else answer)
 
-    def _answer(self, rules: Rules, asked: Asked, content: str | None) -> str:
+    def _answer(self, rules: GrammarRules, asked: RequiredCalls, content: str | None) -> str:
         if content is None or asked.least:
             assert self.format is not None
             return self.format.grammar(rules, asked)
@@ -112,7 +113,7 @@ class Dialect:
         """Tells whether an answer has more than its text: reasoning, or channels."""
         return self.thoughts is not None or isinstance(self.format, Harmony)
 
-    def _thought(self, rules: Rules, opened: bool) -> str:
+    def _thought(self, rules: GrammarRules, opened: bool) -> str:
         """The rule for reasoning before an answer, or "" for a model that does not write any."""
         if self.thoughts is None:
             return ""
@@ -122,7 +123,7 @@ class Dialect:
         return body if opened else f"({self.marks.lark(first)} {body})?"
 
 
-class Answer(Calls):
+class DialectReader(Calls):
     """Reads reasoning, if there is any, and then content and calls.
 
     Without functions nothing is a call.
@@ -153,9 +154,9 @@ class Answer(Calls):
             yield from super().steps()
         self.done = self.full
         if not self.done:
-            yield from Reader.steps(self)
+            yield from AnswerReader.steps(self)
 
-    def _watch(self) -> Reader | None:
+    def _watch(self) -> AnswerReader | None:
         """Reads the calls in reasoning, unless a grammar makes the model close it."""
         if self.bound or not self.schemas:
             return None

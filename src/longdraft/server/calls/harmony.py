@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 
 from longdraft.constraints import literal
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, arguments_rule
-from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls, arguments_rule
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
@@ -26,9 +26,10 @@ LONGEST = 256  # characters of a header
 TO = re.compile(r"to=functions\.([\w-]+)")
 
 
-class Harmony(Format):
+class Harmony(CallFormat):
     """The format of gpt-oss: every message has a header, which ends with <|message|>.
-     The prompt has the beginning of the first header, <|start|>assistant. An answer that has no
+
+    The prompt has the beginning of the first header, <|start|>assistant. An answer that has no
     header is content.
     """
 
@@ -45,10 +46,10 @@ class Harmony(Format):
         self._ends = (*(marks[name] for name in (END, CALL, RETURN)), *self._begins)
         self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
 
-    def read(self, reader: Reader, watch: Callable[[], Reader | None]) -> Steps[None]:
+    def read(self, reader: AnswerReader, watch: Callable[[], AnswerReader | None]) -> Steps[None]:
         """Read an answer.
 
-        watch: makes a reader for calls in reasoning (see Reader.reason).
+        watch: makes a reader for calls in reasoning (see AnswerReader.reason).
         """
         while not reader.full:
             begin = reader.taken
@@ -63,7 +64,7 @@ class Harmony(Format):
             else:
                 yield from self._body(reader, "content")
 
-    def _header(self, reader: Reader) -> Steps[str | None]:
+    def _header(self, reader: AnswerReader) -> Steps[str | None]:
         """The next message's header; empty before content that has none. None: the text ended."""
         channel, message, start = (self.marks[name] for name in (CHANNEL, MESSAGE, START))
         while True:
@@ -84,7 +85,9 @@ class Harmony(Format):
                     reader.drop(len(reader.rest))
                 return reader.finish()
 
-    def _body(self, reader: Reader, kind: str, watch: Reader | None = None) -> Steps[None]:
+    def _body(
+        self, reader: AnswerReader, kind: str, watch: AnswerReader | None = None
+    ) -> Steps[None]:
         reader.separate(kind)
         if kind == "reasoning":
             length = yield from reader.reason(self._ends, watch)
@@ -96,7 +99,7 @@ class Harmony(Format):
             kept = next((mark for mark in self._begins if reader.rest[:length].endswith(mark)), "")
             reader.drop(length - len(kept))
 
-    def _call(self, reader: Reader, name: str) -> Steps[None]:
+    def _call(self, reader: AnswerReader, name: str) -> Steps[None]:
         begin = yield from reader.space()
         first = "" if begin is None else reader.rest[begin]
         if first not in ("{", "", *self._ends):
@@ -110,7 +113,7 @@ class Harmony(Format):
         if not reader.full:
             yield from self._body(reader, "content")
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         """One call at most: <|call|> ends an answer."""
         lark = self.marks.lark
         bodies = [
@@ -123,13 +126,13 @@ class Harmony(Format):
         last = call if asked.least else f'({call} | "final" {lark(MESSAGE)} {rules.any()})'
         return f"{lark(CHANNEL)} {self._aside(rules)}* {last}"
 
-    def content(self, rules: Rules, content: str) -> str:
+    def content(self, rules: GrammarRules, content: str) -> str:
         return (
             f'{self.marks.lark(CHANNEL)} {self._aside(rules)}* "final" '
             f"{self.marks.lark(MESSAGE)} {content}"
         )
 
-    def _aside(self, rules: Rules) -> str:
+    def _aside(self, rules: GrammarRules) -> str:
         """The rule for messages before an answer or a call, up to the next channel."""
         lark = self.marks.lark
         next_ = f"{lark(END)} {lark(START)} {literal('assistant')} {lark(CHANNEL)}"

@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from longdraft.constraints import literal
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, object_rule
-from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls, object_rule
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.ways import Way, read_marked
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 
-class Hermes(Format):
+class Hermes(CallFormat):
     """The format of Hermes.
 
     listed: the template writes all calls as a list between one pair of tags, so grammars do too.
@@ -33,7 +33,7 @@ class Hermes(Format):
     def ways(self) -> tuple[Way, ...]:
         return (Way(self.marks[OPEN], self.marks[CLOSE], read_marked),)
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         call = rules.choice("function", [object_rule(f) for f in asked.functions])
         closed = self.marks.lark(CLOSE)
         if self.listed:
@@ -44,7 +44,7 @@ class Hermes(Format):
         return tagged(rules, asked, self.marks, rest)
 
 
-def tagged(rules: Rules, asked: Asked, marks: Marks, rest: str) -> str:
+def tagged(rules: GrammarRules, asked: RequiredCalls, marks: Marks, rest: str) -> str:
     """The rule for calls that begin with a tag, on separate lines, or for text with such calls."""
     if asked.least:
         return asked.calls(f"{marks.lark(OPEN)} {rest}", literal("\n"))

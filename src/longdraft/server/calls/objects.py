@@ -7,8 +7,8 @@ from json import dumps, loads
 from typing import Any
 
 from longdraft.constraints import Schemas
-from longdraft.server.calls.marks import FIRST, LAST
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.format_marks import FIRST, LAST
 from longdraft.server.calls.value import Value
 
 OPEN = r"\s*(\{{1,2})\s*"
@@ -28,9 +28,10 @@ LONGEST = 1024  # characters in which an object shows what it is
 OF_SCHEMAS = {"type", "properties", "required", "$schema", "$defs", "description", "title"}
 
 
-def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
+def read_object(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
     """Read an object that begins in the reader's text, if it calls a function.
-     False: it does not; nothing is taken. What precedes a call is dropped with it. marked: a mark
+
+    False: it does not; nothing is taken. What precedes a call is dropped with it. marked: a mark
     says that it is a call; otherwise it must have arguments, and nothing that calls do not have. A
     function's definition is no call. Arguments are given out as they come if the name comes first,
     as models write it; otherwise once the object is complete.
@@ -76,7 +77,7 @@ def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
         return True
 
 
-def _defines(reader: Reader, name: str, arguments: str) -> bool | None:
+def _defines(reader: AnswerReader, name: str, arguments: str) -> bool | None:
     """Tells whether the arguments of a call are in fact the function's schema.
 
     None: that is not known yet.
@@ -92,7 +93,7 @@ def _defines(reader: Reader, name: str, arguments: str) -> bool | None:
     return None if may_become_word else False
 
 
-def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
+def _whole(reader: AnswerReader, text: str, end: int, marked: bool) -> bool:
     """Read a whole object as a call. marked: it may leave out the arguments."""
     try:
         call: Any = loads(text)
@@ -118,7 +119,7 @@ def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
     return True
 
 
-def _close(reader: Reader, depth: int) -> Steps[None]:
+def _close(reader: AnswerReader, depth: int) -> Steps[None]:
     """Drop the rest of an object whose arguments were read.
 
     That is other fields, and as many braces as were opened.
@@ -137,7 +138,7 @@ def _close(reader: Reader, depth: int) -> Steps[None]:
         depth -= 1
 
 
-def read_objects(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
+def read_objects(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
     """Read one object, or several in a list or after each other.
 
     False: there is none; nothing is taken.

@@ -8,7 +8,7 @@ from json import dumps, loads
 from typing import Any
 
 from longdraft.constraints import Schemas, type_of
-from longdraft.server.calls.reader import Reader, Steps, begun
+from longdraft.server.calls.answer_reader import AnswerReader, Steps, begun
 from longdraft.server.calls.value import PYTHON, Value
 
 FUNCTION = "<function"
@@ -23,10 +23,11 @@ LONGEST = 300  # characters of a tag
 OBJECT = re.compile(r"""\{\s*["'}]""")
 
 
-def read_function(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
+def read_function(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
     """Read a call whose tag begins in the reader's text.
-     False: it is none of an offered function; nothing is taken. A tag is followed by a parameter,
-    by its end, or by a JSON object. marked: it may also end the text. The values of parameters are
+
+    False: it is none of an offered function; nothing is taken. A tag is followed by a parameter, by
+    its end, or by a JSON object. marked: it may also end the text. The values of parameters are
     given out as they come, as JSON that is complete wherever a tag is missing.
     """
     head = yield from _tag(reader, begin, FUNCTION, HEAD)
@@ -57,7 +58,7 @@ def read_function(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
 
 
 def _tag(
-    reader: Reader, begin: int, name: str, pattern: re.Pattern[str]
+    reader: AnswerReader, begin: int, name: str, pattern: re.Pattern[str]
 ) -> Steps[re.Match[str] | None]:
     """A tag that begins at a place in the reader's text."""
     while not (match := pattern.match(reader.rest, begin)):
@@ -70,7 +71,7 @@ def _tag(
     return match
 
 
-def _parameters(reader: Reader, schemas: Schemas) -> Steps[bool]:
+def _parameters(reader: AnswerReader, schemas: Schemas) -> Steps[bool]:
     """Give out parameters up to the last one.
 
     False: a limit cut the text in or after one.
@@ -98,7 +99,7 @@ def _parameters(reader: Reader, schemas: Schemas) -> Steps[bool]:
 
 
 def _value(
-    reader: Reader, types: Collection[str] | None, others: Collection[str] | None
+    reader: AnswerReader, types: Collection[str] | None, others: Collection[str] | None
 ) -> Steps[bool]:
     """Give out a parameter's value.
 
@@ -118,9 +119,10 @@ def _value(
     return True
 
 
-def _upto_end(reader: Reader, kind: str, others: Collection[str] | None) -> Steps[None]:
+def _upto_end(reader: AnswerReader, kind: str, others: Collection[str] | None) -> Steps[None]:
     """Give out a value up to its end, which is dropped; another mark that ends it is not.
-     A mark may be a part of the value: it ends the value only if another mark or the text's end
+
+    A mark may be a part of the value: it ends the value only if another mark or the text's end
     follows. If a grammar binds the answer, the first </parameter> is the end.
     """
     marks = (VALUE_END,) if reader.bound else (VALUE_END, FUNCTION_END, PARAMETER, *reader.closers)
@@ -145,7 +147,7 @@ def _upto_end(reader: Reader, kind: str, others: Collection[str] | None) -> Step
             return
 
 
-def _ends(reader: Reader, mark: str, end: int, others: Collection[str] | None) -> Steps[bool]:
+def _ends(reader: AnswerReader, mark: str, end: int, others: Collection[str] | None) -> Steps[bool]:
     """Tells whether a mark that ends at a place in the reader's text ends a value."""
     if reader.bound or len(mark) == 1:  # a special token
         return True

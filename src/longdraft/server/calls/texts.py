@@ -129,7 +129,8 @@ def _count(value: Any) -> int | None:
 
 def pattern_of(pattern: str) -> str | None:
     """A schema's pattern, which may match anywhere, as an expression for a whole text.
-     None: it cannot be one. Rust's expressions, which grammars have, know no look-around, and
+
+    None: it cannot be one. Rust's expressions, which grammars have, know no look-around, and
     anchors are read only at both ends.
     """
     try:

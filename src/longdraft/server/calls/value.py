@@ -7,7 +7,7 @@ from collections.abc import Callable
 from json import dumps, loads
 from math import isfinite
 
-from longdraft.server.calls.marks import FIRST, LAST
+from longdraft.server.calls.format_marks import FIRST, LAST
 
 MARKS = f"{FIRST}-{LAST}"
 # characters of a string that stand for themselves
@@ -29,7 +29,8 @@ PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 class Value:
     """A JSON object in the making: `feed` and `close` together give a valid one, whatever comes.
-     Valid JSON is unchanged. Common faults are mended: control characters and quotes inside strings
+
+    Valid JSON is unchanged. Common faults are mended: control characters and quotes inside strings
     that are not escaped, unknown escapes, single quotes, words without quotes, Python's constants,
     commas too many or too few, and brackets that are never closed. A mark ends the object wherever
     it comes.

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from longdraft.server.calls.marks import FIRST, LAST
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.format_marks import FIRST, LAST
 from longdraft.server.calls.objects import read_objects
-from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.tags import FUNCTION, read_function
 
 DEEPEST = 4  # marks that follow each other before a call
@@ -24,21 +24,23 @@ SENTENCE = ".:!?"  # ends of what may precede an object on its line
 
 class Way(NamedTuple):
     """A way of writing calls.
-     opens: the text that begins calls. closes: the text that may end them. read: reads calls at a
+
+    opens: the text that begins calls. closes: the text that may end them. read: reads calls at a
     place in a reader's text, or takes nothing and says False. keeps: that place is before the mark,
     not after it.
     """
 
     opens: str
     closes: str
-    read: Callable[[Reader, int], Steps[bool]]
+    read: Callable[[AnswerReader, int], Steps[bool]]
     keeps: bool = False
 
 
-class Calls(Reader):
+class Calls(AnswerReader):
     """Reads content, and calls of the functions that are offered, in any way of writing them.
-     own: the ways of the template, which are all where a grammar binds the answer. begins: there,
-    an object at the beginning of the answer is a call too. Elsewhere an object is a call where
+
+    own: the ways of the template, which are all where a grammar binds the answer. begins: there, an
+    object at the beginning of the answer is a call too. Elsewhere an object is a call where
     nothing, a line's or a sentence's end precedes it, outside of other code.
     """
 
@@ -75,8 +77,9 @@ class Calls(Reader):
 
     def _call(self, begin: int) -> Steps[int]:
         """Read a call that may begin at a place.
-         Returns how many characters after the place are content because no call begins there. A
-        call is taken with what precedes it, and the place is the beginning then.
+
+        Returns how many characters after the place are content because no call begins there. A call
+        is taken with what precedes it, and the place is the beginning then.
         """
         way = yield from self._way(begin)
         if way is None:
@@ -120,17 +123,19 @@ class Calls(Reader):
             self.fenced = not (yield from self.skip(FENCE))
 
 
-def read_marked(reader: Reader, begin: int) -> Steps[bool]:
+def read_marked(reader: AnswerReader, begin: int) -> Steps[bool]:
     """Read calls after a mark. False: there is none; nothing is taken."""
     return (yield from _read(reader, begin, True, 0))
 
 
-def read_unmarked(reader: Reader, begin: int) -> Steps[bool]:
+def read_unmarked(reader: AnswerReader, begin: int) -> Steps[bool]:
     """Read calls that begin here."""
     return (yield from _read(reader, begin, False, DEEPEST))
 
 
-def read_fenced(reader: Reader, begin: int, marked: bool = False, deep: int = 0) -> Steps[bool]:
+def read_fenced(
+    reader: AnswerReader, begin: int, marked: bool = False, deep: int = 0
+) -> Steps[bool]:
     """Read calls in a fence of code."""
     while not (fence := FENCED.match(reader.rest, begin)):
         if not FENCING.fullmatch(reader.rest, begin) or not (yield from reader.more()):
@@ -138,7 +143,7 @@ def read_fenced(reader: Reader, begin: int, marked: bool = False, deep: int = 0)
     return fence[1] in LANGUAGES and (yield from _read(reader, fence.end(), marked, deep + 1))
 
 
-def _read(reader: Reader, begin: int, marked: bool, deep: int) -> Steps[bool]:
+def _read(reader: AnswerReader, begin: int, marked: bool, deep: int) -> Steps[bool]:
     """Read calls.
 
     marked: a mark that begins calls precedes. deep: how many marks precede.

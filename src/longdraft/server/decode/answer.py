@@ -14,10 +14,10 @@ from longdraft.errors import InputError
 from longdraft.server.decode.decoding_thread import Stream
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Delta, Reply
-from longdraft.server.decode.work import Times, Work
-from longdraft.server.http.log import failure
+from longdraft.server.decode.work import RequestWork, Times
 from longdraft.server.http.pieces import Writer
 from longdraft.server.http.problems import Problem
+from longdraft.server.http.server_log import failure
 from longdraft.server.openai.formats import usage
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Answer:
     """
 
     service: Owner
-    work: Work
+    work: RequestWork
     streams: list[Stream]
     replies: list[Reply]
     began: float = field(default_factory=monotonic)

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from typing import Any
 
 from longdraft.engine.requests import Event
-from longdraft.server.calls.marks import MarkedText
-from longdraft.server.calls.reader import Part, Reader, joined
+from longdraft.server.calls.answer_reader import AnswerPart, AnswerReader, joined
+from longdraft.server.calls.format_marks import MarkedText
 from longdraft.server.decode.reply import Delta, Reply
 
 
@@ -23,7 +23,7 @@ class ChatReply(Reply):
         self,
         tokenizer: Any,
         stops: list[str],
-        reader: Reader,
+        reader: AnswerReader,
         shown: dict[int, str],
         least: int = 0,
     ):
@@ -78,9 +78,9 @@ class ChatReply(Reply):
         delta.text += "".join(part.text for part in given if part.kind == "content")
         delta.finish = "tool_calls" if self.finish == "stop" and self.calls else self.finish
 
-    def _upto_stop(self, parts: list[Part]) -> list[Part]:
+    def _upto_stop(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         """These parts, without content that may begin a stop string, or up to the first one."""
-        given = list[Part]()
+        given = list[AnswerPart]()
         for part in parts:
             if part.kind != "content":
                 given += [*self._release(len(self.held)), part]
@@ -114,11 +114,11 @@ class ChatReply(Reply):
         self.came = self.reader.place(self.end + begin)
         return begin
 
-    def _release(self, count: int) -> list[Part]:
+    def _release(self, count: int) -> list[AnswerPart]:
         text = self.held[:count]
         self.held = self.held[count:]
         self.end += count
-        return [Part("content", text)] if text else []
+        return [AnswerPart("content", text)] if text else []
 
     def _probabilities(self, delta: Delta, every: bool) -> None:
         """Add the log-probabilities of tokens whose text cannot be part of a stop string any more.

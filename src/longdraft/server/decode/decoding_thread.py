@@ -21,7 +21,7 @@ class Stream:
     Close it if the reader stops early.
     """
 
-    def __init__(self, engine: Engine, id: int):
+    def __init__(self, engine: DecodingThread, id: int):
         self.engine = engine
         self.id = id
         self.ended = False
@@ -38,7 +38,7 @@ class Stream:
         self.engine.forget(self)
 
 
-class Task(Protocol):
+class SideTask(Protocol):
     """Something else that decodes on the same model, a little at a time."""
 
     closed: bool  # nothing more is to be done
@@ -55,7 +55,7 @@ class Task(Protocol):
         ...
 
 
-class Engine:
+class DecodingThread:
     """Steps a session in its own thread while there is work.
 
     A stream gets every event of its request. A task, if there is one, takes turns with the session:
@@ -71,7 +71,7 @@ class Engine:
         self.alone = alone
         self.failure: BaseException | None = None
         self._streams: dict[int, Stream] = {}
-        self._task: Task | None = None
+        self._task: SideTask | None = None
         self._work = threading.Event()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,7 +104,7 @@ class Engine:
             self.session.cancel(stream.id)
             self._work.set()
 
-    def alternate(self, task: Task) -> None:
+    def alternate(self, task: SideTask) -> None:
         """Let this task take turns with the session.
 
         Raises Busy if there is one already.
@@ -157,7 +157,7 @@ class Engine:
         if task is not None and not task.step():
             self._loop.call_soon_threadsafe(self._drop, task)
 
-    def _drop(self, task: Task) -> None:
+    def _drop(self, task: SideTask) -> None:
         if self._task is task:
             self._task = None
 

@@ -9,12 +9,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.engine.acceptance import Acceptance
+from longdraft.engine.acceptance_counts import AcceptanceCounts
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import Detokenizer
-from longdraft.server.calls.marks import MarkedText
-from longdraft.server.calls.reader import Part, joined
+from longdraft.server.calls.answer_reader import AnswerPart, joined
+from longdraft.server.calls.format_marks import MarkedText
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Delta:
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
     def __add__(self, more: Delta) -> Delta:
@@ -43,7 +43,7 @@ class Delta:
 
         Some clients read no other call in a chunk of a stream.
         """
-        runs = [list[Part]()]
+        runs = [list[AnswerPart]()]
         about = None
         for part in self.parts:
             if part.kind in ("call", "arguments"):
@@ -87,7 +87,7 @@ class Reply:
         self.entries = deque[tuple[int, TokenLogprobs]]()
         self.tokens = 0
         self.known = 0
-        self.drafts = Acceptance()
+        self.drafts = AcceptanceCounts()
         self.finish: str | None = None
 
     def take(self, event: Event) -> Delta:

@@ -21,19 +21,19 @@ from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.chat_reply import ChatReply
-from longdraft.server.decode.decoding_thread import Engine, Stream
-from longdraft.server.decode.limits import check_choices, check_numbers
+from longdraft.server.decode.decoding_thread import DecodingThread, Stream
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
+from longdraft.server.decode.request_limits import check_choices, check_numbers
 from longdraft.server.decode.structures import Structures
-from longdraft.server.decode.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reasoning
-from longdraft.server.decode.work import Times, Work
+from longdraft.server.decode.talk import NO_TOOLS, Dialogue, Offer, dialect_for, with_reasoning
+from longdraft.server.decode.work import RequestWork, Times
 from longdraft.server.http.entry import current
 from longdraft.server.http.long_texts import LONG, Renderers, check_length, size_of, within
 from longdraft.server.http.pieces import Writer, at_once, in_pieces
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.formats import Echo
-from longdraft.server.openai.schema import ChatRequest, CompletionRequest, Sampled
+from longdraft.server.openai.schema import ChatRequest, CompletionRequest, SampledRequest
 
 T = TypeVar("T")
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
@@ -50,7 +50,7 @@ class Service:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecodingThread,
         tokenizer: Any,
         model: str,
         metrics: Metrics,
@@ -80,34 +80,34 @@ class Service:
     def ready(self) -> bool:
         return not self.stopping and self.engine.failure is None
 
-    async def chat(self, body: ChatRequest) -> Work:
+    async def chat(self, body: ChatRequest) -> RequestWork:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         messages = [m.plain for m in body.messages]
         return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
 
     async def talk(
         self,
-        body: Sampled,
+        body: SampledRequest,
         messages: list[Message],
         limit: int | None,
         logprobs: int | None = None,
         offer: Offer = NO_TOOLS,
         turn: Turn = ANSWER,
-    ) -> Work:
+    ) -> RequestWork:
         """The work of continuing a conversation.
 
         offer: the functions that the model may call.
         """
         dialect = dialect_for(self.tokenizer, messages, offer.tools)
         prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
-        talk = Talk(dialect, offer, dialect.opened(prompt))
+        talk = Dialogue(dialect, offer, dialect.opened(prompt))
         work = self._work([prompt], body, limit, logprobs, await self.structures.of(body, talk))
         work.talk = talk
         work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
         self._check_logprobs(work)
         return work
 
-    def _check_logprobs(self, work: Work) -> None:
+    def _check_logprobs(self, work: RequestWork) -> None:
         """Raises Problem for a request whose answer would have too many log-probabilities."""
         echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
         tokens = work.n * (work.limit * len(work.prompts) + echoed)
@@ -120,7 +120,7 @@ class Service:
                 400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs"
             )
 
-    async def completion(self, body: CompletionRequest) -> Work:
+    async def completion(self, body: CompletionRequest) -> RequestWork:
         prompts = list[list[int]]()
         for prompt in body.prompts:
             prompts.append(await self.tokens(prompt) if isinstance(prompt, str) else list(prompt))
@@ -168,7 +168,7 @@ class Service:
         """
         return Echo(prompt, self.text(prompt), offsets_of(self.tokenizer, prompt) if scored else [])
 
-    def submit(self, work: Work) -> Answer:
+    def submit(self, work: RequestWork) -> Answer:
         """Queue the choices of a request, all or none.
 
         Raises Problem.
@@ -204,7 +204,7 @@ class Service:
         current().answers.append(answer)
         return answer
 
-    def _reply(self, work: Work) -> Reply:
+    def _reply(self, work: RequestWork) -> Reply:
         if work.talk is None:
             return (Silent if work.silent else Reply)(self.tokenizer, work.stops, least=work.least)
         shown = work.talk.dialect.marks.shown
@@ -247,11 +247,11 @@ class Service:
     def _work(
         self,
         prompts: list[list[int]],
-        body: Sampled,
+        body: SampledRequest,
         limit: int | None,
         logprobs: int | None,
         constraint: Constraint | None,
-    ) -> Work:
+    ) -> RequestWork:
         wanted = min(self.fitting(prompt, limit) for prompt in prompts)
         check_numbers(body, wanted, self.target.vocab)
         bias = tuple(
@@ -276,7 +276,7 @@ class Service:
             seeds = [secrets.randbits(62) for _ in prompts]
         else:
             seeds = [body.seed] * len(prompts)
-        return Work(
+        return RequestWork(
             prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
         )
 

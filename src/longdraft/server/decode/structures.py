@@ -10,7 +10,7 @@ from typing import Any
 from longdraft.constraints import Constraints
 from longdraft.core import Constraint
 from longdraft.errors import InputError
-from longdraft.server.decode.talk import Talk
+from longdraft.server.decode.talk import Dialogue
 from longdraft.server.http.entry import current
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.structured import Structure
@@ -39,7 +39,7 @@ class Structures:
         """
         return Constraints.of(self._target, self._tokenizer)
 
-    async def of(self, body: Any, talk: Talk | None = None) -> Constraint | None:
+    async def of(self, body: Any, talk: Dialogue | None = None) -> Constraint | None:
         """The constraint of a request's answer, with a chat's calls and reasoning; None: any text.
 
         Raises Problem.
@@ -59,7 +59,7 @@ class Structures:
             raise Problem(400, str(error), field) from None
 
     def _contrary(
-        self, body: Any, talk: Talk | None, structure: Structure | None
+        self, body: Any, talk: Dialogue | None, structure: Structure | None
     ) -> Iterator[tuple[str, str]]:
         """The fields that contradict a structure.
 
@@ -74,7 +74,7 @@ class Structures:
         if not ends.issuperset(body.stop_token_ids):
             yield "stop_token_ids", CUTTING
 
-    def _make(self, talk: Talk | None, structure: Structure | None) -> Constraint:
+    def _make(self, talk: Dialogue | None, structure: Structure | None) -> Constraint:
         if structure is not None:
             structure, lost = structure.relaxed()
             current().warnings += [f"{name} of the schema is not enforced" for name in lost]

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from longdraft.errors import InputError
 from longdraft.models.chat import Message, Tools, check_tools, template_of
+from longdraft.server.calls.answer_reader import AnswerReader
 from longdraft.server.calls.dialect import Dialect
-from longdraft.server.calls.reader import Reader
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.structured import Structure
 from longdraft.server.openai.tools import Function
@@ -70,7 +70,7 @@ NO_TOOLS = Offer()
 
 
 @dataclass(frozen=True)
-class Talk:
+class Dialogue:
     """The way in which the answers to a conversation are read.
 
     opened: the prompt has the beginning of the model's reasoning.
@@ -80,7 +80,7 @@ class Talk:
     offer: Offer
     opened: bool
 
-    def reader(self) -> Reader:
+    def reader(self) -> AnswerReader:
         """A reader for one choice's answer."""
         schemas = {function.name: function.parameters for function in self.offer.open}
         most = None if self.offer.many else 1

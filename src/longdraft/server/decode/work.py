@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longdraft.core import Sampler
-from longdraft.server.decode.talk import Talk
+from longdraft.server.decode.talk import Dialogue
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Times:
 
 
 @dataclass
-class Work:
+class RequestWork:
     """A request that is ready to run.
 
     Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i].
@@ -37,7 +37,7 @@ class Work:
     prompt_logprobs: bool = False
     silent: bool = False
     owner: str = ""
-    talk: Talk | None = None
+    talk: Dialogue | None = None
 
     @property
     def choices(self) -> int:

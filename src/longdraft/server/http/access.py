@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longdraft.server.http.entry import ENTRY, Entry, figures
 from longdraft.server.http.guard import ALWAYS
-from longdraft.server.http.log import say
+from longdraft.server.http.server_log import say
 
 USABLE = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # ids that a client may choose
 MOST_CLIENTS = 1000  # that are counted apart

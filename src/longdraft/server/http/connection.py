@@ -74,7 +74,8 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP.
 
-        A connection that were closed while its client sends would be reset, and the answer lost.
+        If the connection were closed while its client sends, it would be reset, and the answer
+        lost.
         """
         if self.cycle is not None:
             # Its request turned out to be malformed after its headers: nobody reads its answer.

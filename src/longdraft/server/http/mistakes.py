@@ -93,7 +93,7 @@ def _message(error: Any) -> str:
 
 
 def unreadable(error: BaseException | None) -> str | None:
-    """The reason why a body was not read as JSON; None: another one."""
+    """The reason why a body was not read as JSON; None: the error is of another kind."""
     if isinstance(error, UnicodeDecodeError):
         return f"the body must be JSON in UTF-8: byte {error.start} begins no character"
     if isinstance(error, RecursionError):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from longdraft.sampling_parameters import FREQUENCY, MIN_P, PRESENCE
-from longdraft.server.openai.fields import (
+from longdraft.server.openai.request_fields import (
     Frequency,
     MaxTokens,
     MinP,
@@ -25,7 +25,7 @@ from longdraft.server.openai.schema import MOST_MESSAGES, MOST_STOPS, ChatMessag
 from longdraft.server.openai.structured import Schema
 
 
-class Options(Strict):
+class OllamaOptions(Strict):
     """Ollama's options, with its defaults, but no penalty except the model's own.
 
     num_predict below 0: as many tokens as there may be. The penalty counts the whole text, which is
@@ -46,7 +46,7 @@ class Options(Strict):
     presence_penalty: Presence = PRESENCE.default
 
 
-class Asked(Strict):
+class OllamaRequest(Strict):
     """The fields that chats and generation share.
 
     format: "json" or a schema. keep_alive: ignored, since models stay loaded.
@@ -54,7 +54,7 @@ class Asked(Strict):
 
     model: Name
     stream: bool = True
-    options: Options = Options()
+    options: OllamaOptions = OllamaOptions()
     keep_alive: float | Text | None = None
     format: Literal["", "json"] | Schema = ""
     think: Literal[False] = False
@@ -78,12 +78,12 @@ class Asked(Strict):
         return self.options.num_predict if self.options.num_predict > 0 else None
 
 
-class Chat(Asked):
+class Chat(OllamaRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
 
-class Generate(Asked):
+class Generate(OllamaRequest):
     """A question for the model's chat template; raw: a text to continue."""
 
     prompt: Annotated[Text, Field(min_length=1)]
@@ -96,6 +96,6 @@ class Generate(Asked):
         return [*first, ChatMessage(role="user", content=self.prompt)]
 
 
-class Named(Strict):
+class ShowRequest(Strict):
     model: Name
     verbose: bool = False

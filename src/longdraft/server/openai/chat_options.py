@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from longdraft.models.chat import RESERVED, Turn
-from longdraft.server.openai.fields import FEW, MOST_FIELDS
+from longdraft.server.openai.request_fields import FEW, MOST_FIELDS
 from longdraft.server.openai.tools import is_shallow
 
 LARGEST = 1 << 14  # characters of all variables as JSON

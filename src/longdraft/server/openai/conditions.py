@@ -10,15 +10,15 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 
-class Present:
+class Given:
     """A condition that the field is given, whatever its value."""
 
 
-class Absent:
+class NotGiven:
     """A condition that the field is not given, or null."""
 
 
-# by field: Present, Absent, its value, or a tuple of values; a default may be left out
+# by field: Given, NotGiven, its value, or a tuple of values; a default may be left out
 Condition = Mapping[str, Any]
 
 
@@ -60,8 +60,8 @@ def _holds(body: BaseModel, condition: Condition) -> bool:
 
 
 def _matches(body: BaseModel, name: str, wanted: Any) -> bool:
-    if wanted in (Present, Absent):
-        return (name in body.model_fields_set) == (wanted is Present)
+    if wanted in (Given, NotGiven):
+        return (name in body.model_fields_set) == (wanted is Given)
     return getattr(body, name) in _values(wanted)
 
 
@@ -70,10 +70,10 @@ def _schema(fields: Mapping[str, Any], condition: Condition) -> dict[str, Any]:
     required = []
     for field, wanted in condition.items():
         name = fields[field].alias or field
-        if wanted is Present:
+        if wanted is Given:
             properties[name] = {"not": {"type": "null"}}
             required.append(name)
-        elif wanted is Absent:
+        elif wanted is NotGiven:
             properties[name] = {"type": "null"}
         elif fields[field].default in _values(wanted):
             properties[name] = {

@@ -44,7 +44,7 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
 
 
 @dataclass
-class Format:
+class AnswerFormat:
     """The fields of every chunk of an answer.
 
     word: a token's own bytes. top: how many alternatives a log-probability has; None: none is
@@ -84,7 +84,7 @@ class Format:
 
 
 @dataclass
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """A chat completion.
 
     call_id: makes the ids of calls.
@@ -164,7 +164,7 @@ class Echo:
 
 
 @dataclass
-class CompletionFormat(Format):
+class CompletionFormat(AnswerFormat):
     """A completion.
 
     echoes: each prompt's tokens, text and log-probabilities, with which its n choices begin; empty:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from longdraft.models.chat import Message
-from longdraft.server.openai.fields import Name, Parsed, Strict, Text
+from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text
 from longdraft.server.openai.schema import MOST_MESSAGES, joined, only_text
 from longdraft.server.openai.tools import MOST_TOOLS, Function, FunctionCall
 
 
-class TextPart(Strict):
+class ItemTextPart(Strict):
     type: Literal["input_text", "output_text"]
     text: Text
     annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
@@ -22,7 +22,7 @@ class TextPart(Strict):
 
 
 Content = Annotated[
-    Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+    Text | Annotated[list[ItemTextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
     BeforeValidator(only_text),
 ]
 

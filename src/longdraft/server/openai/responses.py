@@ -17,16 +17,16 @@ from longdraft.models.chat import Message
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.talk import Offer
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.entry import current
 from longdraft.server.http.events import sse
 from longdraft.server.http.problems import Problem
-from longdraft.server.openai.conditions import Present, Rule
-from longdraft.server.openai.fields import MaxTokens, Strict, Text
+from longdraft.server.openai.conditions import Given, Rule
 from longdraft.server.openai.formats import Json
 from longdraft.server.openai.items import ChosenTool, FunctionTools, Input, messages_of
-from longdraft.server.openai.output import Emit, Output
-from longdraft.server.openai.schema import Sampled
+from longdraft.server.openai.request_fields import MaxTokens, Strict, Text
+from longdraft.server.openai.response_output import Emit, ResponseOutput
+from longdraft.server.openai.schema import SampledRequest
 from longdraft.server.openai.structured import Schema, Structure
 from longdraft.server.openai.tools import Function, check_choice
 
@@ -40,12 +40,12 @@ class TextFormat(Strict):
         Rule(
             "schema_",
             {"type": "json_schema"},
-            {"schema_": Present},
+            {"schema_": Given},
             "schema is missing: this type needs it",
         ),
         Rule(
             "schema_",
-            {"schema_": Present},
+            {"schema_": Given},
             {"type": "json_schema"},
             "schema belongs to the type 'json_schema'",
         ),
@@ -62,7 +62,7 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] = "medium"
 
 
-class ResponsesRequest(Sampled):
+class ResponsesRequest(SampledRequest):
     """The body of a request for a response.
 
     include: the reasoning is never encrypted; its item always has the parts for which clients that
@@ -124,7 +124,7 @@ class ResponsesRequest(Sampled):
 class ResponseObject:
     """The response object in its present state, and its events, numbered in order."""
 
-    def __init__(self, body: ResponsesRequest, work: Work, service: Service):
+    def __init__(self, body: ResponsesRequest, work: RequestWork, service: Service):
         self.body = body
         self.work = work
         self.number = 0
@@ -144,9 +144,9 @@ class ResponseObject:
         self.number += 1
         return sse(event, kind)
 
-    def output(self, emit: Emit) -> Output:
+    def output(self, emit: Emit) -> ResponseOutput:
         assert self.work.talk is not None
-        return Output(emit, self.work.talk.dialect.call_id)
+        return ResponseOutput(emit, self.work.talk.dialect.call_id)
 
     def response(
         self, status: str, items: Sequence[Json] = (), counted: Json | None = None

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PRESENCE, TOP_K, TOP_P
 from longdraft.server.decode.talk import Offer
 from longdraft.server.openai.chat_options import Turn, Variables, turn
-from longdraft.server.openai.conditions import Absent, Present, Rule, wrong
-from longdraft.server.openai.fields import (
+from longdraft.server.openai.conditions import Given, NotGiven, Rule, wrong
+from longdraft.server.openai.request_fields import (
     FEW,
     MOST_ENTRIES,
     Bias,
@@ -30,7 +30,7 @@ from longdraft.server.openai.fields import (
     TopP,
 )
 from longdraft.server.openai.structured import Structured
-from longdraft.server.openai.tools import MOST_TOOLS, Choice, Tool, ToolCall, check_choice
+from longdraft.server.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice, check_choice
 
 MOST_N = 8  # choices of a prompt
 MOST_CHOICES = 64  # choices of a request
@@ -103,7 +103,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class Sampled(Strict):
+class SampledRequest(Strict):
     """The fields of every request that is answered with text.
 
     top_k to stop_token_ids are vLLM's additions to OpenAI's. A temperature that is not given is 1,
@@ -117,7 +117,7 @@ class Sampled(Strict):
     rules = (
         Rule(
             "stream_options",
-            {"stream_options": Present},
+            {"stream_options": Given},
             {"stream": True},
             "stream_options needs stream=true",
         ),
@@ -153,7 +153,7 @@ class Sampled(Strict):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
 
-class TextPart(Strict):
+class ChatTextPart(Strict):
     type: Literal["text"]
     text: Text
 
@@ -193,29 +193,29 @@ class ChatMessage(Strict):
     rules = (
         Rule(
             "tool_calls",
-            {"tool_calls": Present},
+            {"tool_calls": Given},
             {"role": "assistant"},
             "tool_calls are the assistant's",
         ),
         Rule(
             "reasoning_content",
-            {"reasoning_content": Present},
+            {"reasoning_content": Given},
             {"role": "assistant"},
             "it is the assistant's",
         ),
-        Rule("reasoning", {"reasoning": Present}, {"role": "assistant"}, "it is the assistant's"),
-        Rule("tool_call_id", {"role": "tool"}, {"tool_call_id": Present}, A_TOOLS),
-        Rule("tool_call_id", {"tool_call_id": Present}, {"role": "tool"}, A_TOOLS),
+        Rule("reasoning", {"reasoning": Given}, {"role": "assistant"}, "it is the assistant's"),
+        Rule("tool_call_id", {"role": "tool"}, {"tool_call_id": Given}, A_TOOLS),
+        Rule("tool_call_id", {"tool_call_id": Given}, {"role": "tool"}, A_TOOLS),
         Rule(
             "content",
-            {"content": Absent},
-            {"tool_calls": Present},
+            {"content": NotGiven},
+            {"tool_calls": Given},
             "content is missing: give a text",
         ),
     )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+        Text | Annotated[list[ChatTextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
         BeforeValidator(only_text),
     ] = ""
     name: Name | None = None
@@ -242,13 +242,13 @@ class ChatMessage(Strict):
         return message
 
 
-class ChatRequest(Structured, Sampled):
+class ChatRequest(Structured, SampledRequest):
     model_config = ConfigDict(json_schema_extra=one_effort)
     rules = (
-        *Sampled.rules,
+        *SampledRequest.rules,
         Rule(
             "top_logprobs",
-            {"top_logprobs": Present},
+            {"top_logprobs": Given},
             {"logprobs": True},
             "top_logprobs needs logprobs=true",
         ),
@@ -261,7 +261,7 @@ class ChatRequest(Structured, Sampled):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none", "required"] | Choice = "auto"
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -308,10 +308,10 @@ class ChatRequest(Structured, Sampled):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionRequest(Structured, Sampled):
+class CompletionRequest(Structured, SampledRequest):
     model_config = ConfigDict(json_schema_extra=few_choices)
     rules = (
-        *Sampled.rules,
+        *SampledRequest.rules,
         Rule("max_tokens", {"max_tokens": 0}, {"echo": True}, "max_tokens=0 needs echo=true"),
     )
 
@@ -346,23 +346,23 @@ class TokenizeRequest(Strict):
     rules = (
         Rule(
             "prompt",
-            {"prompt": Absent},
-            {"messages": Present},
+            {"prompt": NotGiven},
+            {"messages": Given},
             "there is neither a prompt nor messages: give one of them",
         ),
         Rule(
             "messages",
-            {"prompt": Present},
-            {"messages": Absent},
+            {"prompt": Given},
+            {"messages": NotGiven},
             "there are a prompt and messages: give one of them",
         ),
         *(
-            Rule(name, {name: Present}, {"messages": Present}, f"{name} needs messages")
+            Rule(name, {name: Given}, {"messages": Given}, f"{name} needs messages")
             for name in OF_CHATS
         ),
         Rule(
             "add_special_tokens",
-            {"messages": Present},
+            {"messages": Given},
             {"add_special_tokens": (False, None)},
             BY_TEMPLATE,
         ),

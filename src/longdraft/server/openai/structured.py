@@ -17,8 +17,8 @@ from longdraft.constraints import (
     read_schema,
     relaxed_schema,
 )
-from longdraft.server.openai.conditions import Present, Rule, wrong
-from longdraft.server.openai.fields import Strict, Text
+from longdraft.server.openai.conditions import Given, Rule, wrong
+from longdraft.server.openai.request_fields import Strict, Text
 from longdraft.server.openai.tools import is_shallow
 
 MOST_CHOICES = 1000
@@ -93,12 +93,12 @@ class ResponseFormat(Strict):
         Rule(
             "json_schema",
             {"type": "json_schema"},
-            {"json_schema": Present},
+            {"json_schema": Given},
             "is missing: this type needs it",
         ),
         Rule(
             "json_schema",
-            {"json_schema": Present},
+            {"json_schema": Given},
             {"type": "json_schema"},
             "belongs to the type 'json_schema'",
         ),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from longdraft.server.openai.fields import Name, Parsed, Strict, Text, encodable
+from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text, encodable
 
 MOST_TOOLS = 128
 DEEPEST = 32  # levels of a tool's JSON
@@ -92,7 +92,7 @@ class ChosenFunction(Strict):
     name: Name
 
 
-class Choice(Strict):
+class ToolChoice(Strict):
     """The function that must be called."""
 
     type: Literal["function"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from longdraft.doctor.part import Part, Problem, short
+from longdraft.doctor.part import Finding, PartReport, short
 from longdraft.models import fetch
 from longdraft.tuning import kept
 from longdraft.version import __version__
@@ -47,7 +47,7 @@ def models() -> list[str]:
     return names
 
 
-def cache() -> Part:
+def cache() -> PartReport:
     folder = fetch.cache_folder()
     why = refusal(folder)
     names = models()
@@ -57,15 +57,15 @@ def cache() -> Part:
     problems = []
     if why:
         do = "set LONGDRAFT_CACHE to a folder that can be written"
-        problems.append(Problem(f"{short(folder)} cannot be written ({why})", do, fails=True))
-    return Part(
+        problems.append(Finding(f"{short(folder)} cannot be written ({why})", do, fails=True))
+    return PartReport(
         [f"{short(folder)}, {state}, {used / 1e6:.0f} MB: {', '.join(names) or 'no models'}"],
         facts,
         problems,
     )
 
 
-def costs() -> Part:
+def costs() -> PartReport:
     """The measured costs of this version on this machine.
 
     They are those of the build and the number of threads that are used now.
@@ -93,5 +93,7 @@ def costs() -> Part:
         others = f" ({facts['others']} of other builds, threads, machines or versions)"
     if ours:
         measured = f"{ours} model{'s' if ours > 1 else ''}"
-        return Part([f"measured for {measured} by this build{others}"], facts)
-    return Part([f"not measured by this build{others}; `longdraft tune -m MODEL` does it"], facts)
+        return PartReport([f"measured for {measured} by this build{others}"], facts)
+    return PartReport(
+        [f"not measured by this build{others}; `longdraft tune -m MODEL` does it"], facts
+    )

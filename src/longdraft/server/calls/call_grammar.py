@@ -11,7 +11,7 @@ from json import dumps
 from typing import Any
 
 from longdraft.constraints import closed, json_rule, literal
-from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.openai.tools import Function
 
 ANY = r"/(.|\n)*/"
@@ -53,7 +53,7 @@ def object_rule(function: Function, key: str = "arguments") -> str:
 
 
 @dataclass
-class Rules:
+class GrammarRules:
     """A grammar in the making: its rules by name."""
 
     lines: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequiredCalls:
     """The calls that an answer must have.
 
     least: the minimum number of calls, 0 or 1. many: whether there may be several.

@@ -73,7 +73,7 @@ def logging_to(level: str, form: str, stream: TextIO | None = None) -> Iterator[
     None: standard error.
     """
     check(level, form)
-    lines = Lines(stream or sys.stderr, form)
+    lines = LogHandler(stream or sys.stderr, form)
     loggers = (LOG, UVICORN)
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -90,7 +90,7 @@ def logging_to(level: str, form: str, stream: TextIO | None = None) -> Iterator[
         lines.close()
 
 
-class Lines(logging.Handler):
+class LogHandler(logging.Handler):
     """Writes log lines in a thread, so that a standard error that nobody reads delays no answer.
 
     Lines for which there is no room are counted.

@@ -54,7 +54,7 @@ FEW = BeforeValidator(_few)
 
 
 class Strict(BaseModel):
-    """A body whose types are not converted; unknown fields are errors, and null is no value.
+    """A body whose types are not converted; unknown fields are errors, and null counts as absent.
 
     rules: between fields; the document has them too.
     """

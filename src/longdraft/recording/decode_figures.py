@@ -23,7 +23,7 @@ SPEEDUPS = {"speedup" + kind: "tokens_per_s" + kind for kind in ("", "_end_to_en
 
 
 @dataclass
-class Output:
+class DecodedRows:
     """The new tokens of each row, as far as decoding came, and its statistics."""
 
     rows: list[list[int]]
@@ -83,7 +83,7 @@ def diversity(rows: list[list[int]]) -> dict[str, float]:
     return {f"distinct_{n}": distinct(rows, n) for n in range(1, 5)}
 
 
-def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
+def traffic(session: DecodeSession, plain: DecodedRows) -> dict[str, Any]:
     """The share of this machine's memory bandwidth with which plain decoding reads its data.
 
     The data are the weights and the cache.

@@ -6,10 +6,15 @@ import re
 from secrets import token_hex
 
 from longdraft.constraints import literal
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, arguments_rule, object_rule
-from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.call_grammar import (
+    GrammarRules,
+    RequiredCalls,
+    arguments_rule,
+    object_rule,
+)
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.ways import Way, read_marked
 
 CALLS = "[TOOL_CALLS]"
@@ -17,7 +22,7 @@ ARGS = "[ARGS]"
 ID = "[CALL_ID]"
 
 
-class Mistral(Format):
+class Mistral(CallFormat):
     """Reads both ways of writing calls.
 
     named: the template has the newer one, which grammars then follow.
@@ -46,14 +51,14 @@ class Mistral(Format):
     def ways(self) -> tuple[Way, ...]:
         return (Way(self.marks[CALLS], "", self._read),)
 
-    def _read(self, reader: Reader, begin: int) -> Steps[bool]:
+    def _read(self, reader: AnswerReader, begin: int) -> Steps[bool]:
         first = yield from reader.space(begin)
         written = first is not None and reader.rest[first] in "[{<`"
         if written:
             return (yield from read_marked(reader, begin))
         return (yield from self._named(reader, begin))
 
-    def _named(self, reader: Reader, begin: int) -> Steps[bool]:
+    def _named(self, reader: AnswerReader, begin: int) -> Steps[bool]:
         while not (head := self._head.match(reader.rest, begin)):
             text = reader.rest[begin:]
             for mark in (self.marks[ARGS], self.marks[ID]):
@@ -67,7 +72,7 @@ class Mistral(Format):
         yield from reader.arguments()
         return True
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         opened = self.marks.lark(CALLS)
         if self.named:
             bodies = [

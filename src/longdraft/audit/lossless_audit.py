@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from longdraft.audit.audit_plan import AuditPrompt, DecodingWay
 from longdraft.audit.passage import Comparison, Passage
-from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import WIDTH
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters import Drafter
@@ -32,8 +32,8 @@ class Audit:
 
     target: LM
     build: Callable[[], Drafter]
-    prompts: list[Prompt]
-    ways: list[Way]
+    prompts: list[AuditPrompt]
+    ways: list[DecodingWay]
     tolerance: float
     verify: Verifier | None = None
     kept: PromptFiles | None = None
@@ -46,7 +46,7 @@ class Audit:
             engine.check(self.target, [p.tokens], p.new, Drafter(), match)
         self.build()
 
-    def cost(self, prompt: Prompt) -> int:
+    def cost(self, prompt: AuditPrompt) -> int:
         """The progress steps of one prompt decoded in one way."""
         return 2 * prompt.new + (-(-prompt.new // WIDTH) if self.tolerance else 0)
 

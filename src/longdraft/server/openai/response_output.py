@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from longdraft.server.calls.reader import Part
+from longdraft.server.calls.answer_reader import AnswerPart
 
 Json = dict[str, Any]
 Emit = Callable[..., bytes]
@@ -18,7 +18,7 @@ KINDS = {
 }
 
 
-class Output:
+class ResponseOutput:
     """The items of an answer, in the order in which the model wrote them.
 
     All but the last are complete. emit: writes an event.
@@ -37,7 +37,7 @@ class Output:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return place if self._kind == "arguments" else place | {"content_index": 0}
 
-    def take(self, parts: Iterable[Part]) -> Iterator[bytes]:
+    def take(self, parts: Iterable[AnswerPart]) -> Iterator[bytes]:
         """The events of these parts."""
         for kind, text, _ in parts:
             if kind == "call" or kind != self._kind:

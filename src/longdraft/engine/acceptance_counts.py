@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass
-class Acceptance:
+class AcceptanceCounts:
     """Counts of the steps that verified a draft; a step without a draft does not count.
 
     histogram[n]: steps that accepted n draft tokens. drafted: the depths of all drafts, summed;

@@ -11,7 +11,7 @@ WINDOW = 512
 
 
 @dataclass(frozen=True)
-class Prompt:
+class AuditPrompt:
     """The tokens of a prompt, and the number of new tokens to decode after it."""
 
     name: str
@@ -20,7 +20,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Way:
+class DecodingWay:
     """A way of decoding: greedy, or sampled with one seed."""
 
     sampler: Sampler
@@ -31,17 +31,17 @@ class Way:
         return f"T={T:g} seed {self.seed}" if T else "greedy"
 
 
-def ways(temperature: float | None, seeds: int, seed: int) -> list[Way]:
+def ways(temperature: float | None, seeds: int, seed: int) -> list[DecodingWay]:
     """The ways for a temperature (None: greedy and 1).
 
     Sampled decoding uses `seeds` seeds, from `seed` on.
     """
     hot = 1.0 if temperature is None else temperature
-    greedy = [Way(Sampler(), seed)] if not temperature else []
-    return greedy + [Way(Sampler(hot), seed + i) for i in range(seeds) if hot > 0]
+    greedy = [DecodingWay(Sampler(), seed)] if not temperature else []
+    return greedy + [DecodingWay(Sampler(hot), seed + i) for i in range(seeds) if hot > 0]
 
 
-def windows(name: str, text: list[int], size: int, new: int, positions: int) -> list[Prompt]:
+def windows(name: str, text: list[int], size: int, new: int, positions: int) -> list[AuditPrompt]:
     """Prompts of at most `size` tokens, spread over a text.
 
     In total, `new` tokens are decoded after them.
@@ -49,11 +49,11 @@ def windows(name: str, text: list[int], size: int, new: int, positions: int) -> 
     count = -(-new // WINDOW)
     spare = len(text) - min(size, positions - WINDOW)
     if spare < count - 1 or count == 1 or positions <= WINDOW:
-        return [Prompt(name, text[: max(min(size, positions - new), 1)], new)]
+        return [AuditPrompt(name, text[: max(min(size, positions - new), 1)], new)]
     starts = [spare * i // (count - 1) for i in range(count)]
     parts = [new * (i + 1) // count - new * i // count for i in range(count)]
     long = len(text) - spare
     return [
-        Prompt(f"{name}:{begin}", text[begin : begin + long], n)
+        AuditPrompt(f"{name}:{begin}", text[begin : begin + long], n)
         for begin, n in zip(starts, parts, strict=True)
     ]

@@ -21,14 +21,14 @@ from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.ops.threads import release
 from longdraft.server.app import create_app
-from longdraft.server.decode.decoding_thread import Engine
+from longdraft.server.decode.decoding_thread import DecodingThread
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.work import Times
 from longdraft.server.http.access import Access
 from longdraft.server.http.connection import Connection
 from longdraft.server.http.guard import Guard
-from longdraft.server.http.log import failure, say
+from longdraft.server.http.server_log import failure, say
 from longdraft.server.models import Models
 from longdraft.server.ollama.routes import add_ollama
 from longdraft.server.traces import Tracer
@@ -50,7 +50,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """The settings of a server.
 
     hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
         self,
         session: Session,
         tokenizer: Any,
-        settings: Settings,
+        settings: ServerSettings,
         weights: DrafterWeights | None = None,
         others: Sequence[Served] = (),
     ):
@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
         settings = self.settings
         metrics = Metrics(served.session, served.model, served.method)
         times = Times(settings.queue_s, settings.request_s)
-        engine = Engine(served.session, alone)
+        engine = DecodingThread(served.session, alone)
         return Service(engine, served.tokenizer, served.model, metrics, times, settings.most_new)
 
     @property

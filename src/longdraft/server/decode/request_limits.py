@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from longdraft.engine.session import Session
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.problems import Problem
-from longdraft.server.openai.schema import Sampled
+from longdraft.server.openai.schema import SampledRequest
 
 
-def check_choices(work: Work, session: Session) -> None:
+def check_choices(work: RequestWork, session: Session) -> None:
     """Raises Problem for more choices than can run and wait together."""
     if session.queue is not None and work.choices > (most := session.queue + session.batch):
         field = "n" if len(work.prompts) == 1 else "prompt"
@@ -19,7 +19,7 @@ def check_choices(work: Work, session: Session) -> None:
         )
 
 
-def check_numbers(body: Sampled, wanted: int, vocab: int) -> None:
+def check_numbers(body: SampledRequest, wanted: int, vocab: int) -> None:
     """Raises Problem for tokens outside the vocabulary, and for contradicting lengths.
 
     The minimum length must not exceed the maximum.

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Mapping
 from json import dumps
 from typing import Any, NamedTuple, TypeVar
 
-from longdraft.server.calls.marks import UNMARKED
+from longdraft.server.calls.format_marks import UNMARKED
 from longdraft.server.calls.value import Value
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ APART = "\n\n"  # between the texts of two messages
 Steps = Generator[None, None, T]  # reading that pauses where more text has to come
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A part of an answer.
 
     kind: content, reasoning, call (its text is the function's name) or arguments (JSON of the call
@@ -27,12 +27,12 @@ class Part(NamedTuple):
     index: int = 0
 
 
-def joined(parts: list[Part]) -> list[Part]:
+def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
     """The same parts, with neighbors that continue each other joined into one."""
-    merged = list[Part]()
+    merged = list[AnswerPart]()
     for part in parts:
         if merged and part.kind != "call" and merged[-1][::2] == part[::2]:
-            merged[-1] = Part(part.kind, merged[-1].text + part.text, part.index)
+            merged[-1] = AnswerPart(part.kind, merged[-1].text + part.text, part.index)
         else:
             merged.append(part)
     return merged
@@ -48,7 +48,7 @@ def begun(text: str, marks: Iterable[str]) -> int:
     return longest
 
 
-class Reader:
+class AnswerReader:
     """Splits an answer into parts: together they are its text without the format's marks.
 
     Parts are final, and do not depend on the pieces in which the text comes.
@@ -82,7 +82,7 @@ class Reader:
         self.aside = ""  # text that is kept back as a whole
         # of characters of content, in the content and in the text
         self._places = list[tuple[int, int]]()
-        self._parts: list[Part] = []
+        self._parts: list[AnswerPart] = []
         self._said = set[str]()
         self._apart = set[str]()
         self._steps: Steps[None] = self.steps()
@@ -94,7 +94,7 @@ class Reader:
             if not (yield from self.more()):
                 return
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """The parts that are known now that this text has come.
 
         After `done` further text has no effect.
@@ -106,7 +106,7 @@ class Reader:
         self._parts = []
         return parts
 
-    def end(self, cut: bool = False) -> list[Part]:
+    def end(self, cut: bool = False) -> list[AnswerPart]:
         """The parts that are left when no more text comes.
 
         cut: because of a limit; then a call that is not complete stays so.
@@ -173,7 +173,7 @@ class Reader:
             if not text.isspace():
                 self.run = None
         index = self.calls - 1 if kind == "arguments" else 0
-        self._parts.append(Part(kind, text, index))
+        self._parts.append(AnswerPart(kind, text, index))
 
     def separate(self, kind: str) -> None:
         """Another message's text of this kind follows."""
@@ -185,7 +185,7 @@ class Reader:
         self.last = ""
         if self.run is None:
             self.run = self.opening
-        self._parts.append(Part("call", name, self.calls))
+        self._parts.append(AnswerPart("call", name, self.calls))
         self.calls += 1
 
     def space(self, begin: int = 0) -> Steps[int | None]:
@@ -224,9 +224,9 @@ class Reader:
 
     def until(self, marks: tuple[str, ...], kind: str, strip: bool = True) -> Steps[int | None]:
         """Give out what precedes the first of these marks.
-         Returns the length of that mark, or None if the text ended first. strip: the length
-        includes white space before the mark. What may be a part of it is not given out until more
-        has come.
+
+        Returns the length of that mark, or None if the text ended first. strip: the length includes
+        white space before the mark. What may be a part of it is not given out until more has come.
         """
         while True:
             first = self._first(marks)
@@ -271,10 +271,13 @@ class Reader:
             self.drop(len(self.rest))
         self.give("content", len(self.rest))
 
-    def think(self, marks: tuple[str, str], opened: bool, watch: Reader | None) -> Steps[None]:
+    def think(
+        self, marks: tuple[str, str], opened: bool, watch: AnswerReader | None
+    ) -> Steps[None]:
         """Give out reasoning at the beginning of an answer.
-         opened: the prompt has its first mark already. Some models write that mark once more.
-        watch: see `reason`.
+
+        opened: the prompt has its first mark already. Some models write that mark once more. watch:
+        see `reason`.
         """
         begin = self.taken
         first, last = marks
@@ -289,7 +292,7 @@ class Reader:
         self.thoughts.append((begin, self.taken))
         self.drop((yield from self.space()) or 0)
 
-    def reason(self, marks: tuple[str, ...], watch: Reader | None) -> Steps[int | None]:
+    def reason(self, marks: tuple[str, ...], watch: AnswerReader | None) -> Steps[int | None]:
         """Give out reasoning up to a mark, as `until` does.
 
         If it ends without a mark, although no limit cut it, the calls in it are made.
@@ -299,7 +302,7 @@ class Reader:
         """
         begin = self.taken
         seen = 0
-        called = list[Part]()
+        called = list[AnswerPart]()
         while True:
             first = self._first(marks)
             end = len(self.rest) - self._begun(marks) if first is None else first[0]
@@ -327,7 +330,7 @@ class Reader:
         self.give("reasoning", len(self.rest.rstrip()))
         return None
 
-    def _call_again(self, parts: list[Part]) -> None:
+    def _call_again(self, parts: list[AnswerPart]) -> None:
         """Make the calls that another reader has read, as many as there may be."""
         self.drop(len(self.rest))
         made = [
