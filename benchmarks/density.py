@@ -1,8 +1,8 @@
-"""Measures how dense Python code is: characters per line, and how much is decided on one line.
+"""How dense Python code is: characters per line, and how much is decided on one line.
 
-python benchmarks/density.py src/longdraft [FOLDER ...]
+    python benchmarks/density.py src/longdraft
 
-Prints one row of a Markdown table for each folder. Lines of code are those that have a token beside
+One row of a Markdown table for each folder. Lines of code are those that have a token beside
 comments and docstrings. Comprehensions include generator expressions. Assignments of several
 targets are `a, b = x, y` and `a = b = x`, but not the unpacking of one value.
 """
@@ -16,6 +16,8 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from arguments import Arguments, status
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SILENT = {
@@ -115,7 +117,16 @@ def row(folder: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of Python files")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    rows = [row(folder) for folder in options().parse(words).folders]
+    print("\n".join([HEAD, *rows]))
+
+
 if __name__ == "__main__":
-    print(HEAD)
-    for name in sys.argv[1:] or ["src/longdraft"]:
-        print(row(Path(name)))
+    sys.exit(status(main))

@@ -1,4 +1,4 @@
-"""The schema of requests: every field is typed and bounded, and an unknown field is refused."""
+"""The fields of requests: each is typed and bounded, and any other field is refused."""
 
 from __future__ import annotations
 
