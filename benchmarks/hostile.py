@@ -43,7 +43,7 @@ from longdraft.errors import InputError
 from longdraft.methods import build
 from longdraft.prompts.prefix_cache import PrefixCache
 from longdraft.recording.record_file import RecordFile
-from longdraft.server.run import Server, Settings
+from longdraft.server.uvicorn_server import Server, ServerSettings
 
 Figures = dict[str, Any]
 ROWS = 8
@@ -133,7 +133,7 @@ def disconnects(count: int) -> Figures:
     session = Session(
         target, build("vegas", target), ROWS, 1024, chunk=64, queue=QUEUE, prefixes=prefixes
     )
-    server = Server(session, tokenizer, Settings("tiny", "vegas", port=0, most_new=400))
+    server = Server(session, tokenizer, ServerSettings("tiny", "vegas", port=0, most_new=400))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -21,7 +21,7 @@ from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.methods import build
 from longdraft.models.loading import load
-from longdraft.recording.measure import distinct
+from longdraft.recording.decode_figures import distinct
 from longdraft.recording.record_file import RecordFile
 from longdraft.recording.record_origin import provenance
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from longdraft.server.run import Server
+from longdraft.server.uvicorn_server import Server
 
 
 class StepsAfter:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Bad input: one clear line that says what is wrong and what would be right; the command line
-    exits with 2.
+    """Bad input, described in one line, which also says what would be right.
+
+    The command line exits with 2.
     """
 
 

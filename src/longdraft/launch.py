@@ -1,4 +1,7 @@
-"""What `torchrun` tells each process that it starts. Nothing here imports torch."""
+"""The variables that `torchrun` sets for each process that it starts.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,17 @@ RIGHT = "start several processes with torchrun, or unset WORLD_SIZE to run in on
 
 
 def size() -> int:
-    """The number of processes; 1 without torchrun. Raises InputError."""
+    """The number of processes; 1 without torchrun.
+
+    Raises InputError.
+    """
     return _number("WORLD_SIZE", 1, 1)
 
 
 def world() -> tuple[int, int]:
-    """(this process's rank, number of processes); (0, 1) without torchrun. Raises InputError for
-    variables that torchrun would not set.
+    """(this process's rank, number of processes); (0, 1) without torchrun.
+
+    Raises InputError for variables that torchrun would not set.
     """
     count = size()
     if count == 1:
@@ -35,7 +42,10 @@ def check_meeting() -> None:
 
 
 def local_rank() -> int:
-    """This process's number on its machine. Raises InputError."""
+    """This process's number on its machine.
+
+    Raises InputError.
+    """
     return _number("LOCAL_RANK", 0, 0)
 
 

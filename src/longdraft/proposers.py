@@ -1,5 +1,6 @@
-"""Names of what proposes nodes, as traces have them (`Drafter.name`), each with its label on the
-server's page.
+"""Names of the proposers of nodes, as traces have them (`Drafter.name`).
+
+Each has its label on the server's page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The parameters of sampling: the library, `longdraft.hf`, the command line, the server and its
-page read this table.
+"""The parameters of sampling, in one table.
 
-A range is the same everywhere, and as wide as anyone needs. OpenAI documents temperatures up to 2,
-but other servers and our commands take higher ones; vLLM's clients send a top_k of -1.
+The library, `longdraft.hf`, the command line, the server and its page read it. A range is the same
+everywhere, and as wide as anyone needs. OpenAI documents temperatures up to 2, but other servers
+and our commands take higher ones; vLLM's clients send a top_k of -1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ EXACT = (1 << 53) - 1  # the largest whole number that is exact in JavaScript, a
 
 @dataclass(frozen=True)
 class Parameter(Generic[N]):
-    """Values are of `kind`, from `low` to `high`; `above`: without `low` itself. name: as in
-    Python.
+    """A parameter: its values are of `kind`, from `low` to `high`; `above`: without `low` itself.
+
+    name: as in Python.
     """
 
     name: str
@@ -32,13 +33,13 @@ class Parameter(Generic[N]):
     above: bool = False
 
     def check(self, value: Any, name: str = "") -> None:
-        """Raises InputError, with this name of the parameter (default: its own), for a value out of
-        range.
+        """Raises InputError for a value out of range.
+
+        name: the parameter's name in the message (default: its own).
         """
-        number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(
-            value, bool
-        )
-        if not (number and self._holds(value)):
+        kind = Integral if self.kind is int else Real
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not (is_number and self._holds(value)):
             raise InputError(
                 f"{name or self.name.replace('_', '-')} is {value}: give {self.allowed}"
             )
@@ -49,15 +50,13 @@ class Parameter(Generic[N]):
     @property
     def span(self) -> str:
         """The range in words."""
-        return (
-            f"above {self.low}, {self.high} at most"
-            if self.above
-            else f"from {self.low} to {self.high}"
-        )
+        if self.above:
+            return f"above {self.low}, {self.high} at most"
+        return f"from {self.low} to {self.high}"
 
     @property
     def allowed(self) -> str:
-        """What to give, in words."""
+        """The allowed values in words."""
         return f"{'a whole number' if self.kind is int else 'a number'} {self.span}"
 
     @property
@@ -67,13 +66,15 @@ class Parameter(Generic[N]):
 
     @property
     def in_json(self) -> dict[str, Any]:
-        """The range for a page. A whole number that is not exact there is out of it: another would
-        be sent.
+        """The range for a page.
+
+        A whole number that is not exact there is out of it: another would be sent.
         """
-        low, high = (
-            max(-EXACT, min(EXACT, end)) if self.kind is int else end
-            for end in (self.low, self.high)
-        )
+        low = self.low
+        high = self.high
+        if self.kind is int:
+            low = max(-EXACT, min(EXACT, low))
+            high = max(-EXACT, min(EXACT, high))
         span = Parameter(self.name, self.kind, low, high, self.default, self.about, self.above)
         return {
             "whole": self.kind is int,

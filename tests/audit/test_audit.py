@@ -17,9 +17,9 @@ from support.planted import APART, triforce
 from support.planted import PLANTED as EVERY
 
 from longdraft import InputError, Sampler, match
-from longdraft.audit.audit import Audit
-from longdraft.audit.log import AuditLog, sentences
-from longdraft.audit.plan import Prompt, Way, ways, windows
+from longdraft.audit.audit_log import AuditLog, sentences
+from longdraft.audit.audit_plan import AuditPrompt, DecodingWay, ways, windows
+from longdraft.audit.lossless_audit import Audit
 from longdraft.audit.ties import Replay
 from longdraft.cli import main
 from longdraft.core.verify import Verdict
@@ -47,7 +47,7 @@ def audit(
     make, model="llama", chosen=None, tolerance=1e-3, verify=None, lengths=(70, 31), new=N
 ) -> Audit:
     lm = tiny.target(model)
-    prompts = [Prompt(f"p{i}", p, new) for i, p in enumerate(tiny.prompts(*lengths))]
+    prompts = [AuditPrompt(f"p{i}", p, new) for i, p in enumerate(tiny.prompts(*lengths))]
     return Audit(
         lm,
         lambda: make(lm),
@@ -88,7 +88,9 @@ GOOD = {"plain": lambda t: PlainDecoding()} | {name: BUILD[name] for name in COM
     ],  # no values; states
 )
 def test_nothing_is_found_where_nothing_is_wrong(name, model):
-    runs = run(audit(GOOD[name], model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70,)))
+    runs = run(
+        audit(GOOD[name], model, [*ways(None, 1, 3), DecodingWay(PENALTY, 5)], lengths=(70,))
+    )
     assert len(runs) == 3
     assert all((r["tokens"], r["differences"], r["failures"]) == (N, 0, 0) for r in runs)
     if name in ("full view", "vegas tree"):
@@ -141,7 +143,10 @@ def test_a_planted_fault_is_flagged(fault, monkeypatch):
     plant, make, model = PLANTED[fault]
     plant(monkeypatch)
     assert (
-        failures(audit(make, model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70, 31, 90))) > 0
+        failures(
+            audit(make, model, [*ways(None, 1, 3), DecodingWay(PENALTY, 5)], lengths=(70, 31, 90))
+        )
+        > 0
     )
     broken.caught(fault, "audit")
 
@@ -225,7 +230,13 @@ def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_
                 seqs.cache.read(2, 0)[0][1, 72, 3] += by
 
     [found] = run(
-        Audit(lm, Scribbler, [Prompt("p", tiny.prompts(70)[0], N)], [Way(Sampler(1.0), 3)], 1e-3)
+        Audit(
+            lm,
+            Scribbler,
+            [AuditPrompt("p", tiny.prompts(70)[0], N)],
+            [DecodingWay(Sampler(1.0), 3)],
+            1e-3,
+        )
     )
     assert found["tokens"] == N and [d["position"] for d in found["found"]] == [None] * seen
     assert all("not plain decoding's" in d["why"] for d in found["found"])
@@ -249,9 +260,9 @@ def slips(places: set[int]):
 @pytest.mark.parametrize(
     ("way", "model"),
     [
-        (Way(Sampler(), 0), "llama"),
-        (Way(Sampler(1.0), 4), "llama"),
-        (Way(Sampler(1.0), 4), "qwen3.5"),
+        (DecodingWay(Sampler(), 0), "llama"),
+        (DecodingWay(Sampler(1.0), 4), "llama"),
+        (DecodingWay(Sampler(1.0), 4), "qwen3.5"),
     ],
 )
 def test_a_tie_is_passed_and_what_follows_is_audited(way, model):
@@ -283,7 +294,7 @@ def test_a_token_far_from_the_best_is_no_tie_however_close_the_best_two_are():
         return Verdict(torch.zeros_like(worst), torch.ones_like(worst[:, 0]), worst)
 
     [found] = run(
-        audit(chain, chosen=[Way(Sampler(), 0)], tolerance=1.0, verify=third, lengths=(70,))
+        audit(chain, chosen=[DecodingWay(Sampler(), 0)], tolerance=1.0, verify=third, lengths=(70,))
     )
     assert found["failures"] == 1 and found["found"][0]["gap"] is None
 
@@ -299,8 +310,8 @@ def test_windows_are_spread_over_a_text_and_give_all_tokens():
     found = windows("f", text, 1000, 1100, 1 << 20)  # at most 512 new tokens each
     assert [len(p.tokens) for p in found] == [1000] * 3 and sum(p.new for p in found) == 1100
     assert found[0].tokens[0] == 0 and found[-1].tokens[-1] == 8999
-    assert windows("f", text[:50], 1000, 5000, 1 << 20) == [Prompt("f", text[:50], 5000)]
-    assert windows("f", text, 1000, 100, 600) == [Prompt("f", text[:500], 100)]
+    assert windows("f", text[:50], 1000, 5000, 1 << 20) == [AuditPrompt("f", text[:50], 5000)]
+    assert windows("f", text, 1000, 100, 600) == [AuditPrompt("f", text[:500], 100)]
 
 
 def test_an_interrupted_audit_is_resumed(tmp_path):

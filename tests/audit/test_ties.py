@@ -11,9 +11,9 @@ from support.broken import plant_verifier
 from test_audit import GOOD, N, run
 
 from longdraft import Sampler
-from longdraft.audit.audit import Audit
-from longdraft.audit.log import AuditLog, sentences
-from longdraft.audit.plan import Prompt, Way, ways
+from longdraft.audit.audit_log import AuditLog, sentences
+from longdraft.audit.audit_plan import AuditPrompt, DecodingWay, ways
+from longdraft.audit.lossless_audit import Audit
 from longdraft.audit.ties import FALSE_ALARM, Replay, default_tolerance, most_ties, tail_probability
 from longdraft.models.lm import LM
 from longdraft.ops import native
@@ -32,7 +32,7 @@ def test_where_passes_are_exact_nothing_is_tolerated_and_nothing_is_found(name, 
     """New tokens' keys and values included: they too are plain decoding's bits."""
     lm = tiny.target("llama") if dtype == "float32" else half("llama", True)
     assert default_tolerance(lm) == 0
-    prompts = [Prompt("p", tiny.prompts(70)[0], N)]
+    prompts = [AuditPrompt("p", tiny.prompts(70)[0], N)]
     runs = run(Audit(lm, lambda: GOOD[name](lm), prompts, ways(None, 1, 3), default_tolerance(lm)))
     assert all((r["tokens"], r["differences"], r["control_tokens"]) == (N, 0, 0) for r in runs)
 
@@ -50,8 +50,8 @@ def test_what_ties_by_default():
 
 def totals(lm: LM, make, tokens: int, verify=None) -> dict:
     """An audit's record, by default tolerance."""
-    prompts = [Prompt(f"p{i}", p, tokens) for i, p in enumerate(tiny.prompts(70, 31))]
-    job = Audit(lm, lambda: make(lm), prompts, [Way(Sampler(), 0)], 0.25, verify)
+    prompts = [AuditPrompt(f"p{i}", p, tokens) for i, p in enumerate(tiny.prompts(70, 31))]
+    job = Audit(lm, lambda: make(lm), prompts, [DecodingWay(Sampler(), 0)], 0.25, verify)
     log = AuditLog(None, {}, 2, False)
     for r in run(job):
         log.add(r)

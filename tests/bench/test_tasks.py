@@ -28,7 +28,7 @@ from longdraft.bench.tasks.suites import NAMES, Suite
 from longdraft.bench.tasks.task import Task
 from longdraft.cli import main
 from longdraft.core import Sampler
-from longdraft.engine.acceptance import Acceptance
+from longdraft.engine.acceptance_counts import AcceptanceCounts
 from longdraft.errors import InputError
 from longdraft.models import fetch, recommended
 from longdraft.models.text import text_of
@@ -441,7 +441,7 @@ def test_recommended_sampling_comes_from_the_model(monkeypatch, tmp_path):
 
 
 def test_steps_without_a_draft_do_not_count():
-    drafts = Acceptance()
+    drafts = AcceptanceCounts()
     for drafted, accepted in ((4, 4), (0, 0), (2, 0), (4, 1)):
         drafts.add(drafted, accepted)
     assert drafts.metrics() == {

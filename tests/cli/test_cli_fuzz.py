@@ -235,10 +235,10 @@ def things(place, tmp_path_factory) -> SimpleNamespace:
 @pytest.fixture
 def tried(things, capsys, monkeypatch):
     """tried(words) -> exit status; fails for anything but a good end, or one line and status 2."""
-    from longdraft.server import run
+    from longdraft.server import uvicorn_server
 
     monkeypatch.setattr(
-        run.Server, "run", lambda self, sockets=None: [s.close() for s in sockets] and 0
+        uvicorn_server.Server, "run", lambda self, sockets=None: [s.close() for s in sockets] and 0
     )
     monkeypatch.setattr(
         "longdraft.models.templates.Templates.start", lambda self: None, raising=False

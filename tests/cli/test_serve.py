@@ -18,15 +18,15 @@ pytest.importorskip("uvicorn")
 @pytest.fixture
 def kept(place: Path, monkeypatch: pytest.MonkeyPatch):
     """kept(options) -> where the server that these options make keeps prompts, for each model."""
-    from longdraft.server import run
+    from longdraft.server import uvicorn_server
 
     found: list[Any] = []
 
-    def ready(self: run.Server, sockets: Any = None) -> int:
+    def ready(self: uvicorn_server.Server, sockets: Any = None) -> int:
         found.extend(service.engine.session.prefixes for service in self.models)
         return 0 if [s.close() for s in sockets] else 1
 
-    monkeypatch.setattr(run.Server, "run", ready)
+    monkeypatch.setattr(uvicorn_server.Server, "run", ready)
     threads = torch.get_num_threads()
 
     def call(*options: str) -> list[Any]:

@@ -16,8 +16,8 @@ from support.examined import said
 
 from longdraft.cli import doctor as command
 from longdraft.cli import main
-from longdraft.doctor import cache, examine, kernels
-from longdraft.doctor.part import Part, Problem
+from longdraft.doctor import cache_folder, examine, native_builds
+from longdraft.doctor.part import Finding, PartReport
 from longdraft.errors import InputError
 from longdraft.ops import native
 from longdraft.ops.native import self_check
@@ -62,16 +62,18 @@ def test_json_has_the_same(run, capsys):
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_lines_fit(width):
-    problems = [Problem("a word " * 40, "another word " * 40, fails=True)]
+    problems = [Finding("a word " * 40, "another word " * 40, fails=True)]
     lines = list(
-        command.lines("huge pages", Part(["long " * 40, "  indented " * 20], {}, problems), width)
+        command.lines(
+            "huge pages", PartReport(["long " * 40, "  indented " * 20], {}, problems), width
+        )
     )
     assert max(map(len, lines)) <= width
     assert (
         lines[0].startswith("huge pages  long")
         and sum("what to do: " in line for line in lines) == 1
     )
-    assert list(command.lines("GPU", Part([""]), 80)) == ["GPU"]
+    assert list(command.lines("GPU", PartReport([""]), 80)) == ["GPU"]
 
 
 def test_the_verdict_counts():
@@ -154,8 +156,8 @@ def test_a_processor_that_is_hidden(run, monkeypatch):
 )
 def test_an_installation_without_kernels(platform, do, run, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "FOLDER", tmp_path)
-    monkeypatch.setattr(kernels, "sys", SimpleNamespace(platform=platform))
-    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native_builds, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(native_builds.platform, "machine", lambda: "x86_64")
     status, lines = run()
     assert status == 0 and lines[-1] == "1 note: see above."
     assert "(the eager backend)" in said(lines) and do in said(lines)
@@ -163,7 +165,7 @@ def test_an_installation_without_kernels(platform, do, run, monkeypatch, tmp_pat
 
 def test_a_processor_without_kernels(run, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "FOLDER", tmp_path)
-    monkeypatch.setattr(kernels.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(native_builds.platform, "machine", lambda: "riscv64")
     assert "there are no kernels for riscv64" in said(run()[1])
 
 
@@ -236,7 +238,7 @@ def test_a_part_that_cannot_be_examined_says_so(error, do, run, monkeypatch):
         raise error
 
     monkeypatch.setattr(self_check, "fault", lambda lib: fail())
-    monkeypatch.setattr(cache, "models", fail)
+    monkeypatch.setattr(cache_folder, "models", fail)
     status, lines = run()
     assert status == 1 and do in said(lines) and "not examined" in said(lines)
     assert sum("FAILED" in line for line in lines) == 1  # the same problem, met twice

@@ -12,14 +12,14 @@ import torch
 from support import examined
 from support.examined import said
 
-from longdraft.doctor import cache, gpu, installed, machine, threads
+from longdraft.doctor import cache_folder, gpu, installed, machine, thread_count
 from longdraft.host import installation, limits, memory, processor
 from longdraft.host.processor import Topology
 from longdraft.ops import native
 from longdraft.ops.triton import self_check as triton_check
 from longdraft.tuning import kept
 
-PROBLEMS = threads.problems
+PROBLEMS = thread_count.problems
 calm = pytest.fixture(autouse=True)(examined.calm)
 run = pytest.fixture(examined.run)
 
@@ -46,8 +46,8 @@ def test_threads_and_processors(running, found, limit, do):
 
 
 def test_too_many_threads_are_reported(run, monkeypatch):
-    monkeypatch.setattr(threads, "problems", PROBLEMS)
-    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 9)
+    monkeypatch.setattr(thread_count, "problems", PROBLEMS)
+    monkeypatch.setattr(thread_count.torch, "get_num_threads", lambda: 9)
     monkeypatch.setattr(processor, "topology", lambda which=None: Topology(2, 2, 1))
     status, lines = run()
     assert status == 0 and "9 on 2 allowed processors (2 cores)" in said(lines)
@@ -174,25 +174,25 @@ def test_a_folder_that_cannot_be_written_fails(run, monkeypatch, tmp_path):
 
 def test_the_cache_is_described_and_left_as_it_was(monkeypatch, tmp_path):
     folder = tmp_path / "cache"
-    part = cache.cache()
+    part = cache_folder.cache()
     assert (
         not folder.exists() and part.facts["writable"] and part.lines[0].endswith("0 MB: no models")
     )
-    name, model = next(iter(cache.fetch.SOURCES.items()))
+    name, model = next(iter(cache_folder.fetch.SOURCES.items()))
     (folder / name).mkdir(parents=True)
     with (folder / name / model.file).open("wb") as file:
         file.truncate(model.size)
-    part = cache.cache()
+    part = cache_folder.cache()
     assert part.facts["models"] == [name] and part.lines[0].endswith(
         f"{model.size / 1e6:.0f} MB: {name}"
     )
 
 
 def test_measured_costs_of_this_build():
-    assert "longdraft tune" in cache.costs().lines[0]
+    assert "longdraft tune" in cache_folder.costs().lines[0]
     lib = native.library()
     ours = {"machine": kept.machine_name(), "kernels": None if lib is None else native.name_of(lib)}
-    ours |= {"threads": torch.get_num_threads(), "version": cache.__version__}
+    ours |= {"threads": torch.get_num_threads(), "version": cache_folder.__version__}
     kept.folder().mkdir(parents=True)
     for name, content in (
         ("a", {"fingerprint": ours | {"model": "x"}}),
@@ -203,6 +203,6 @@ def test_measured_costs_of_this_build():
         (kept.folder() / f"{name}.json").write_text(json.dumps(content))
     (kept.folder() / "e.json").write_text("[" * 100_000)
     (kept.folder() / "f.json").write_bytes(b"\xff")
-    part = cache.costs()
+    part = cache_folder.costs()
     assert part.facts == {"these": 1, "others": 1}
     assert part.lines[0].startswith("measured for 1 model by this build (1 of other")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from support import tiny
 
 from longdraft import InputError
-from longdraft.audit import log as audit_log
+from longdraft.audit import audit_log
 from longdraft.bench import records
 from longdraft.drafters import checkpoint as saved
 from longdraft.drafters.glide.block import Glide

@@ -12,7 +12,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats
 from longdraft.methods.spec import MethodSpec
-from longdraft.recording import measure
+from longdraft.recording import decode_figures
 
 
 class SlowStart(Drafter):
@@ -40,14 +40,14 @@ def test_a_slow_start_counts_against_a_method(monkeypatch):
 
 
 def test_the_three_speedups():
-    plain = measure.timings(Stats(prefill_s=4.0, decode_s=4.0, emitted=100))
-    other = measure.timings(Stats(prefill_s=4.0, start_s=1.0, decode_s=1.0, emitted=100))
-    assert measure.speedups(other, [plain]) == {
+    plain = decode_figures.timings(Stats(prefill_s=4.0, decode_s=4.0, emitted=100))
+    other = decode_figures.timings(Stats(prefill_s=4.0, start_s=1.0, decode_s=1.0, emitted=100))
+    assert decode_figures.speedups(other, [plain]) == {
         "speedup": pytest.approx(2.0),
         "speedup_end_to_end": pytest.approx(8 / 6),
         "speedup_steady": pytest.approx(4.0),
     }
-    assert measure.speedups(other, []) == dict.fromkeys(measure.SPEEDUPS)
+    assert decode_figures.speedups(other, []) == dict.fromkeys(decode_figures.SPEEDUPS)
 
 
 def test_older_records_are_brought_to_the_same_definition():
@@ -62,10 +62,10 @@ def test_older_records_are_brought_to_the_same_definition():
     }
     plain = shared | {"method": "plain", "prefill_s": 4.0, "decode_s": 4.0, "tokens_per_s": 25.0}
     other = shared | {"method": "sd", "prefill_s": 5.0, "decode_s": 1.0, "tokens_per_s": 100.0}
-    plain, other = measure.completed([plain, other])
+    plain, other = decode_figures.completed([plain, other])
     assert (
         other["start_s"] == 1.0
         and other["tokens_per_s"] == 50.0
         and other["tokens_per_s_steady"] == 100.0
     )
-    assert measure.speedups(other, [plain])["speedup"] == 2.0
+    assert decode_figures.speedups(other, [plain])["speedup"] == 2.0

@@ -22,7 +22,7 @@ from longdraft.models.chat import asked_of, chat_tokens
 from longdraft.models.template_process import rendered
 from longdraft.models.templates import Templates
 from longdraft.server.openai.schema import ChatRequest
-from longdraft.server.run import Server
+from longdraft.server.uvicorn_server import Server
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TOOLS = (

@@ -27,7 +27,7 @@ from test_calls import dialect_of, found, reply_of, told
 
 from longdraft.constraints import literal
 from longdraft.errors import InputError
-from longdraft.server.calls.grammar import schema_of
+from longdraft.server.calls.call_grammar import schema_of
 from longdraft.server.openai.tools import Function
 
 llguidance = pytest.importorskip(

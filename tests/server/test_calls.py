@@ -15,8 +15,8 @@ from support.formats_of_calls import ANSWERS, FORMATS, SCHEMAS, Said, tokenizer_
 from longdraft.engine.session import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import text_of
+from longdraft.server.calls.answer_reader import AnswerPart
 from longdraft.server.calls.dialect import Dialect, format_of
-from longdraft.server.calls.reader import Part
 from longdraft.server.calls.ways import Calls
 from longdraft.server.decode.chat_reply import ChatReply
 from longdraft.server.decode.reply import Delta
@@ -126,18 +126,18 @@ def test_content_is_given_out_as_soon_as_it_cannot_begin_a_call():
         reader.push(piece)
         for piece in ("I look <too", "l", "s> x", "\n<tool_call>\n", '{"name": "weath')
     ] == [
-        [Part("content", "I look")],
+        [AnswerPart("content", "I look")],
         [],
-        [Part("content", " <tools> x")],
+        [AnswerPart("content", " <tools> x")],
         [],
         [],
     ]
     assert reader.push('er", "arguments": {"ci') == [
-        Part("call", "weather"),
-        Part("arguments", '{"ci'),
+        AnswerPart("call", "weather"),
+        AnswerPart("arguments", '{"ci'),
     ]
-    assert reader.push('ty": "B') == [Part("arguments", 'ty": "B')]
-    assert reader.push('ern"}}\n</tool') == [Part("arguments", 'ern"}')]
+    assert reader.push('ty": "B') == [AnswerPart("arguments", 'ty": "B')]
+    assert reader.push('ern"}}\n</tool') == [AnswerPart("arguments", 'ern"}')]
     assert reader.push("_call>") + reader.end() == []
 
 
@@ -209,8 +209,8 @@ def test_a_cut_call_is_not_finished():
         "length",
     )
     assert deltas[-1].finish == "length" and deltas[-1].parts == [
-        Part("call", "weather"),
-        Part("arguments", '{"ci'),
+        AnswerPart("call", "weather"),
+        AnswerPart("arguments", '{"ci'),
     ]
 
 

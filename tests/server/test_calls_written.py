@@ -14,7 +14,7 @@ from support.formats_of_calls import SCHEMAS, B, R, tokens_of
 from test_calls import dialect_of, found, hasty, reply_of, told
 
 from longdraft.server.calls import objects, tags
-from longdraft.server.calls.reader import Part, joined
+from longdraft.server.calls.answer_reader import AnswerPart, joined
 from longdraft.server.calls.ways import Calls
 
 LOOSE = {
@@ -133,7 +133,7 @@ def read(
     in these pieces.
     """
     reader = dialect_of(name).reader(ALL, name == "r1", None)
-    parts = list[Part]()
+    parts = list[AnswerPart]()
     low = 0
     for high in sorted({min(c, len(text)) for c in cuts} | {len(text)}):
         parts += reader.push(text[low:high])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.served import NEW, TEXT, asked, quiet, said, tokens_of
 
-from longdraft.server.ollama.ollama_schema import Asked
+from longdraft.server.ollama.ollama_schema import OllamaRequest
 
 OPTIONS = {"num_predict": NEW, "seed": 3, "temperature": 0.7, "top_k": 30, "top_p": 0.9}
 OURS = {
@@ -38,7 +38,7 @@ def wanted(http, **more: Any) -> str:
 def test_a_chat_is_openais(http, fault, monkeypatch):
     if fault:
         monkeypatch.setattr(
-            Asked, "sampled", property(lambda self: {"model": self.model, "seed": 3})
+            OllamaRequest, "sampled", property(lambda self: {"model": self.model, "seed": 3})
         )
     found = chat(http).json()
     assert (found["message"] == {"role": "assistant", "content": wanted(http)}) != fault

@@ -18,7 +18,7 @@ from support.served import address, asked, chunks, client, serving
 
 from longdraft.drafters import Drafter
 from longdraft.server.http.guard import Guard
-from longdraft.server.run import Server
+from longdraft.server.uvicorn_server import Server
 
 
 class Slow(Drafter):

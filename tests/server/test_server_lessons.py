@@ -32,7 +32,7 @@ from longdraft.models.chat import chat_tokens
 from longdraft.server.http import guard
 from longdraft.server.http.guard import Guard
 from longdraft.server.openai.schema import CompletionRequest, DetokenizeRequest
-from longdraft.server.run import Server, Settings
+from longdraft.server.uvicorn_server import Server, ServerSettings
 
 SOURCES = sorted(Path(longdraft.__file__).parent.rglob("*.py"))
 JSON = {"Content-Type": "application/json"}
@@ -129,7 +129,7 @@ def test_nothing_is_unpickled():
 def test_the_server_listens_on_this_machine_alone(server):
     """The same SGLang advisories: a socket on all networks by default."""
     assert (
-        Settings("m", "plain").host
+        ServerSettings("m", "plain").host
         == inspect.signature(serve).parameters["host"].default
         == "127.0.0.1"
     )

@@ -33,14 +33,14 @@ from support.served import TEXT, address, asked, chunks, client, loaded, quiet, 
 from longdraft import Sampler, Session
 from longdraft.bench.records import read_records
 from longdraft.engine.requests import Request
-from longdraft.engine.row_pool import Reading, RowPool
-from longdraft.server import run
+from longdraft.engine.row_pool import EnteringPrompt, RowPool
+from longdraft.server import uvicorn_server
 from longdraft.server.decode.answer import Answer
-from longdraft.server.decode.decoding_thread import Engine
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.decoding_thread import DecodingThread
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.connection import Connection
 from longdraft.server.http.problems import Problem
-from longdraft.server.run import Server
+from longdraft.server.uvicorn_server import Server
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_client_may_leave_just_when_an_event_comes(server, fault, monkeypatch)
     """Its answer would wait for further events, of which there are none, until its time is over."""
     if fault:
         monkeypatch.setattr(Answer, "_next", lost_by_python_3_11)
-    answer = Answer(server.service, Work([[5]], 1, Sampler(), [0], 1, [], (), None), [], [])
+    answer = Answer(server.service, RequestWork([[5]], 1, Sampler(), [0], 1, [], (), None), [], [])
 
     async def leave() -> bool:
         queue = asyncio.Queue[Any]()
@@ -190,7 +190,7 @@ def test_work_for_clients_that_left_is_noticed(fault, monkeypatch):
     with serving(session={"queue": 64}) as server:
         if fault == "not cancelled":
             monkeypatch.setattr(
-                Engine, "forget", lambda self, stream: self._streams.pop(stream.id, None)
+                DecodingThread, "forget", lambda self, stream: self._streams.pop(stream.id, None)
             )
         else:
             turn = iter(range(1 << 30))
@@ -236,7 +236,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch):
 @pytest.mark.timing
 @pytest.mark.parametrize("fault", [False, True])
 def test_idle_connections_keep_nobody_out(fault, monkeypatch):
-    monkeypatch.setattr(run, "CONNECTIONS", 12)
+    monkeypatch.setattr(uvicorn_server, "CONNECTIONS", 12)
     if fault:
         monkeypatch.setattr(Connection, "owed", False)
     with serving() as server, contextlib.ExitStack() as opened:
@@ -274,7 +274,7 @@ def test_short_texts_do_not_wait_for_long_ones(server):
 
 def test_a_cancelled_request_ends_even_if_nothing_runs():
     """One that waits leaves nothing to step for."""
-    engine = Engine(Session(loaded()[0], batch=1, slots=64))
+    engine = DecodingThread(Session(loaded()[0], batch=1, slots=64))
     delivered = []
     engine._loop = SimpleNamespace(
         call_soon_threadsafe=lambda call, events: delivered.extend(events)
@@ -290,7 +290,7 @@ class Beginning(RowPool):
 
     def __init__(self) -> None:
         self.requests = []
-        self.looks = iter([Reading(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
+        self.looks = iter([EnteringPrompt(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
 
     reading = property(lambda self: next(self.looks, None))  # type: ignore[assignment]
 
@@ -355,8 +355,8 @@ def test_the_table_of_the_page_is_from_the_record():
 def test_the_benchmark_of_attacks_runs(tmp_path):
     words = ["--requests", "200", "--clients", "32", "--disconnects", "20", "--soak", "5"]
     script = Path(__file__).parents[2] / "benchmarks" / "hostile.py"
-    run = [sys.executable, str(script), "--out", str(tmp_path / "out.jsonl"), *words]
-    subprocess.run(run, check=True, capture_output=True, timeout=280)
+    command = [sys.executable, str(script), "--out", str(tmp_path / "out.jsonl"), *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=280)
     found = json.loads((tmp_path / "out.jsonl").read_text())
     fuzz = found["fuzz"]
     ended = found["signals"]

@@ -21,10 +21,10 @@ from support.served import TEXT, address, asked, client, quiet, serving
 
 from longdraft import InputError
 from longdraft.drafters import Drafter
-from longdraft.server.http import log
+from longdraft.server.http import server_log
 from longdraft.server.http.access import Access
-from longdraft.server.http.log import LOG, check, logging_to, say
-from longdraft.server.run import Server
+from longdraft.server.http.server_log import LOG, check, logging_to, say
+from longdraft.server.uvicorn_server import Server
 
 START = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) ")
 
@@ -191,7 +191,7 @@ def test_control_characters_are_escaped(monkeypatch):
         == r"a\nmessage \x1b[1m path=/x\n2026\x20y=1\x20z=2\x85\u2028 count=3 share=0.3333"
     )
     assert json.loads(written("json")[0])["count"] == 3
-    monkeypatch.setattr(log, "safe", lambda text, spaces=False: text)
+    monkeypatch.setattr(server_log, "safe", lambda text, spaces=False: text)
     assert len(written()) > 1  # the check can fail
 
 
@@ -261,7 +261,7 @@ class Stuck(io.StringIO):
 
 @pytest.mark.timing
 def test_a_reader_that_does_not_read_holds_up_no_answer(monkeypatch):
-    monkeypatch.setattr(log, "MOST_LINES", 20)
+    monkeypatch.setattr(server_log, "MOST_LINES", 20)
     stream = Stuck()
     with logging_to("info", "json", stream), serving() as server, client(server) as http:
         begin = time.monotonic()

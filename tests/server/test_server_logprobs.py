@@ -22,11 +22,11 @@ from longdraft.models.text import token_ids, token_text
 from longdraft.server.decode import service
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.reply import Silent
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http import pieces
 from longdraft.server.http.pieces import at_once, in_pieces
 from longdraft.server.openai.formats import CompletionFormat, shown
-from longdraft.server.run import Server
+from longdraft.server.uvicorn_server import Server
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
@@ -267,7 +267,7 @@ def test_the_most_log_probabilities_do_not_hold_up_others(frozen, monkeypatch, s
         prompt = [i * 7 % vocab for i in range(24_000)]
         scored = Scored(prompt, vocab)
 
-        def submit(work: Work) -> Answer:
+        def submit(work: RequestWork) -> Answer:
             replies = [Silent(server.service.tokenizer, []) for _ in range(work.n)]
             return Answer(server.service, work, [scored] * work.n, list(replies))  # type: ignore[list-item]
 

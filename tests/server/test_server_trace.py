@@ -20,7 +20,7 @@ from longdraft.models.text import text_of, token_ids
 from longdraft.ops import native
 from longdraft.recording.trace import Round, Trace
 from longdraft.sampling_parameters import TRACE
-from longdraft.server.run import Server
+from longdraft.server.uvicorn_server import Server
 
 ASKED = {
     "document": TEXT * 3,

@@ -21,7 +21,7 @@ from longdraft.cli.serve import names_of
 from longdraft.errors import InputError
 from longdraft.models.text import text_of
 from longdraft.server.models import Models
-from longdraft.server.run import Served, Server, Settings
+from longdraft.server.uvicorn_server import Served, Server, ServerSettings
 
 
 def other() -> tuple:
@@ -34,7 +34,7 @@ def both() -> Iterator[Server]:
     lm, tokenizer = loaded()
     second, _ = other()
     sessions = [Session(m, build("lookup", m), batch=2, slots=256, queue=16) for m in (lm, second)]
-    settings = Settings("tiny", "lookup", port=0, most_new=128)
+    settings = ServerSettings("tiny", "lookup", port=0, most_new=128)
     server = Server(
         sessions[0],
         tokenizer,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longdraft.cli import main
-from longdraft.doctor import gpu, machine, threads
+from longdraft.doctor import gpu, machine, thread_count
 from longdraft.host import installation, limits, memory
 from longdraft.ops import bandwidth, native
 
@@ -24,7 +24,7 @@ def calm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(bandwidth, "bandwidth", lambda size: 40.0)
     monkeypatch.setattr(limits, "processors", lambda: None)
     monkeypatch.setattr(memory, "available", lambda: 8_000_000_000)
-    monkeypatch.setattr(threads, "problems", lambda *_: [])
+    monkeypatch.setattr(thread_count, "problems", lambda *_: [])
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu, "driver", lambda: None)
     monkeypatch.setattr(installation, "bounds", dict)

@@ -16,7 +16,7 @@ import pytest
 from longdraft import Sampler, Session, build, generate, load
 from longdraft.models.text import text_of, token_ids
 from longdraft.prompts.prefix_cache import PrefixCache
-from longdraft.server.run import Server, Settings
+from longdraft.server.uvicorn_server import Server, ServerSettings
 
 NEW = 24
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):\n"
@@ -48,7 +48,7 @@ def serving(
     } | (session or {})
     made = Session(lm, drafter or build(method, lm), **options)
     server = Server(
-        made, tokenizer, Settings("tiny", method, **({"port": 0, "most_new": 256} | settings))
+        made, tokenizer, ServerSettings("tiny", method, **({"port": 0, "most_new": 256} | settings))
     )
     thread = threading.Thread(target=lambda: setattr(server, "status", server.run()), daemon=True)
     thread.start()

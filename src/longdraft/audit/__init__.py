@@ -1,3 +1,1 @@
-"""The audit: compares a method with plain decoding, token by token, and explains every
-difference.
-"""
+"""The audit: compares a method with plain decoding by token, and explains every difference."""

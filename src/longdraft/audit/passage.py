@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.audit.plan import Prompt, Way
+from longdraft.audit.audit_plan import AuditPrompt, DecodingWay
 from longdraft.audit.ties import Replay
 from longdraft.core import Rows, Sampling, Sequences, Tree, Verdict, Verifier, match, verify
 from longdraft.drafters import Drafter
@@ -19,7 +19,7 @@ from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Stats, Step, decode
 from longdraft.models.lm import LM
 from longdraft.prompts.prompt_file import Keeper
-from longdraft.recording.measure import diversity
+from longdraft.recording.decode_figures import diversity
 
 # relative to a layer's largest key or value in float32: a thousand times the rounding error
 MAX_ERROR = 1e-3
@@ -29,7 +29,7 @@ Tick = Callable[[int], None]  # called with the number of tokens that were just 
 
 @dataclass
 class Tally:
-    """How many of plain decoding's tokens were compared so far, and every difference."""
+    """The number of plain decoding's tokens that were compared so far, and every difference."""
 
     tokens: int = 0
     differences: list[dict[str, Any]] = field(default_factory=list)
@@ -46,13 +46,11 @@ class Tally:
 
 @dataclass
 class Comparison:
-    """One prompt decoded in one way: plainly, again in wider passes (the control), and by the
-    method.
-    """
+    """One prompt decoded in one way: plainly, in wider passes (the control), and by the method."""
 
-    prompt: Prompt
+    prompt: AuditPrompt
     index: int
-    way: Way
+    way: DecodingWay
     plain: list[int] = field(default_factory=list)
     method: Tally = field(default_factory=Tally)
     control: Tally = field(default_factory=Tally)
@@ -61,14 +59,13 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         tally = self.method
         stats = self.method.stats
+        sampler = json.dumps(self.way.sampler.described)
         return {
             "index": self.index,
             "prompt": self.prompt.name,
             "prompt_tokens": len(self.prompt.tokens),
             "way": str(self.way),
-            "sampler": json.loads(
-                json.dumps(self.way.sampler.described)
-            ),  # as it is read back: lists for tuples
+            "sampler": json.loads(sampler),  # as it is read back: lists for tuples
             "seed": self.way.seed,
             "tokens": tally.tokens,
             "differences": len(tally.differences),
@@ -92,8 +89,9 @@ class Unchosen(Exception):
 
 
 def checked_match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
-    """verify.match; raises Unchosen for a token that the logits of the same pass do not choose (no
-    rounding here).
+    """Verifies as verify.match does, and checks each token.
+
+    Raises Unchosen for a token that the logits of the same pass do not choose (no rounding here).
     """
     verdict = verify.match(tree, logits, sampler, rows)
     own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
@@ -106,17 +104,16 @@ def checked_match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> 
 
 
 class Passage:
-    """A prompt whose keys and values no drafter may change: `damaged` is set once one did, and ends
-    the passage's use.
+    """A prompt whose keys and values no drafter may change.
 
-    Plain decoding's keys and values are kept: after a tie, the method continues from plain
-    decoding's exact state.
+    `damaged` is set once a drafter did, and ends the passage's use. Plain decoding's keys and
+    values are kept: after a tie, the method continues from plain decoding's exact state.
     """
 
     def __init__(
         self,
         target: LM,
-        prompt: Prompt,
+        prompt: AuditPrompt,
         build: Callable[[], Drafter],
         tolerance: float,
         verify: Verifier | None = None,
@@ -133,9 +130,7 @@ class Passage:
         self.begin = int(self.session.cache.length[0])
 
     def _reference(self, comparison: Comparison, tick: Tick) -> None:
-        """Decode plainly; keeps the best tokens and their scores at every step, and the new keys
-        and values.
-        """
+        """Decode plainly; keep the best tokens and scores of each step, and new keys and values."""
         self.best: list[tuple[list[int], list[float]]] = []
 
         def spy(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
@@ -155,19 +150,17 @@ class Passage:
         }
 
     def _new_keys(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the new tokens: (a view of the cache, what plain decoding wrote
-        there).
-        """
-        return [
-            (x[:, self.begin : self.begin + old.shape[1]], old)
-            for layer, saved in self.keys.items()
-            for x, old in zip(self.session.cache.stored(layer, 0), saved, strict=True)
-            if old.shape[2]  # layers that cache keys alone have values of width 0
-        ]
+        """The new tokens' keys and values: (a view of the cache, plain decoding's values)."""
+        pairs = list[tuple[Tensor, Tensor]]()
+        for layer, saved in self.keys.items():
+            for x, old in zip(self.session.cache.stored(layer, 0), saved, strict=True):
+                if old.shape[2]:  # layers that cache keys alone have values of width 0
+                    pairs.append((x[:, self.begin : self.begin + old.shape[1]], old))
+        return pairs
 
     @torch.inference_mode()
     def _from(self, comparison: Comparison, count: int) -> Sequences:
-        """Exactly the state of plain decoding after its first `count` tokens."""
+        """The exact state of plain decoding after its first `count` tokens."""
         cache = self.session.cache
         text = comparison.prompt.tokens + comparison.plain[:count]
         left = len(comparison.plain) - count
@@ -189,11 +182,11 @@ class Passage:
         return seqs
 
     def _keys_differ(self) -> bool:
-        """Whether the new tokens' keys and values differ from plain decoding's by more than
-        rounding.
+        """Tells whether the new tokens' keys and values differ from plain decoding's.
 
-        With an exact backend and tolerance 0, they must be equal bit for bit. Otherwise bfloat16 is
-        not checked: rounding may select another expert, whose keys are different.
+        Rounding does not count. With an exact backend and tolerance 0, they must be equal bit for
+        bit. Otherwise bfloat16 is not checked: rounding may select another expert, whose keys are
+        different.
         """
         if self.target.exact and not self.tolerance:
             return not all(torch.equal(new, old) for new, old in self._new_keys())
@@ -205,8 +198,9 @@ class Passage:
         )
 
     def compare(self, comparison: Comparison, tick: Tick) -> None:
-        """Decode plainly, then in wider passes (the control), and last by the method, which may
-        damage the cache.
+        """Decode plainly, then in wider passes (the control), and by the method.
+
+        The method is last, because it may damage the cache.
         """
         self._reference(comparison, tick)
         if self.tolerance:
@@ -230,8 +224,9 @@ class Passage:
         verifier: Verifier,
         tick: Tick,
     ) -> None:
-        """Compare with plain decoding's output. After a tie, decoding continues from that output; a
-        failure ends it.
+        """Compare with plain decoding's output.
+
+        After a tie, decoding continues from that output; a failure ends it.
         """
         while tally.tokens < len(comparison.plain) and not tally.failures:
             seqs = self._from(comparison, tally.tokens)
@@ -257,8 +252,9 @@ class Passage:
         steps: Iterator[Step],
         tick: Tick,
     ) -> tuple[int, int | None] | None:
-        """Take steps until the first difference -> (its position, the token emitted there), or
-        None.
+        """Take steps until the first difference.
+
+        Returns its position and the token emitted there, or None.
         """
         snapshot = RowsSnapshot(seqs)
         for step in steps:
@@ -272,10 +268,12 @@ class Passage:
         return (tally.tokens, None) if tally.tokens < len(comparison.plain) else None
 
     def _judge(self, comparison: Comparison, position: int, token: int | None) -> dict[str, Any]:
-        """A tie if plain decoding scored this token below its own by no more than a tolerance above
-        0.
+        """A record of a difference: it is a tie if its gap is within a tolerance above 0.
+
+        The gap: by how much plain decoding scored this token below its own.
         """
-        T, (tokens, scores) = comparison.way.sampler.temperature, self.best[position]
+        T = comparison.way.sampler.temperature
+        tokens, scores = self.best[position]
         # dividing by a low temperature magnifies rounding errors
         within = self.tolerance / (min(T, 1.0) or 1.0)
         gap = scores[0] - scores[tokens.index(token)] if token in tokens else None

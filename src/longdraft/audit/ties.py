@@ -1,5 +1,4 @@
-"""Which differences rounding explains: how close two scores must be for a tie, and how many ties
-are too many.
+"""Tells which differences rounding explains: the gap of a tie, and how many ties are too many.
 
 Where rounding depends on the number of tokens in a pass, a choice between two tokens with almost
 equal scores can change. A fault that favors drafts by less than the tolerance looks like such ties,
@@ -23,21 +22,20 @@ from longdraft.models.lm import LM
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 WIDTH = 8  # tokens per pass of the control: as many as when a chain of seven drafts is verified
 FALSE_ALARM = 1e-6  # probability that an audit fails although its ties are as rare as the control's
-# times the control's tie rate is still accepted: passes of another size may round a little worse
+# this many times the control's tie rate is accepted: other passes may round a little worse
 TIMES = 2
 
 
 def default_tolerance(target: LM) -> float:
-    """0 for an exact backend, which guarantees equal bits: there, a tolerance would only hide
-    faults.
+    """The tolerance for a target: 0 for an exact backend.
+
+    Its bits are guaranteed to be equal, so a tolerance would only hide faults.
     """
     return 0.0 if target.exact else TOLERANCE[str(target.dtype).removeprefix("torch.")]
 
 
 class Replay(Drafter):
-    """Drafts the known output of the only row, so that each verify pass computes `width` of its
-    tokens.
-    """
+    """Drafts the known output of the only row: each verify pass computes `width` of its tokens."""
 
     def __init__(self, text: list[int], width: int = WIDTH):
         self.text = text
@@ -65,8 +63,9 @@ def most_ties(tokens: int, control_ties: int, control_tokens: int) -> int:
 
 
 def tail_probability(ties: int, others: int, share: float) -> float:
-    """Probability that at most `others` of ties + others belong to the control, if `share` of all
-    ties do.
+    """The probability that at most `others` of ties + others belong to the control.
+
+    share: the share of all ties that do.
     """
     total = ties + others
     logs = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from longdraft.recording.measure import completed, speedups
+from longdraft.recording.decode_figures import completed, speedups
 
 Record = dict[str, Any]
 # Records that differ in one of these fields never share a table.

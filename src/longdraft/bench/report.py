@@ -23,7 +23,7 @@ from longdraft.bench.grouping import (
 )
 from longdraft.bench.notes import inexact, origin, speed_notes
 from longdraft.errors import InputError
-from longdraft.recording.measure import SPEEDUPS, speedups
+from longdraft.recording.decode_figures import SPEEDUPS, speedups
 
 REPEATS = 5  # with fewer repeats, a table has a note
 

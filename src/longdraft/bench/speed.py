@@ -22,7 +22,7 @@ from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 from longdraft.prompts.prompt_file import PromptFiles
-from longdraft.recording.measure import Output, speedups, traffic
+from longdraft.recording.decode_figures import DecodedRows, speedups, traffic
 from longdraft.recording.record_file import RecordFile
 from longdraft.recording.record_origin import provenance
 
@@ -208,7 +208,7 @@ class Cell:
         runs.seal()
         return runs
 
-    def run(self, entry: Entry, limit: int) -> Output | None:
+    def run(self, entry: Entry, limit: int) -> DecodedRows | None:
         """The new tokens of each row, and what they cost; None: a peer could not decode them and is
         left out.
         """
@@ -224,9 +224,9 @@ class Cell:
         if damage := self.ours.altered():
             self.damage[entry.label] = damage
             self.ours = self._prefill(self.ours.prompts)
-        return Output(rows, stats)
+        return DecodedRows(rows, stats)
 
-    def _run_peer(self, peer: Peer, limit: int) -> Output | None:
+    def _run_peer(self, peer: Peer, limit: int) -> DecodedRows | None:
         if peer not in self.entries:
             return None
         try:
@@ -268,7 +268,7 @@ class Cell:
             self.differences[entry.label] = rows, first_difference(self.ours, self.plain, rows)
         return self.differences[entry.label][1]
 
-    def describe(self, entry: Entry, output: Output) -> dict[str, Any]:
+    def describe(self, entry: Entry, output: DecodedRows) -> dict[str, Any]:
         """The fields of a record for one decoding."""
         job = self.job
         damage = self.damage.get(entry.label)

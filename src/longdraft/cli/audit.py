@@ -66,9 +66,9 @@ def audit(
     """
     from rich.console import Console
 
-    from longdraft.audit.audit import Audit
-    from longdraft.audit.log import AuditLog, sentences, table
-    from longdraft.audit.plan import ways, windows
+    from longdraft.audit.audit_log import AuditLog, sentences, table
+    from longdraft.audit.audit_plan import ways, windows
+    from longdraft.audit.lossless_audit import Audit
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
     from longdraft.recording.record_origin import provenance, relative

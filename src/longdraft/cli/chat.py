@@ -249,7 +249,7 @@ class Talk:
 
 def figures(stats: Any, prompt: int, known: int, positions: int) -> str:
     """The latest answer in one line."""
-    from longdraft.recording.measure import timings
+    from longdraft.recording.decode_figures import timings
 
     return (
         f"{stats.emitted} tokens, {timings(stats)['tokens_per_s']:.1f} tokens/s,"

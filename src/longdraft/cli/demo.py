@@ -61,7 +61,7 @@ def demo(
     from longdraft.engine.generate import check
     from longdraft.methods import build
     from longdraft.models.text import Detokenizer
-    from longdraft.recording.measure import Output, distinct, traffic
+    from longdraft.recording.decode_figures import DecodedRows, distinct, traffic
 
     console = Console(highlight=False)
     target, tokenizer = common.load_target(model or real_model(), target_options, threads)
@@ -91,7 +91,7 @@ def demo(
         console.rule(name, align="left")
         # plain decoding finishes first
         session.rows(build(name, target, adaptive=True), limit=WARM)
-        runs[name] = Output([[]])
+        runs[name] = DecodedRows([[]])
         text = Detokenizer(tokenizer)
         for step in session.decode(build(name, target, adaptive=True), runs[name].stats):
             runs[name].take(step)
@@ -188,7 +188,7 @@ def table(
     from rich.table import Table
 
     from longdraft.cli.show import verdict
-    from longdraft.recording.measure import timings
+    from longdraft.recording.decode_figures import timings
 
     shown = Table("method")
     for column in ("tokens/s", "mean acceptance length", "speedup"):

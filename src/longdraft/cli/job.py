@@ -19,7 +19,7 @@ from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 from longdraft.models.text import Detokenizer, text_of
 from longdraft.prompts.prompt_file import Keeper
-from longdraft.recording.measure import Output, figures, speedups, timings, traffic
+from longdraft.recording.decode_figures import DecodedRows, figures, speedups, timings, traffic
 from longdraft.recording.record_origin import provenance
 from longdraft.recording.trace import Lane, Recorder, Trace, new_trace
 
@@ -107,14 +107,14 @@ class Job:
                 keep=keep,
                 kept=self.kept,
             )
-        main = Output([[] for _ in prompts])
+        main = DecodedRows([[] for _ in prompts])
         plain = None
         interrupted = False
         try:
             if compare or self.accept is not None:
                 session.seal()
                 session.rows(PlainDecoding(), limit=WARM)
-                plain = Output([[] for _ in prompts])
+                plain = DecodedRows([[] for _ in prompts])
                 for step in self._decode(session, "plain", PlainDecoding(), plain):
                     plain.take(step)
                 session.rows(self.drafter(), limit=WARM)
@@ -135,7 +135,7 @@ class Job:
         return record if plain is None else record | self._comparison(session, main, plain)
 
     def _decode(
-        self, session: DecodeSession, name: str, drafter: Drafter, output: Output
+        self, session: DecodeSession, name: str, drafter: Drafter, output: DecodedRows
     ) -> Iterator[Step]:
         """A decode of the session, recorded as another lane of the trace if one is wanted."""
         if not self.traced:
@@ -160,7 +160,7 @@ class Job:
         lane.ended = "length" if sum(len(r.tokens) for r in lane.rounds) == session.limit else "eos"
         self.trace.compare()
 
-    def _record(self, session: DecodeSession, output: Output) -> dict[str, Any]:
+    def _record(self, session: DecodeSession, output: DecodedRows) -> dict[str, Any]:
         output.stats.prefill_s += session.prefill_s
         depth = self.method.chain_depth(self.target)
         record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
@@ -178,7 +178,9 @@ class Job:
             record["oracle"] = self.accept
         return record | provenance(self.target, self.seed)
 
-    def _comparison(self, session: DecodeSession, output: Output, plain: Output) -> dict[str, Any]:
+    def _comparison(
+        self, session: DecodeSession, output: DecodedRows, plain: DecodedRows
+    ) -> dict[str, Any]:
         plain.stats.prefill_s += session.prefill_s
         damage = session.altered()
         return {

@@ -158,8 +158,8 @@ def serve(
     rounding.
     """
     try:
-        from longdraft.server.http.log import check, logging_to, note
-        from longdraft.server.run import Served, Server, Settings, listening
+        from longdraft.server.http.server_log import check, logging_to, note
+        from longdraft.server.uvicorn_server import Served, Server, ServerSettings, listening
     except ModuleNotFoundError as error:
         raise InputError(
             f"the server needs {error.name}, which is not installed: pip install 'longdraft[serve]'"
@@ -213,7 +213,7 @@ def serve(
         served.append(Served(session, tokenizer, called, spec.name))
         specs.append(spec)
     first, *others = served
-    settings = Settings(
+    settings = ServerSettings(
         first.model,
         first.method,
         host=host,

@@ -15,7 +15,7 @@ NAMED = (
 )
 LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "contains")
-MORE = {"additionalProperties", "patternProperties"}  # say what other properties there may be
+MORE = {"additionalProperties", "patternProperties"}  # allow or forbid other properties
 # two of them describe one object together, in parts
 ALONE = {
     "properties",
@@ -28,17 +28,17 @@ OTHERS = {"not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema that forbids properties which are not named, where it says nothing of them: JSON
-    Schema allows any.
+    """A schema that forbids properties which are not named, where it says nothing of them.
 
-    What it allows is valid by the schema that was given. One that describes an object in several
-    parts stays unchanged, because a part that is closed would forbid the properties of the others.
+    JSON Schema allows any. All that the result allows is valid by the schema that was given. A
+    schema that describes an object in several parts stays unchanged, because a part that is closed
+    would forbid the properties of the others.
     """
     made = deepcopy(schema)
-    found = list(nodes(made))
-    if any(_in_parts(node) for node in found):
+    parts = list(nodes(made))
+    if any(_in_parts(node) for node in parts):
         return schema
-    for node in found:
+    for node in parts:
         if "properties" in node and not MORE & node.keys():
             node["additionalProperties"] = False
     return made
@@ -57,8 +57,10 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
     yield schema
     inner = [schema.get(key) for key in SINGLE]
     for key in LISTED:
-        inner += found if isinstance(found := schema.get(key), list) else []
+        if isinstance(schemas := schema.get(key), list):
+            inner += schemas
     for key in NAMED:
-        inner += found.values() if isinstance(found := schema.get(key), dict) else []
+        if isinstance(named := schema.get(key), dict):
+            inner += named.values()
     for each in inner:
         yield from nodes(each)

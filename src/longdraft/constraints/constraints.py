@@ -1,4 +1,4 @@
-"""Constraints for one model: what a user asks for becomes a grammar of its tokenizer's tokens."""
+"""Constraints for one model: requests become grammars of its tokenizer's tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from llguidance.hf import from_tokenizer
 from longdraft.constraints.enforceable import enforceable, relaxed
 from longdraft.constraints.grammar import Grammar, first_line
 from longdraft.constraints.one_of import as_any_of
-from longdraft.constraints.progress import Recent
+from longdraft.constraints.progress import RecentRows
 from longdraft.errors import InputError
 
 # JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing
-# is, so keys and
-# punctuation are forced, and no text can go on with whitespace for ever.
+# is, so keys and punctuation are forced, and no text can go on with whitespace forever.
 EXACT: Any = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 SPACED: Any = EXACT | {"item_separator": ", ", "key_separator": ": "}
 COMPACT: Any = EXACT | {"item_separator": ",", "key_separator": ":"}
@@ -33,8 +32,9 @@ MOST_CHOICES = 10_000
 
 
 class Constraints:
-    """Makes constraints for texts of one tokenizer. The same request gives the same object while it
-    is kept.
+    """Makes constraints for texts of one tokenizer.
+
+    The same request gives the same object while it is kept.
 
     Grammars are matched by llguidance. Building takes about a second for a large vocabulary. May be
     used from several threads. Raises InputError where the tokenizer is none of the `tokenizers`
@@ -42,16 +42,16 @@ class Constraints:
     """
 
     def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
-        """vocab: how many logits the model has. ends: its end tokens, the usual one first."""
+        """vocab: the number of the model's logits. ends: its end tokens, the usual one first."""
         self.ends = _usual_first(ends, getattr(tokenizer, "eos_token_id", None))
         self._words = _words(tokenizer, vocab, self.ends)
         self._made = OrderedDict[str, Grammar]()
         self._lock = Lock()
-        self._recent = Recent()
+        self._recent = RecentRows()
 
     @staticmethod
     def of(target: Any, tokenizer: Any) -> Constraints:
-        """Those for a model that `load` has loaded, and its tokenizer."""
+        """The constraints of a model that `load` has loaded, with its tokenizer."""
         return Constraints(tokenizer, target.vocab, target.end_tokens)
 
     def json_schema(self, schema: dict[str, Any] | bool | str, compact: bool = False) -> Grammar:
@@ -66,30 +66,28 @@ class Constraints:
         )
 
     def json_object(self, compact: bool = False) -> Grammar:
-        """Any JSON object, with line breaks and spaces where the model wants some, unless
-        `compact`.
+        """Any JSON object, with line breaks and spaces where the model wants them.
 
-        No key is forced here, and a model that wants a line break after the brace would otherwise
-        write {}.
+        `compact`: without them. No key is forced here, and a model that wants a line break after
+        the brace would otherwise write {}.
         """
         return self._make("the JSON object", _of_schema(OBJECT, COMPACT if compact else FREE))
 
     def regex(self, pattern: str) -> Grammar:
-        """Text that an expression of Rust's `regex` matches from its beginning to its end (no
-        look-around).
+        """Text that an expression of Rust's `regex` matches from its beginning to its end.
+
+        There is no look-around.
         """
         return self._make("the regular expression", LLMatcher.grammar_from_regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> Grammar:
         """One of these texts."""
-        if not choices or any(not isinstance(x, str) or not x for x in choices):
+        if not choices or any(not isinstance(text, str) or not text for text in choices):
             raise InputError("the choices must be a list of texts, none of them empty")
         if len(choices) > MOST_CHOICES:
             raise InputError(f"{len(choices)} choices are too many: give at most {MOST_CHOICES}")
-        return self._make(
-            "the choices",
-            LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}"),
-        )
+        rule = f"start: {' | '.join(map(literal, choices))}"
+        return self._make("the choices", LLMatcher.grammar_from_lark(rule))
 
     def grammar(self, text: str) -> Grammar:
         """Text of a context-free grammar, in Lark's notation or in GBNF (llama.cpp's EBNF)."""
@@ -100,20 +98,25 @@ class Constraints:
         return self._make("the grammar", LLMatcher.grammar_from_lark(lark))
 
     def lark(self, text: str, about: str = "the grammar") -> Grammar:
-        """Text of a grammar in llguidance's kind of Lark, which can contain JSON schemas and
-        special tokens.
+        """Text of a grammar in llguidance's variant of Lark.
+
+        It can contain JSON schemas and special tokens.
         """
         return self._make(about, LLMatcher.grammar_from_lark(text))
 
     def forget(self) -> None:
-        """Compile everything anew: a kept matcher also keeps what it has computed, which
-        measurements must not find.
+        """Compile everything again.
+
+        A kept matcher also keeps its results, which would distort measurements.
         """
         with self._lock:
             self._made.clear()
 
     def _make(self, about: str, text: str) -> Grammar:
-        """text: a grammar in Lark's notation, or llguidance's JSON."""
+        """The constraint for a grammar.
+
+        text: a grammar in Lark's notation, or llguidance's JSON.
+        """
         if len(text) > LONGEST:
             raise InputError(f"{about} has {len(text)} characters: give at most {LONGEST}")
         with self._lock:
@@ -134,7 +137,7 @@ def _usual_first(ends: tuple[int, ...], usual: int | None) -> tuple[int, ...]:
 
 
 def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
-    """llguidance's form of the vocabulary."""
+    """The vocabulary in llguidance's form."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError(
             "constraints need a tokenizer with a tokenizer.json, and this model has none"
@@ -150,7 +153,10 @@ def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
 
 
 def read_schema(schema: Any) -> dict[str, Any] | bool:
-    """A JSON schema, which may be given as JSON. Raises InputError."""
+    """A JSON schema, which may be given as JSON.
+
+    Raises InputError.
+    """
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -162,18 +168,21 @@ def read_schema(schema: Any) -> dict[str, Any] | bool:
 
 
 def json_rule(schema: dict[str, Any] | bool, compact: bool = False, lenient: bool = False) -> str:
-    """JSON by this schema, in a grammar in Lark's notation. lenient: what cannot be enforced is
-    left out.
+    """JSON by this schema, in a grammar in Lark's notation.
+
+    lenient: conditions that cannot be enforced are left out.
     """
-    options = (COMPACT if compact else SPACED) | ({"lenient": True} if lenient else {})
-    given = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
+    options = COMPACT if compact else SPACED
+    if lenient:
+        options = options | {"lenient": True}
+    given: dict[str, Any] = {} if schema else {"enum": []}
+    if isinstance(schema, dict):
+        given = schema
     return f"%json {json.dumps(json.loads(_written(given, lenient)) | {'x-guidance': options})}"
 
 
 def relaxed_schema(schema: dict[str, Any] | bool) -> tuple[dict[str, Any] | bool, list[str]]:
-    """A schema without what cannot be enforced of it -> it, and the keywords that were left out
-    (see `relaxed`).
-    """
+    """A schema without its keywords that cannot be enforced, and these keywords (see `relaxed`)."""
     return relaxed(schema, lambda part: _wrong(as_any_of(part)))
 
 
@@ -193,8 +202,9 @@ def _of_schema(schema: dict[str, Any] | bool, options: Any) -> str:
 
 
 def _written(schema: Any, lenient: bool = False) -> str:
-    """The JSON of a schema that says the same, or less where only that can be enforced (see
-    `enforceable`).
+    """The JSON of a schema that says the same, or less if only that can be enforced.
+
+    See `enforceable`.
     """
     try:
         return _enforceable(json.dumps(as_any_of(schema)), lenient)
@@ -210,7 +220,7 @@ def _enforceable(text: str, lenient: bool) -> str:
 
 
 def _wrong(schema: Any, lenient: bool = False) -> str:
-    """Why a schema cannot be enforced; empty: it can."""
+    """The reason why a schema cannot be enforced; empty: it can."""
     text: Any = json.dumps(schema)
     return LLMatcher.validate_grammar(
         LLMatcher.grammar_from_json_schema(text, overrides=EXACT | {"lenient": lenient})

@@ -1,6 +1,4 @@
-"""Schemas with keywords that cannot be enforced: what may be left out of them, and what is lost by
-it.
-"""
+"""Schemas with keywords that cannot be enforced, and the keywords that may be left out of them."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from longdraft.constraints.closed import nodes
 
 Check = Callable[[Any], str]  # what is wrong with a schema; empty: it can be enforced
 MOST = 100  # parts of anyOf that are tried
-# Those that JSON Schema defines: any other format says nothing of a value's form.
+# JSON Schema defines these: any other format says nothing of a value's form.
 FORMATS = {
     *(
         "date-time",
@@ -33,37 +31,35 @@ FINE = {"type": "string"}  # a schema that can be enforced
 
 
 def enforceable(schema: Any, wrong: Check) -> Any:
-    """A schema that allows nothing which the given one forbids, and that can be enforced if this
-    finds one.
+    """A schema that allows nothing which the given one forbids, and can be enforced if possible.
 
-    Without keywords that say nothing, and without the parts of `anyOf` that cannot be enforced, if
-    others can that are more than null.
+    It has no keywords that say nothing, and no parts of `anyOf` that cannot be enforced, if others
+    can that are more than null.
     """
     made = _without_empty(schema)
     if not any("anyOf" in node for node in nodes(made)) or not wrong(made):
         return made
-    found = deepcopy(made)
-    unions = [node for node in nodes(found) if isinstance(node.get("anyOf"), list)]
+    copy = deepcopy(made)
+    unions = [node for node in nodes(copy) if isinstance(node.get("anyOf"), list)]
     if sum(len(node["anyOf"]) for node in unions) > MOST:
         return made
     for node in reversed(unions):  # the inner ones first
-        kept = [part for part in node["anyOf"] if not wrong(_alone(part, found))]
+        kept = [part for part in node["anyOf"] if not wrong(_alone(part, copy))]
         if any(part != {"type": "null"} for part in kept):
             node["anyOf"] = kept
-    return found
+    return copy
 
 
 def relaxed(schema: Any, wrong: Check) -> tuple[Any, list[str]]:
-    """A schema without what cannot be enforced and leaves JSON of the same shape -> it, and the
-    names of the keywords.
+    """A schema without its keywords that cannot be enforced, and their names.
 
-    These are uniqueItems, patterns with look-around and formats. The schema itself if it can be
-    enforced.
+    Only keywords are left out that leave JSON of the same shape: uniqueItems, patterns with
+    look-around and formats. The schema itself if it can be enforced.
     """
-    found = enforceable(schema, wrong)
-    if not wrong(found):
+    narrowed = enforceable(schema, wrong)
+    if not wrong(narrowed):
         return schema, []
-    made = deepcopy(found)
+    made = deepcopy(narrowed)
     lost = set[str]()
     for node in nodes(made):
         for key in ("uniqueItems", "pattern", "format"):
@@ -74,13 +70,12 @@ def relaxed(schema: Any, wrong: Check) -> tuple[Any, list[str]]:
 
 
 def _without_empty(schema: Any) -> Any:
-    if all(
-        _says_something(node, key) for node in nodes(schema) for key in ("uniqueItems", "format")
-    ):
+    keys = ("uniqueItems", "format")
+    if all(_says_something(node, key) for key in keys for node in nodes(schema)):
         return schema
     made = deepcopy(schema)
     for node in nodes(made):
-        for key in ("uniqueItems", "format"):
+        for key in keys:
             if not _says_something(node, key):
                 node.pop(key, None)
     return made
@@ -102,8 +97,9 @@ def _only(node: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _alone(part: Any, root: dict[str, Any]) -> Any:
-    """A part of a schema as a schema of its own. One that refers to other places than definitions
-    is not judged.
+    """A part of a schema as a separate schema.
+
+    One that refers to other places than definitions is not judged.
     """
     if not isinstance(part, dict):
         return part

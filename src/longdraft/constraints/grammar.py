@@ -1,6 +1,4 @@
-"""A grammar for a tokenizer's tokens, as a sampler applies it: masks for the nodes of draft
-trees.
-"""
+"""A grammar for a tokenizer's tokens: a sampler's masks for the nodes of draft trees."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from longdraft.constraints.masks import excluded
-from longdraft.constraints.progress import Path, Progress, Recent
+from longdraft.constraints.progress import Path, Progress, RecentRows
 from longdraft.core import Rows, Tree
 from longdraft.errors import InputError
 
@@ -22,19 +20,19 @@ BESIDE = ThreadPoolExecutor(1, "longdraft-constraint")  # computes masks while a
 
 
 class Grammar:
-    """A token may follow a node if the text generated up to it, and the token, can begin a text of
-    the grammar.
+    """A `Constraint`: a token may follow a node if the text with it begins a text of the grammar.
 
-    A `Constraint`. What was read of a row's text is found again by its tokens alone, so an instance
-    may be shared by any number of rows, batches and threads. A text ends with an end token, which
-    may follow where the text is complete and must where nothing else can. It must, too, where the
-    grammar fails (see Progress); `failure` tells such a text from a complete one. about: what was
-    asked for, in a word or two.
+    The text is all that was generated up to the node. The progress of a row's text is looked up by
+    its tokens alone, so an instance may be shared by any number of rows, batches and threads. A
+    text ends with an end token, which may follow where the text is complete and must where nothing
+    else can. It must, too, where the grammar fails (see Progress); `failure` tells such a text from
+    a complete one. about: a name of the constraint, in a word or two.
     """
 
-    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: Recent):
-        """matcher: one that has consumed nothing. Raises InputError if it has an error, or there
-        are no end tokens.
+    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: RecentRows):
+        """matcher: one that has consumed nothing.
+
+        Raises InputError if it has an error, or there are no end tokens.
         """
         size = len(matcher.compute_bitmask())
         error = _error_at_first(matcher)
@@ -50,12 +48,12 @@ class Grammar:
         self._fresh = matcher
         self._ends = ends
         self._only_ends = np.packbits(bits, bitorder="little").tobytes()
-        # by id, with a key, the last used last
+        # (key, progress) by the progress's id, the last used last
         self._rows = OrderedDict[int, tuple[tuple[int, int], Progress]]()
         self._recent = recent
 
     def matcher(self) -> Any:
-        """llguidance's, which has consumed nothing."""
+        """A matcher of llguidance that has consumed nothing."""
         return self._fresh.deep_copy()
 
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
@@ -99,8 +97,9 @@ class Grammar:
         start: int,
         W: int,
     ) -> list[list[bytes | None]]:
-        """The mask after each of the nodes; None: all tokens may follow, because the node itself
-        may not be reached.
+        """The mask after each of the nodes.
+
+        None: all tokens may follow, because the node itself may not be reached.
         """
         with self._recent.lock:
             masks: list[list[bytes | None]] = []
@@ -117,31 +116,30 @@ class Grammar:
 
     def _at(self, key: tuple[int, int], text: list[int]) -> Progress:
         """The progress of a row with this text, moved there."""
-        found = self._kept(key, text)
-        if found is None:
-            found = Progress(self.matcher, self._ends, self._only_ends)
-        found.move_to(text)
-        self._rows[id(found)] = key, found
-        self._rows.move_to_end(id(found))
-        self._recent.use(found)
+        progress = self._kept(key, text)
+        if progress is None:
+            progress = Progress(self.matcher, self._ends, self._only_ends)
+        progress.move_to(text)
+        self._rows[id(progress)] = key, progress
+        self._rows.move_to_end(id(progress))
+        self._recent.use(progress)
         while len(self._rows) > KEPT:
             self._rows.popitem(last=False)
-        return found
+        return progress
 
     def _kept(self, key: tuple[int, int], text: list[int]) -> Progress | None:
-        """The one with this key that has come closest to the text, or has gone least beyond; None
-        if all read others.
+        """The progress with this key that came closest to the text, or went least beyond it.
 
-        Rows with the same key may differ in their prompts and samplers: each finds what was read of
-        its own text.
+        None: all read other texts. Rows with the same key may differ in their prompts and samplers:
+        each gets the progress of its own text.
         """
-        lengths = {
-            n: p
-            for n, p in ((len(p.tokens), p) for k, p in self._rows.values() if k == key)
-            if p.tokens[: len(text)] == text[:n]
-        }
-        before = max((n for n in lengths if n <= len(text)), default=None)
-        return lengths.get(min(lengths, default=-1) if before is None else before)
+        by_length = dict[int, Progress]()
+        for progress_key, progress in self._rows.values():
+            length = len(progress.tokens)
+            if progress_key == key and progress.tokens[: len(text)] == text[:length]:
+                by_length[length] = progress
+        before = max((n for n in by_length if n <= len(text)), default=None)
+        return by_length.get(min(by_length, default=-1) if before is None else before)
 
     @staticmethod
     def _keys(rows: Rows) -> list[tuple[int, int]]:
@@ -166,8 +164,9 @@ def _paths(parent: list[int], tokens: list[int], count: int) -> list[Path | None
 
 
 def _error_at_first(matcher: Any) -> str:
-    """What is wrong with a grammar; a recursion that is forced and has no end shows at the first
-    forced token.
+    """The error of a grammar, or "".
+
+    A recursion that is forced and has no end shows at the first forced token.
     """
     copy = matcher.deep_copy()
     if not copy.is_error():
@@ -176,5 +175,5 @@ def _error_at_first(matcher: Any) -> str:
 
 
 def first_line(text: str) -> str:
-    """What is wrong, in one line: a parser's message without its picture of the place."""
+    """An error in one line: a parser's message without its picture of the place."""
     return " ".join(re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL).split())[:200]

@@ -1,5 +1,6 @@
-"""`oneOf` of schemas that exclude each other, which says the same as `anyOf` and can be
-enforced.
+"""`oneOf` of schemas that exclude each other, replaced by `anyOf`, which can be enforced.
+
+Both allow the same values then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ DEEPEST = 8  # references that lead to further ones
 
 
 def as_any_of(schema: Any) -> Any:
-    """The same schema with `anyOf` for each `oneOf` of which no value can be valid by two parts.
+    """The schema with `anyOf` for each `oneOf` of which no value can be valid by two parts.
 
     This is certain for parts of different types, and for objects that need one property with
     different texts, as pydantic's discriminated unions have it.
@@ -42,27 +43,27 @@ def _read(part: Any, root: dict[str, Any]) -> dict[str, Any]:
     return part if isinstance(part, dict) and "$ref" not in part else {}
 
 
-def _exclude(one: dict[str, Any], other: dict[str, Any], root: dict[str, Any]) -> bool:
-    types = _types(one), _types(other)
-    if all(types) and not types[0] & types[1]:
+def _exclude(first: dict[str, Any], second: dict[str, Any], root: dict[str, Any]) -> bool:
+    types = _types(first)
+    other_types = _types(second)
+    if types and other_types and not types & other_types:
         return True
-    if types != ({"object"}, {"object"}):
+    if types != {"object"} or other_types != {"object"}:
         return False
-    texts = _texts(one, root)
-    others = _texts(other, root)
+    texts = _texts(first, root)
+    others = _texts(second, root)
     return any(not texts[name] & others[name] for name in texts.keys() & others.keys())
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
     given = schema.get("type", [])
-    return {
-        str(x).replace("integer", "number") for x in (given if isinstance(given, list) else [given])
-    }
+    names = given if isinstance(given, list) else [given]
+    return {str(name).replace("integer", "number") for name in names}
 
 
 def _texts(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, set[str]]:
     """The texts that a required property may be, by its name."""
-    found = dict[str, set[str]]()
+    texts = dict[str, set[str]]()
     properties = schema.get("properties")
     required = schema.get("required")
     for name, value in properties.items() if isinstance(properties, dict) else ():
@@ -70,5 +71,5 @@ def _texts(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, set[str]]:
         values = [read["const"]] if "const" in read else read.get("enum")
         needed = isinstance(required, list) and name in required
         if needed and isinstance(values, list) and all(isinstance(v, str) for v in values):
-            found[name] = set(values)
-    return found
+            texts[name] = set(values)
+    return texts

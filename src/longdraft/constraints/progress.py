@@ -1,5 +1,6 @@
-"""How far a row's text has come in a grammar, and which tokens may follow it and the nodes of its
-trees.
+"""The progress of a row's text in a grammar.
+
+It tells which tokens may follow the text and the nodes of its trees.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ MOST_FORCED = 256  # tokens of a draft: a grammar that recurs without an end for
 
 
 class Progress:
-    """The matcher has consumed the first `consumed` of `tokens`, and then the path `below` of a
-    draft.
+    """A matcher that has consumed the first `consumed` of `tokens`, and a draft's path `below`.
 
     over: the text has ended, so that only end tokens may follow; also where a token was outside the
-    grammar. masks: bit i of an entry is whether token i may follow the path; None: the path is
+    grammar. masks: bit i of an entry tells whether token i may follow the path; None: the path is
     outside the grammar.
 
     A matcher gives up at a limit and where nothing can follow, and cannot go back then. A fresh
@@ -46,9 +46,7 @@ class Progress:
         return self.consumed < len(self.tokens)
 
     def move_to(self, tokens: list[int]) -> None:
-        """Be as far as after these tokens: those of the row, or of an earlier or later state of
-        it.
-        """
+        """Move to these tokens: those of the row, or of an earlier or later state of the row."""
         if tokens == self.tokens:
             return
         common = _common(tokens, self.tokens)
@@ -57,7 +55,8 @@ class Progress:
         self._failed = set()
         self._forced = None
         self._back(len(self.below) + max(self.consumed - common, 0))
-        self.below, self.consumed = (), min(self.consumed, common)
+        self.below = ()
+        self.consumed = min(self.consumed, common)
         if self.consumed == common:
             self.consumed += self._consume(tokens[common:])
         if self._matcher.is_error():
@@ -70,17 +69,16 @@ class Progress:
         return self.masks[path]
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, the first end token among them where the text must then
-        end.
+        """The tokens that must come next.
+
+        The first end token is among them where the text must then end.
         """
         if self._forced is None:
             self._forced = [] if self.over else self._must_follow()
         return self._forced
 
     def unfinished(self) -> str:
-        """Why the text may not end where it has its first end token, in a few words; empty: it
-        may.
-        """
+        """The reason why the text may not end at its first end token; empty: it may."""
         whole = next(
             (i for i, token in enumerate(self.tokens) if token in self._ends), len(self.tokens)
         )
@@ -89,9 +87,8 @@ class Progress:
         mask, why = self._allowed(())
         if why or mask is None:
             return why or "the text is outside of it"
-        may_end = (
-            int.from_bytes(mask) & int.from_bytes(self._only_ends) or self._matcher.is_accepting()
-        )
+        has_end = int.from_bytes(mask) & int.from_bytes(self._only_ends)
+        may_end = has_end or self._matcher.is_accepting()
         return "" if may_end else "the text is only the beginning of one"
 
     def _must_follow(self) -> list[int]:
@@ -119,12 +116,12 @@ class Progress:
         return self._only_ends if mask == self._none else mask
 
     def _allowed(self, path: Path) -> tuple[bytes | None, str]:
-        """The tokens that may follow a path, as `masks` has them, and why the matcher gives up
-        there, if it does.
+        """The tokens that may follow a path, as `masks` has them, and the matcher's error there.
+
+        The error is empty if there is none.
         """
-        for _ in range(
-            2
-        ):  # one that has read other paths too may come to a limit which a fresh one does not reach
+        # A matcher that has read other paths too may meet a limit that a fresh one does not reach.
+        for _ in range(2):
             mask = self._matcher.compute_bitmask() if self._enter(path) else None
             if not self._matcher.is_error():
                 return mask, ""
@@ -133,8 +130,9 @@ class Progress:
         return None, why
 
     def _enter(self, path: Path) -> bool:
-        """Move the matcher to a path, by way of what it has in common with the last one -> whether
-        it got there.
+        """Move the matcher to a path, from the part that it shares with the last one.
+
+        Returns whether the matcher got there.
         """
         if self._matcher.is_error():
             self._renew()
@@ -151,19 +149,18 @@ class Progress:
         self.consumed = self._consume(self.tokens)
 
     def _error(self) -> str:
-        """Why the matcher has given up, if it has."""
+        """The reason why the matcher has given up, if it has."""
         if not self._matcher.is_error():
             return ""
         reason = str(self._matcher.get_error()).split("\n")[0][:200]
-        return (
-            "nothing can follow the text"
-            if reason.startswith("NoExtension")
-            else reason or "unknown"
-        )
+        if reason.startswith("NoExtension"):
+            return "nothing can follow the text"
+        return reason or "unknown"
 
     def _consume(self, tokens: Sequence[int]) -> int:
-        """Consume tokens up to the first end token or the first that is outside the grammar -> how
-        many.
+        """Consume tokens up to the first end token or the first that is outside the grammar.
+
+        Returns how many.
         """
         until = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         return self._matcher.try_consume_tokens(list(tokens[:until])) if until else 0
@@ -173,11 +170,10 @@ class Progress:
             self._matcher.rollback(count)
 
 
-class Recent:
-    """Of all rows, only the `most` that were used last keep masks: one of a large vocabulary takes
-    19 KB a node.
+class RecentRows:
+    """Keeps masks only for the `most` rows that were used last.
 
-    lock: held by whoever uses a row.
+    A mask of a large vocabulary takes 19 KB a node. lock: held by whoever uses a row.
     """
 
     def __init__(self, most: int = 64):
@@ -193,7 +189,7 @@ class Recent:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many of the first tokens of two texts are the same."""
+    """The number of first tokens that two texts share."""
     least = min(len(a), len(b))
     if a[:least] == b[:least]:
         return least

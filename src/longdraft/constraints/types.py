@@ -1,4 +1,4 @@
-"""What a schema says of a value in any of its parts: behind references, in `allOf`, in `anyOf`."""
+"""Reads what a schema says of a value in all its parts: in references, `allOf` and `anyOf`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ def type_of(value: Any) -> str:
 
 
 def referred(place: Any, root: Any) -> Any:
-    """What a `$ref` refers to in the whole schema; None for anything outside."""
+    """The schema to which a `$ref` refers in the whole one; None for anything outside."""
     if not isinstance(place, str) or not (place == "#" or place.startswith("#/")):
         return None
-    found = root
+    node = root
     for step in place[2:].split("/") if place != "#" else ():
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            found = found[int(step)] if step.isdecimal() and int(step) < len(found) else None
+        if isinstance(node, list):
+            node = node[int(step)] if step.isdecimal() and int(step) < len(node) else None
+        elif isinstance(node, dict):
+            node = node.get(step)
         else:
-            found = found.get(step) if isinstance(found, dict) else None
-    return found
+            return None
+    return node
 
 
 def listed(value: Any) -> list[Any]:
@@ -57,8 +59,9 @@ def ways_of(part: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 class Schemas:
-    """Reads the schemas in a whole one, `root`, to which their references refer. Reading ends for
-    any schema.
+    """Reads the schemas in a whole one, `root`, to which their references refer.
+
+    Reading ends for any schema.
     """
 
     def __init__(self, root: Any):
@@ -68,46 +71,44 @@ class Schemas:
         self._properties = dict[tuple[int, str], tuple[Any, Any]]()
 
     def parts(self, schema: Any) -> list[dict[str, Any]]:
-        """Schemas that a value must follow all together: the schema, those it refers to, and those
-        of its `allOf`.
+        """The schemas that a value must follow all together.
+
+        They are the schema, those it refers to, and those of its `allOf`.
         """
         todo = [schema]
-        found = dict[int, dict[str, Any]]()
-        while todo and len(found) < MOST:
-            one = todo.pop(0)
-            if isinstance(one, dict) and id(one) not in found:
-                found[id(one)] = one
-                todo += [referred(one["$ref"], self.root)] if "$ref" in one else []
-                todo += listed(one.get("allOf"))
-        return list(found.values())
+        parts = dict[int, dict[str, Any]]()  # by identity
+        while todo and len(parts) < MOST:
+            part = todo.pop(0)
+            if isinstance(part, dict) and id(part) not in parts:
+                parts[id(part)] = part
+                if "$ref" in part:
+                    todo.append(referred(part["$ref"], self.root))
+                todo += listed(part.get("allOf"))
+        return list(parts.values())
 
     def types(self, schema: Any) -> frozenset[str]:
-        """The types that a value may have, as far as its schema says; "number" is with
-        "integer".
-        """
+        """The types that a value may have by its schema; "integer" comes with "number"."""
         if (known := self._types.get(id(schema))) is not None:
             return known[1]
         if self._depth > DEEPEST:
             return ANY
         self._types[id(schema)] = schema, frozenset()  # a circle adds no type
         self._depth += 1
-        found = ANY
+        allowed = ANY
         implied = set[str]()
         for part in self.parts(schema):
-            found &= _own_types(part)
+            allowed &= _own_types(part)
             for _, ways in ways_of(part):
-                found &= frozenset[str]().union(*map(self.types, ways)) or ANY
+                allowed &= frozenset[str]().union(*map(self.types, ways)) or ANY
             implied |= {name for name, keys in IMPLIED.items() if any(key in part for key in keys)}
-        if found == ANY and implied:
-            found = frozenset(implied | ({"integer"} if "number" in implied else set()))
+        if allowed == ANY and implied:
+            allowed = frozenset(implied | ({"integer"} if "number" in implied else set()))
         self._depth -= 1
-        self._types[id(schema)] = schema, found or ANY
-        return found or ANY
+        self._types[id(schema)] = schema, allowed or ANY
+        return allowed or ANY
 
     def property(self, schema: Any, name: str) -> Any:
-        """The schema of an object's property, by all parts that describe it; {} where nothing
-        does.
-        """
+        """The schema of an object's property, by all parts that describe it; {}: nothing does."""
         key = id(schema), name
         if (known := self._properties.get(key)) is not None:
             return known[1]
@@ -115,13 +116,15 @@ class Schemas:
             return {}
         self._properties[key] = schema, {}
         self._depth += 1
-        found = list[Any]()
+        schemas = list[Any]()
         for part in self.parts(schema):
-            found += _own(part, name)
+            schemas += _own(part, name)
             for _, ways in ways_of(part):
                 if several := [about for way in ways if (about := self.property(way, name)) != {}]:
-                    found.append({"anyOf": several} if len(several) > 1 else several[0])
-        made = {} if not found else found[0] if len(found) == 1 else {"allOf": found}
+                    schemas.append({"anyOf": several} if len(several) > 1 else several[0])
+        made: Any = {"allOf": schemas} if len(schemas) > 1 else {}
+        if len(schemas) == 1:
+            made = schemas[0]
         self._depth -= 1
         self._properties[key] = schema, made
         return made
@@ -130,45 +133,50 @@ class Schemas:
         """The properties that any part of an object's schema names, in their order."""
         todo = [schema]
         seen = set[int]()
-        found = dict[str, None]()
+        names = dict[str, None]()
         while todo:
             for part in self.parts(todo.pop(0)):
                 if id(part) not in seen:
                     seen.add(id(part))
                     properties = part.get("properties")
-                    found |= dict.fromkeys(properties if isinstance(properties, dict) else ())
-                    todo += [way for _, ways in ways_of(part) for way in ways]
-        return list(found)
+                    names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
+                    for _, ways in ways_of(part):
+                        todo += ways
+        return list(names)
 
     def required(self, schema: Any) -> list[str]:
         """The properties that an object needs by all parts of its schema."""
-        named = (name for part in self.parts(schema) for name in listed(part.get("required")))
-        return list(dict.fromkeys(name for name in named if isinstance(name, str)))
+        names = dict[str, None]()
+        for part in self.parts(schema):
+            required = listed(part.get("required"))
+            names |= dict.fromkeys(name for name in required if isinstance(name, str))
+        return list(names)
 
 
 def _own_types(part: dict[str, Any]) -> frozenset[str]:
-    """Those that one part itself allows."""
+    """The types that one part itself allows."""
     given = part.get("type")
-    names = {
-        x for x in ([given] if isinstance(given, str) else listed(given)) if isinstance(x, str)
-    }
-    found = frozenset(names | ({"integer"} if "number" in names else set())) or ANY
+    given = [given] if isinstance(given, str) else listed(given)
+    names = {name for name in given if isinstance(name, str)}
+    if "number" in names:
+        names.add("integer")
+    allowed = frozenset(names) or ANY
     for values in (listed(part.get("enum")), [part["const"]] if "const" in part else []):
-        found &= frozenset(map(type_of, values)) or ANY
-    return found
+        allowed &= frozenset(map(type_of, values)) or ANY
+    return allowed
 
 
 def _own(part: dict[str, Any], name: str) -> list[Any]:
-    """What one part itself says of a property. Patterns of names are not matched: each may be the
-    one that says it.
+    """The schemas that one part itself has for a property.
+
+    Patterns of names are not matched: each may be the one that describes it.
     """
-    properties, patterns, more = (
-        part.get(key) for key in ("properties", "patternProperties", "additionalProperties")
-    )
+    properties = part.get("properties")
     if isinstance(properties, dict) and name in properties:
         return [properties[name]]
-    ways = [
-        *(patterns.values() if isinstance(patterns, dict) else ()),
-        *([more] if isinstance(more, dict) else []),
-    ]
+    patterns = part.get("patternProperties")
+    others = part.get("additionalProperties")
+    ways = list(patterns.values()) if isinstance(patterns, dict) else []
+    if isinstance(others, dict):
+        ways.append(others)
     return [{"anyOf": ways}] if len(ways) > 1 else ways

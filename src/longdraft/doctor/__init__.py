@@ -1,3 +1,4 @@
-"""Whether an installation is right, and why it is not faster: one part after the other, none of
-which loads a model.
+"""Checks whether an installation is right, and why it is not faster.
+
+It examines one part after the other, none of which loads a model.
 """

@@ -1,5 +1,6 @@
-"""The parts in the order in which they are reported. A part that cannot be examined says so, and
-the others follow.
+"""The parts in the order in which they are reported.
+
+A part that cannot be examined says so, and the others follow.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 
-from longdraft.doctor.part import Part, Problem
+from longdraft.doctor.part import Finding, PartReport
 from longdraft.errors import InputError
 
 # Modules that need torch are imported one by one: without torch, the other parts say what is
@@ -19,21 +20,22 @@ PARTS = {
     "processor": "longdraft.doctor.machine:processor",
     "versions": "longdraft.doctor.installed:versions",
     "environment": "longdraft.doctor.installed:environment",
-    "kernels": "longdraft.doctor.kernels:builds",
-    "self-check": "longdraft.doctor.kernels:self_check",
-    "threads": "longdraft.doctor.threads:threads",
+    "kernels": "longdraft.doctor.native_builds:builds",
+    "self-check": "longdraft.doctor.native_builds:self_check",
+    "threads": "longdraft.doctor.thread_count:threads",
     "memory": "longdraft.doctor.machine:memory",
     "huge pages": "longdraft.doctor.machine:huge_pages",
     "GPU": "longdraft.doctor.gpu:gpu",
-    "cache": "longdraft.doctor.cache:cache",
-    "costs": "longdraft.doctor.cache:costs",
+    "cache": "longdraft.doctor.cache_folder:cache",
+    "costs": "longdraft.doctor.cache_folder:costs",
 }
 REINSTALL = "install longdraft again, with all that it needs (pip install . in a checkout)"
 
 
-def examine() -> Iterator[tuple[str, Part]]:
-    """Each part by its name, as soon as it is examined. A problem that several parts meet is
-    reported once.
+def examine() -> Iterator[tuple[str, PartReport]]:
+    """Each part by its name, as soon as it is examined.
+
+    A problem that several parts meet is reported once.
     """
     told: set[str] = set()
     for name, where in PARTS.items():
@@ -43,18 +45,18 @@ def examine() -> Iterator[tuple[str, Part]]:
         yield name, replace(part, problems=problems)
 
 
-def examined(where: str) -> Part:
-    """One part ("module:function"); whatever it raises is a problem of it."""
+def examined(where: str) -> PartReport:
+    """One part ("module:function"); an error that it raises is a problem of it."""
     module, function = where.split(":")
     try:
         return getattr(import_module(module), function)()
     except InputError as error:
-        what, _, do = str(error).rpartition(": ")
+        fault, _, do = str(error).rpartition(": ")
     except ImportError as error:
-        what = str(error)
+        fault = str(error)
         do = REINSTALL
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        fault = f"{type(error).__name__}: {error}"
         do = "report this with the whole output"
-    what = " ".join(what.split())[:200]
-    return Part(["not examined"], {}, [Problem(what, do, fails=True)])
+    fault = " ".join(fault.split())[:200]
+    return PartReport(["not examined"], {}, [Finding(fault, do, fails=True)])

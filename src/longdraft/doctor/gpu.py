@@ -1,4 +1,4 @@
-"""The GPU, if torch can use one, and whether its kernels compute what they should."""
+"""The GPU, if torch can use one, and a check of its kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from longdraft.doctor.part import Part, Problem, gigabytes
+from longdraft.doctor.part import Finding, PartReport, gigabytes
 from longdraft.ops.triton import self_check
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -31,23 +31,23 @@ def driver() -> str | None:
         return None
 
 
-def gpu() -> Part:
+def gpu() -> PartReport:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     version = driver()
     if not usable:
-        why = (
-            " ".join(str(said[0].message).split())[:160]
-            if said
-            else f"torch {torch.__version__} cannot use a GPU"
-        )
+        why = f"torch {torch.__version__} cannot use a GPU"
+        if said:
+            why = " ".join(str(said[0].message).split())[:160]
         do = "install a build of torch for this driver (pytorch.org)"
-        found = [Problem(f"NVIDIA's driver is installed, but {why}", do)] if version else []
-        return Part(["none"], {"name": None, "driver": version}, found)
+        problems = [Finding(f"NVIDIA's driver is installed, but {why}", do)] if version else []
+        return PartReport(["none"], {"name": None, "driver": version}, problems)
     card = torch.cuda.get_device_properties(0)
-    facts = {"name": card.name, "count": torch.cuda.device_count(), "memory": card.total_memory}
-    facts |= {
+    facts = {
+        "name": card.name,
+        "count": torch.cuda.device_count(),
+        "memory": card.total_memory,
         "capability": f"{card.major}.{card.minor}",
         "driver": version,
         "cuda": torch.version.cuda,
@@ -58,32 +58,23 @@ def gpu() -> Part:
         f"driver {version}"
     )
     state, problems = kernels()
-    return Part([f"{line}; kernels: {state}"], facts | {"kernels": state}, problems)
+    return PartReport([f"{line}; kernels: {state}"], facts | {"kernels": state}, problems)
 
 
-def kernels() -> tuple[str, list[Problem]]:
-    """Whether Triton's kernels are used: in a word or two, and what is wrong."""
+def kernels() -> tuple[str, list[Finding]]:
+    """The state of Triton's kernels in a word or two, and the problems with them."""
     if os.environ.get("LONGDRAFT_TRITON") == "0":
-        return "turned off", [
-            Problem("LONGDRAFT_TRITON=0 turns the GPU's kernels off", "unset LONGDRAFT_TRITON")
-        ]
+        why = "LONGDRAFT_TRITON=0 turns the GPU's kernels off"
+        return "turned off", [Finding(why, "unset LONGDRAFT_TRITON")]
     if find_spec("triton") is None:
-        return "none", [
-            Problem(
-                "Triton is not installed, so torch computes all", "pip install 'longdraft[gpu]'"
-            )
-        ]
+        why = "Triton is not installed, so torch computes all"
+        return "none", [Finding(why, "pip install 'longdraft[gpu]'")]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         works = [check() is not None for check in (self_check.kernels, self_check.scans)]
     if all(works):
         return "ok", []
-    why = (
-        "; ".join(" ".join(str(w.message).split()) for w in said)
-        or "a kernel differs from the reference"
-    )
-    return "FAILED", [
-        Problem(
-            why[:300], "report this with the whole output; until then torch computes", fails=True
-        )
-    ]
+    warned = "; ".join(" ".join(str(warning.message).split()) for warning in said)
+    why = warned or "a kernel differs from the reference"
+    do = "report this with the whole output; until then torch computes"
+    return "FAILED", [Finding(why[:300], do, fails=True)]

@@ -1,12 +1,10 @@
-"""The package and those that it needs: where they come from, and whether their versions are
-supported.
-"""
+"""The package and those that it needs: their origins, and whether their versions are supported."""
 
 from __future__ import annotations
 
 import os
 
-from longdraft.doctor.part import Part, Problem, short
+from longdraft.doctor.part import Finding, PartReport, short
 from longdraft.host import environment as variables
 from longdraft.host import installation
 from longdraft.version import __version__
@@ -15,37 +13,32 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "llguid
 OPTIONAL = ("triton",)
 
 
-def package() -> Part:
-    found = installation.origin()
-    where = found["where"]
-    if sha := found.get("git_sha"):
-        where = f"{short(where)}, {sha[:10]}{' with changes' if found['git_dirty'] else ''}"
-    facts = {"version": __version__, **found, "where": short(found["where"])}
-    return Part([f"longdraft {__version__}, {found['kind']} ({short(where)})"], facts)
+def package() -> PartReport:
+    origin = installation.origin()
+    where = origin["where"]
+    if sha := origin.get("git_sha"):
+        where = f"{short(where)}, {sha[:10]}{' with changes' if origin['git_dirty'] else ''}"
+    facts = {"version": __version__, **origin, "where": short(origin["where"])}
+    return PartReport([f"longdraft {__version__}, {origin['kind']} ({short(where)})"], facts)
 
 
-def versions() -> Part:
-    found = {name: installation.version(name) for name in NEEDED + OPTIONAL}
+def versions() -> PartReport:
+    installed = {name: installation.version(name) for name in NEEDED + OPTIONAL}
     supported = installation.bounds()
     problems = []
-    for name, version in found.items():
+    for name, version in installed.items():
         bound = supported.get(name, "")
         wanted = f"pip install '{name}{bound}'"
         if version is None and name in NEEDED:
-            problems.append(Problem(f"{name} is not installed", wanted, fails=True))
+            problems.append(Finding(f"{name} is not installed", wanted, fails=True))
         elif version is not None and not installation.within(version, bound):
-            problems.append(Problem(f"{name} {version} is not supported ({bound})", wanted))
-    line = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    return Part(
-        [line],
-        {"found": found, "supported": {n: supported[n] for n in found if n in supported}},
-        problems,
-    )
+            problems.append(Finding(f"{name} {version} is not supported ({bound})", wanted))
+    line = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
+    bounds = {name: supported[name] for name in installed if name in supported}
+    return PartReport([line], {"found": installed, "supported": bounds}, problems)
 
 
-def environment() -> Part:
-    found = variables.settings(os.environ)
-    return Part(
-        [", ".join(f"{name}={value}" for name, value in found.items()) or "nothing set"],
-        {"set": found},
-    )
+def environment() -> PartReport:
+    settings = variables.settings(os.environ)
+    line = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return PartReport([line or "nothing set"], {"set": settings})

@@ -5,47 +5,42 @@ from __future__ import annotations
 import os
 import platform
 
-from longdraft.doctor.part import Part, Problem, count, gigabytes
+from longdraft.doctor.part import Finding, PartReport, count, gigabytes
 from longdraft.host import limits
 from longdraft.host import memory as host
 from longdraft.host import processor as cpu
 
-# bytes that must be available to read LARGE; else SMALL are read
+# bytes that must be available to read LARGE bytes; otherwise SMALL are read
 FREE = 1 << 30
 LARGE = 1 << 28
 SMALL = 1 << 25
 THP = "THP_MEM_ALLOC_ENABLE"
 
 
-def system() -> Part:
+def system() -> PartReport:
     facts = {
         "system": platform.system(),
         "release": platform.release(),
         "machine": platform.machine(),
-    }
-    facts |= {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
     }
-    return Part(
-        [
-            f"{' '.join(list(facts.values())[:3])}; Python {facts['python']} "
-            f"({facts['implementation']})"
-        ],
-        facts,
+    system = f"{facts['system']} {facts['release']} {facts['machine']}"
+    return PartReport([f"{system}; Python {facts['python']} ({facts['implementation']})"], facts)
+
+
+def processor() -> PartReport:
+    topology = cpu.topology()
+    counts = [count(topology.sockets, "socket")] if topology.sockets else []
+    counts += [count(topology.cores, "core")] if topology.cores else []
+    counts.append(count(topology.processors, "processor"))
+    return PartReport(
+        [f"{cpu.name()}: {', '.join(counts)}"], {"name": cpu.name(), **vars(topology)}
     )
 
 
-def processor() -> Part:
-    found = cpu.topology()
-    counts = [count(found.sockets, "socket")] if found.sockets else []
-    counts += [count(found.cores, "core")] if found.cores else []
-    counts.append(count(found.processors, "processor"))
-    return Part([f"{cpu.name()}: {', '.join(counts)}"], {"name": cpu.name(), **vars(found)})
-
-
-def memory() -> Part:
-    """Sizes, and the speed at which what a decoding step reads is read."""
+def memory() -> PartReport:
+    """The sizes of the memory, and the speed at which a decoding step's data are read."""
     from longdraft.ops.bandwidth import bandwidth
 
     total = host.total()
@@ -64,25 +59,30 @@ def memory() -> Part:
         "limit": limit,
         "bandwidth_gb_s": round(speed, 1),
     }
-    return Part([f"{', '.join(words)}; read at {speed:.0f} GB/s"], facts | {"bytes_read": size})
+    return PartReport(
+        [f"{', '.join(words)}; read at {speed:.0f} GB/s"], facts | {"bytes_read": size}
+    )
 
 
-def huge_pages() -> Part:
-    """The kernels ask for none, so only those that the system gives by itself or torch asks for are
+def huge_pages() -> PartReport:
+    """The mode of huge pages.
+
+    The kernels ask for none, so only those that the system gives by itself or torch asks for are
     used.
     """
     mode = host.huge_pages()
     asked = os.environ.get(THP) == "1"
+    madvise = f"madvise: unused unless {THP}=1"
+    if asked:
+        madvise = f"madvise: torch asks for them ({THP}=1)"
     explained = {
         None: "none on this system; the kernels need none",
         "always": "always: used wherever memory is large",
-        "madvise": f"madvise: torch asks for them ({THP}=1)"
-        if asked
-        else f"madvise: unused unless {THP}=1",
+        "madvise": madvise,
         "never": "never: turned off",
     }
     problems = []
     if asked and mode in (None, "never"):
-        what = f"{THP} asks for huge pages, and the system gives none"
-        problems.append(Problem(what, f"unset {THP}, or turn transparent huge pages on"))
-    return Part([explained.get(mode, str(mode))], {"mode": mode, "asked": asked}, problems)
+        fault = f"{THP} asks for huge pages, and the system gives none"
+        problems.append(Finding(fault, f"unset {THP}, or turn transparent huge pages on"))
+    return PartReport([explained.get(mode, str(mode))], {"mode": mode, "asked": asked}, problems)

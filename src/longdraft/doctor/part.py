@@ -1,4 +1,4 @@
-"""What one part of the examination reports."""
+"""The report on one part of the examination."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Something that is wrong, and what to do. fails: the installation is broken, and not only
-    slower.
+class Finding:
+    """A fault, and what to do about it.
+
+    fails: the installation is broken, and not only slower.
     """
 
     what: str
@@ -20,12 +21,12 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The lines that a person reads, and the facts that they were made from."""
+class PartReport:
+    """The lines for a person to read, and the facts from which they were made."""
 
     lines: Sequence[str]
     facts: dict[str, Any] = field(default_factory=dict)
-    problems: Sequence[Problem] = ()
+    problems: Sequence[Finding] = ()
 
     def json(self) -> dict[str, Any]:
         problems = [asdict(problem) for problem in self.problems]

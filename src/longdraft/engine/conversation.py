@@ -1,6 +1,4 @@
-"""A conversation on one model: the keys and values of what was said are kept from one answer to the
-next.
-"""
+"""A conversation on one model: keys and values are kept from one answer to the next."""
 
 from __future__ import annotations
 
@@ -22,12 +20,11 @@ from longdraft.prompts.saved_prompt import SavedPrompt, write
 
 
 class Conversation:
-    """Each answer equals `generate` of its whole prompt; only tokens that the cache does not hold
-    yet are prefilled.
+    """A conversation; each answer equals `generate` of its whole prompt.
 
-    Where the target is not exact, the two can differ at ties within rounding: keys that were
-    decoded are not read again. tokens: those whose keys and values the cache holds. One answer at a
-    time.
+    Only tokens that the cache does not hold yet are prefilled. If the target is not exact, the two
+    can differ at ties within rounding: keys that were decoded are not read again. tokens: those
+    whose keys and values the cache holds. One answer at a time.
     """
 
     def __init__(self, target: LM, sampler: Sampling | None = None, seed: int = 0):
@@ -41,18 +38,19 @@ class Conversation:
         self._block = target.prompt_block if target.exact else 1
 
     def known(self, prompt: list[int]) -> int:
-        """How many of a prompt's first tokens need no prefill."""
+        """The number of a prompt's first tokens that need no prefill."""
         end = min(len(self.tokens), len(prompt) - 1)  # the last one is the root of the first step
         shared = next((i for i in range(end) if self.tokens[i] != prompt[i]), end)
         return self.cache.resumable(self._whole(shared))
 
     def _whole(self, count: int) -> int:
-        """Of this many tokens of a prompt, those in whole blocks."""
+        """The number of a prompt's first `count` tokens that are in whole blocks."""
         return count - count % self._block
 
     def _plan(self, slots: int) -> None:
-        """Let the cache's text fill this many slots; keys whose rotations do not fit the new length
-        are dropped.
+        """Let the cache's text fill this many slots.
+
+        Keys whose rotations do not fit the new length are dropped.
         """
         if self.target.rotation(int(self.cache.planned[0])) != self.target.rotation(slots):
             self.tokens = []
@@ -60,9 +58,10 @@ class Conversation:
             self.cache.planned.fill_(slots)
 
     def save(self, path: str | Path) -> None:
-        """Keep what the cache holds in a file, which is there as a whole or not at all. Raises
-        OSError, and InputError if it holds nothing, or if the target is not exact: keys that were
-        decoded are not those of a prompt there.
+        """Keep the content of the cache in a file, which is there as a whole or not at all.
+
+        Raises OSError, and InputError if the cache holds nothing, or if the target is not exact:
+        keys that were decoded are not those of a prompt there.
         """
         why = self._not_saved()
         if why:
@@ -79,21 +78,20 @@ class Conversation:
         write(Path(path).expanduser(), origin_of(self.target), self.tokens, layers, states=states)
 
     def _not_saved(self) -> str:
-        """Why the cache's keys cannot be saved; empty if they can."""
+        """The reason why the cache's keys cannot be saved; empty if they can."""
         if not self.target.exact:
             return "decoded keys of this backend are not a prompt's"
         if self.tokens:
             return ""
-        return (
-            "nothing was said yet"
-            if self._block == 1
-            else f"no block of {self._block} tokens was read yet"
-        )
+        if self._block == 1:
+            return "nothing was said yet"
+        return f"no block of {self._block} tokens was read yet"
 
     @torch.inference_mode()
     def load(self, path: str | Path) -> None:
-        """Hold what a file has, of a conversation or a prompt. Raises FileNotFoundError, and
-        InputError for a file that this target would not have written.
+        """Hold the content of a file, of a conversation or a prompt.
+
+        Raises FileNotFoundError, and InputError for a file that this target would not have written.
         """
         origin = origin_of(self.target).under(self.target.rotation(int(self.cache.planned[0])))
         with SavedPrompt.open(Path(path).expanduser(), origin) as saved:
@@ -110,10 +108,10 @@ class Conversation:
         stats: Stats | None = None,
         report: Callable[[int], None] | None = None,
     ) -> Iterator[Step]:
-        """The steps that continue the whole prompt. Leaving them early keeps what was decoded.
-        report: see LM.prefill.
+        """The steps that continue the whole prompt.
 
-        Raises InputError for bad arguments before any work.
+        Leaving them early keeps the tokens that were decoded. report: see LM.prefill. Raises
+        InputError for bad arguments before any work.
         """
         drafter = drafter or PlainDecoding()
         stats = stats if stats is not None else Stats()

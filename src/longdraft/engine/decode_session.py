@@ -1,5 +1,6 @@
-"""Prompts that are prefilled once and decoded many times, to compare methods on the same keys and
-values.
+"""Prompts that are prefilled once and decoded many times.
+
+So methods are compared on the same keys and values.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from longdraft.core import (
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import StepResult, clock
-from longdraft.engine.generate import Stats, Step, check, decode, prefill
+from longdraft.engine.generate import Stats, Step, check, decode, prefill, rows_of
 from longdraft.models.lm import LM
-from longdraft.prompts.prompt_file import Keeper, Read, store_prompts
+from longdraft.prompts.prompt_file import Keeper, PromptFill, store_prompts
 
 
 class RowsSnapshot:
-    """Detects changes by a drafter to what it may only read: the rows' tokens, ends, seeds and
-    sampler.
+    """Detects changes by a drafter to data that it may only read.
+
+    These are the rows' tokens, ends, seeds and sampler.
     """
 
     def __init__(self, seqs: Sequences):
@@ -43,10 +45,13 @@ class RowsSnapshot:
         self.kept = self._settings()
 
     def _settings(self) -> dict[str, Any]:
-        s = self.seqs
-        rows = {"rows' seeds": s.seed, "rows' limits": s.limit, "rows' lengths": s.prompt}
-        return {"sampler": s.sampler, "end tokens": list(s.eos)} | {
-            name: x.tolist() for name, x in rows.items()
+        seqs = self.seqs
+        return {
+            "sampler": seqs.sampler,
+            "end tokens": list(seqs.eos),
+            "rows' seeds": seqs.seed.tolist(),
+            "rows' limits": seqs.limit.tolist(),
+            "rows' lengths": seqs.prompt.tolist(),
         }
 
     def extend(self, step: Step) -> None:
@@ -57,28 +62,26 @@ class RowsSnapshot:
             self.length[b] = n + len(tokens)
 
     def altered(self) -> str | None:
-        """What has been changed, in words, or None."""
+        """The first of the data that has been changed, in words, or None."""
         changed = [name for name, now in self._settings().items() if now != self.kept[name]]
-        if any(
-            not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n])
-            for b, n in enumerate(self.length)
-        ):
-            changed.append("rows' tokens")
+        for b, n in enumerate(self.length):
+            if not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n]):
+                changed.append("rows' tokens")
+                break
         return f"the {changed[0]}" if changed else None
 
 
 class DecodeSession:
-    """Every decode starts from the prompts alone: the slots after them, which earlier decodes
-    wrote, are scratch.
+    """Prefilled prompts; every decode starts from them alone.
 
-    A drafter that changes a committed slot would spoil all later decodes, plain ones included;
-    after `seal`, `altered` detects this. report, keep: see LM.prefill. kept: where a prompt that
-    was read before is loaded from, and stored otherwise. Raises InputError for bad arguments before
-    any work.
+    The slots after them, which earlier decodes wrote, are scratch. A drafter that changes a
+    committed slot would spoil all later decodes, plain ones included; after `seal`, `altered`
+    detects this. report, keep: see LM.prefill. kept: where a prompt that was read before is loaded
+    from, and stored otherwise. Raises InputError for bad arguments before any work.
 
-    prefill_s: seconds that reading and loading took. read_s: what reading all of the prompts takes,
-    as it was measured now or when they were stored; None if that is not known. known: how many
-    tokens of each prompt were loaded.
+    prefill_s: seconds that reading and loading took. read_s: seconds that reading all of the
+    prompts takes, as measured now or when they were stored; None if that is not known. known: how
+    many tokens of each prompt were loaded.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class DecodeSession:
         self.seed = seed
         self.eos = eos
         begin = clock(target.device)
-        reads = list[Read]()
+        reads = list[PromptFill]()
         seqs = prefill(
             target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep, kept, reads
         )
@@ -117,7 +120,7 @@ class DecodeSession:
         self._altered: str | None = None
 
     def rewind(self) -> None:
-        """Go back to the prompts: what was decoded is forgotten."""
+        """Go back to the prompts: tokens that were decoded are forgotten."""
         with torch.inference_mode():
             self.cache.restore(self._start)
 
@@ -126,23 +129,23 @@ class DecodeSession:
         self._sealed = self._checksums()
 
     def altered(self) -> str | None:
-        """What a drafter has changed since `seal` without permission, in words, or None. Call it
-        between decodes.
+        """The data that a drafter has changed since `seal` without permission, in words, or None.
+
+        Call it between decodes.
         """
         if self._altered is None and self._sealed is not None:
             same = all(
                 torch.equal(a, b) for a, b in zip(self._sealed, self._checksums(), strict=True)
             )
-            self._altered = (
-                None if not self.target.team.any(not same) else "the prompt's keys and values"
-            )
+            if self.target.team.any(not same):
+                self._altered = "the prompt's keys and values"
         return self._altered
 
     def _checksums(self) -> list[Tensor]:
-        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is
-        detected too.
+        """A sum of the bits of each layer, row and committed slot, and of each state.
 
-        And of each state that decoding begins with.
+        The bits are weighted so that an exchange is detected too. The states are those with which
+        decoding begins.
         """
         kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         sums = []
@@ -151,18 +154,15 @@ class DecodeSession:
             sums += [x.double().sum() for x in rows[b].states.values()]
             for layer in self.cache.layers:
                 for x in self.cache.stored(layer, b):
-                    # 0 for the values of layers that cache keys alone
-                    count = len(x)
-                    width = x.shape[2]
-                    weights = (2 * torch.arange(count * width, device=x.device) + 1).view(
-                        count, width
-                    )
+                    heads = len(x)
+                    width = x.shape[2]  # 0 for the values of layers that cache keys alone
+                    weights = 2 * torch.arange(heads * width, device=x.device) + 1
                     bits = x[:, :n].contiguous().view(kinds[x.element_size()])
-                    sums.append(
-                        torch.stack(
-                            [(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]
-                        ).sum(0)
-                    )
+                    by_head = [
+                        (h * w).sum(1)
+                        for h, w in zip(bits, weights.view(heads, width), strict=True)
+                    ]
+                    sums.append(torch.stack(by_head).sum(0))
         return sums
 
     def decode(
@@ -173,8 +173,9 @@ class DecodeSession:
         verify: Verifier = match,
         watch: Callable[[StepResult], None] | None = None,
     ) -> Iterator[Step]:
-        """The tokens of each step. limit: decode fewer new tokens than there is room for. One
-        decode at a time.
+        """The tokens of each step.
+
+        limit: decode fewer new tokens than there is room for. One decode at a time.
         """
         self.rewind()
         limit = min(limit or self.limit, self.limit)
@@ -193,26 +194,24 @@ class DecodeSession:
         self, drafter: Drafter | None = None, stats: Stats | None = None, limit: int | None = None
     ) -> list[list[int]]:
         """The new tokens of each row."""
-        steps = list(self.decode(drafter, stats, limit))
-        return [
-            [token for step in steps for token in step.tokens[b]] for b in range(len(self.prompts))
-        ]
+        return rows_of(self.decode(drafter, stats, limit), len(self.prompts))
 
 
 def first_difference(
     runs: DecodeSession, plain: list[list[int]], other: list[list[int]]
 ) -> dict[str, Any] | None:
-    """The first difference of two outputs: {row, position among the new tokens, top2_gap}; None if
-    they are equal.
+    """The first difference of two outputs, or None if they are equal.
 
-    top2_gap: how much better plain decoding scored its token than the next best one there (greedy:
-    in logits; sampled: in log-probability plus noise); only a tiny gap can be due to rounding.
-    None: it had ended, or its keys are damaged.
+    It is {row, position among the new tokens, top2_gap}. top2_gap: how much better plain decoding
+    scored its token than the next best one there (greedy: in logits; sampled: in log-probability
+    plus noise); only a tiny gap can be due to rounding. None: it had ended, or its keys are
+    damaged.
     """
-    pairs = enumerate(zip(plain, other, strict=True))
-    unequal = [
-        (i, row) for row, (a, b) in pairs for i, (x, y) in enumerate(zip_longest(a, b)) if x != y
-    ]
+    unequal = list[tuple[int, int]]()
+    for row, (ours, theirs) in enumerate(zip(plain, other, strict=True)):
+        for i, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
+            if our_token != their_token:
+                unequal.append((i, row))
     if not unequal:
         return None
     position, row = min(unequal)

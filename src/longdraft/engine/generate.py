@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -12,22 +13,22 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import with_forced
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import StepResult, clock, speculative_step
-from longdraft.engine.acceptance import Acceptance
+from longdraft.engine.acceptance_counts import AcceptanceCounts
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.prompts.prompt_file import Keeper, Read, read_prompt, store_prompts
+from longdraft.prompts.prompt_file import Keeper, PromptFill, read_prompt, store_prompts
 
 LIKELY = 1024  # tokens of an answer, which most do not reach
 
 
 @dataclass
 class Stats:
-    """Totals of a run. accepted[i]: steps of unfinished rows whose i-th drafted token was accepted.
+    """The totals of a run.
 
-    prefill_s is the target's prefill; start_s is the drafter's work before the first step, such as
-    a prefill of its own; decode_s is all steps. predicted_speedup: what the drafter forecast when
-    the text began, new tokens per second of its steps over plain decoding's; None: it does not
-    predict.
+    accepted[i]: steps of unfinished rows whose i-th drafted token was accepted. prefill_s is the
+    target's prefill; start_s is the drafter's work before the first step, such as a prefill of its
+    own; decode_s is all steps. predicted_speedup: the drafter's forecast when the text began, new
+    tokens per second of its steps over plain decoding's; None: it does not predict.
     """
 
     prefill_s: float = 0.0
@@ -38,7 +39,7 @@ class Stats:
     steps: int = 0  # verify passes of unfinished rows, without the first step, which never drafts
     emitted: int = 0
     accepted: list[int] = field(default_factory=list)
-    drafts: Acceptance = field(default_factory=Acceptance)
+    drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     predicted_speedup: float | None = None
 
     @property
@@ -53,11 +54,11 @@ class Stats:
 
 @dataclass
 class Step:
-    """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own
-    token.
+    """The result of one step.
 
-    accepted[b]: how many of them were drafts. failed: for rows that have just ended without meeting
-    their constraint, why. The end token of such a row is left out.
+    tokens[b]: the tokens that it emitted in row b: accepted drafts, then the target's own token.
+    accepted[b]: how many of them were drafts. failed: the error of each row that has just ended
+    without meeting its constraint. The end token of such a row is left out.
     """
 
     tokens: list[list[int]]
@@ -65,7 +66,7 @@ class Step:
     failed: dict[int, InputError] = field(default_factory=dict)
 
     def ended(self, b: int, eos: tuple[int, ...]) -> str | None:
-        """How row b, which is done, has ended: "eos" or "length"; None if it has failed."""
+        """The way in which row b, now done, has ended: "eos" or "length"; None: it failed."""
         if b in self.failed:
             return None
         return "eos" if self.tokens[b][-1] in eos else "length"
@@ -80,10 +81,10 @@ def step(
     draft: bool = True,
     watch: Callable[[StepResult], None] | None = None,
 ) -> Step:
-    """One decoding step. Without a draft it is a plain step, whose pass still keeps what the
-    drafter captures.
+    """One decoding step.
 
-    watch: is called with what the step did.
+    Without a draft it is a plain step, whose pass still keeps the states that the drafter captures.
+    watch: is called with the result.
     """
     begin = clock(target.device)
     unfinished = (~seqs.done).tolist()
@@ -94,16 +95,16 @@ def step(
     stats.verify_s += clock(target.device) - begin - result.draft_s
     # An end token counts as accepted, a token dropped at the limit does not; a row that is done
     # takes none.
-    accepted = [min(n, v - 1) for n, v in zip(count, result.verdict.count.tolist(), strict=True)]
+    verified = result.verdict.count.tolist()
+    accepted = [min(n, v - 1) for n, v in zip(count, verified, strict=True)]
     if draft:
         _count(stats, unfinished, accepted, result.drafted)
     stats.emitted += sum(count)
     if watch is not None:
         watch(result)
-    tokens = [
-        seqs.tokens[b, n : n + c].tolist()
-        for b, (n, c) in enumerate(zip(before, count, strict=True))
-    ]
+    tokens = list[list[int]]()
+    for b, (start, new) in enumerate(zip(before, count, strict=True)):
+        tokens.append(seqs.tokens[b, start : start + new].tolist())
     failed = _failures(seqs, unfinished)
     for b in failed:  # the end token that nothing else could follow means nothing
         tokens[b] = tokens[b][:-1]
@@ -112,9 +113,7 @@ def step(
 
 
 def _failures(seqs: Sequences, unfinished: list[bool]) -> dict[int, InputError]:
-    """Of the rows that were unfinished and have ended now, those whose text does not meet their
-    constraint.
-    """
+    """The errors of rows that have ended in this step without meeting their constraint."""
     if not seqs.sampler.constrained:
         return {}
     ended = [b for b, done in enumerate(seqs.done.tolist()) if done and unfinished[b]]
@@ -147,13 +146,14 @@ def check(
             f"{target.positions} positions:"
             f" give at most {room} new tokens" + ("" if room else " (and a shorter prompt)")
         )
-    odd = next((t for p in prompts for t in p if not 0 <= t < target.vocab), None)
+    tokens = list(chain.from_iterable(prompts))
+    odd = next((t for t in tokens if not 0 <= t < target.vocab), None)
     if odd is not None:
         raise InputError(
             f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use "
             "the model's own tokenizer"
         )
-    other = next((t for p in prompts for t in p if t in target.placeholders), None)
+    other = next((t for t in tokens if t in target.placeholders), None)
     if other is not None:
         kind = target.placeholders[other]
         raise InputError(
@@ -164,9 +164,7 @@ def check(
 
 
 def check_pair(drafter: Drafter, verify: Verifier) -> None:
-    """Raises InputError if the verifier needs draft probabilities and the drafter does not keep
-    them.
-    """
+    """Raises InputError if the verifier needs draft probabilities and the drafter keeps none."""
     if verify is reject and not drafter.never_drafts and not drafter.has_draft_probs:
         raise InputError(
             "verify=reject needs a drafter that keeps its draft probabilities; "
@@ -176,25 +174,25 @@ def check_pair(drafter: Drafter, verify: Verifier) -> None:
 
 
 def planned(prompt: int, new: int) -> int:
-    """How many slots a text fills: the last of its new tokens is never run."""
+    """The number of slots that a text fills: the last of its new tokens is never run."""
     return prompt + new - 1
 
 
 def border_of(target: LM) -> int | None:
-    """Up to how many slots a text keeps the rotations of short texts (longrope); None: rotations do
-    not change.
+    """The maximum number of slots with the rotations of short texts (longrope).
+
+    None: rotations do not change.
     """
     longrope = target.architecture.longrope
     return None if longrope is None else longrope.border
 
 
 def likely(target: LM, prompt: int, most: int) -> int:
-    """How many new tokens to plan for a prompt of this length if the request names no number and
-    may have `most`.
+    """The number of new tokens to plan for, if the request names none and may have `most`.
 
-    A row has the rotations of the longest text that it may become, so room that is hardly ever used
-    would give every short text those of long ones. It ends at the border instead, unless an answer
-    may well cross it.
+    prompt: the length of its prompt. A row has the rotations of the longest text that it may
+    become, so room that is hardly ever used would give every short text those of long ones. It ends
+    at the border instead, unless an answer may well cross it.
     """
     border = border_of(target)
     if border is None or planned(prompt, most) <= border:
@@ -214,12 +212,12 @@ def prefill(
     report: Callable[[int], None] | None = None,
     keep: PromptSpec | None = None,
     kept: Keeper | None = None,
-    reads: list[Read] | None = None,
+    reads: list[PromptFill] | None = None,
 ) -> Sequences:
     """Write all prompt tokens but the last to a new cache; the last one is the first root.
 
     A prompt that an earlier row has too is copied from there. report, keep: see LM.prefill. kept:
-    where prompts are loaded from. reads: gets how each row's prompt was read.
+    where prompts are loaded from. reads: a list to which each row's PromptFill is added.
     """
     reads = [] if reads is None else reads
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
@@ -255,12 +253,11 @@ def stream(
 ) -> Iterator[Step]:
     """Decode a batch of prompts (token ids, of any lengths); yields the tokens of each step.
 
-    Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the
+    Row b draws with row_seed(seed, b), so its output does not depend on the other rows (if the
     target is not exact: except at ties within rounding). A row ends at the first token of eos
     (None: the model's end tokens; (): none). drafter None is plain decoding. prompt_cache: a
-    PromptFile, whose prompt is not read again.
-    Raises InputError for bad arguments before any work, and at the end if a constraint could not be
-    met.
+    PromptFile, whose prompt is not read again. Raises InputError for bad arguments before any work,
+    and at the end if a constraint could not be met.
     """
     drafter = drafter or PlainDecoding()
     sampler = sampler or Sampler()
@@ -268,7 +265,7 @@ def stream(
     check(target, prompts, max_new_tokens, drafter, verify)
     begin = clock(target.device)
     keep = drafter.prompt_captures()
-    reads = list[Read]()
+    reads = list[PromptFill]()
     seqs = prefill(
         target, prompts, max_new_tokens, sampler, seed, eos, None, keep, prompt_cache, reads
     )
@@ -285,10 +282,10 @@ def decode(
     stats: Stats,
     watch: Callable[[StepResult], None] | None = None,
 ) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step does not draft: it captures the last
-    prompt token's pass.
+    """Decode prefilled rows to their ends.
 
-    watch: see `step`. Raises InputError at the end if a row's text does not meet its constraint.
+    The first step does not draft: it captures the last prompt token's pass. watch: see `step`.
+    Raises InputError at the end if a row's text does not meet its constraint.
     """
     begin = clock(target.device)
     drafter = with_forced(drafter, seqs.sampler)
@@ -315,6 +312,17 @@ def decode(
 def generate(
     target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options
 ) -> list[list[int]]:
-    """The new tokens of each row. Options as for stream."""
-    steps = list(stream(target, prompts, drafter, **options))
-    return [[token for step in steps for token in step.tokens[b]] for b in range(len(prompts))]
+    """The new tokens of each row.
+
+    Options as for stream.
+    """
+    return rows_of(stream(target, prompts, drafter, **options), len(prompts))
+
+
+def rows_of(steps: Iterable[Step], count: int) -> list[list[int]]:
+    """The new tokens of each of `count` rows, from all steps."""
+    rows = [list[int]() for _ in range(count)]
+    for step in steps:
+        for row, tokens in zip(rows, step.tokens, strict=True):
+            row += tokens
+    return rows

@@ -1,4 +1,4 @@
-"""What a session's newest step did for each row, beside its tokens."""
+"""The results of a session's newest step for each row, beside its tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 
 
 class NewestStep:
-    """drafted: how deep each row's draft was. logprobs: by row, for the requests that asked for
-    them.
+    """The draft depths and log-probabilities of the newest step.
+
+    drafted: how deep each row's draft was. logprobs: by row, for the requests that asked for them.
     """
 
     def __init__(self) -> None:
@@ -17,7 +18,7 @@ class NewestStep:
         self.logprobs = dict[int, list[TokenLogprobs]]()
 
     def take(self, result: StepResult, requests: list[Request]) -> None:
-        """Replace what is known by what this step did for these requests, one in each row."""
+        """Replace the results by those of a step for these requests, one in each row."""
         verdict = result.verdict
         self.drafted = result.drafted
         self.logprobs = {}

@@ -1,4 +1,4 @@
-"""What a session is asked, and what it answers."""
+"""The requests and events of a session."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from longdraft.sampling_parameters import SEED
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and everything that determines its output. owner: whose earlier prompts it may use
-    (PrefixCache).
+    """A prompt and everything that determines its output.
+
+    owner: whose earlier prompts it may use (PrefixCache).
     """
 
     id: int
@@ -34,14 +35,16 @@ class Request:
 
     @property
     def need(self) -> int:
-        """Slots that it may fill."""
+        """The slots that it may fill."""
         return len(self.prompt) + self.max_new_tokens
 
 
 @dataclass(frozen=True)
 class PromptRead:
-    """known: how many of the prompt's tokens were in the prefix cache. logprobs: of all its tokens
-    but the first.
+    """Facts about a prompt that was read.
+
+    known: how many of its tokens were in the prefix cache. logprobs: of all its tokens but the
+    first.
     """
 
     known: int
@@ -59,8 +62,9 @@ def make_request(
     logprobs: int | None,
     prompt_logprobs: bool,
 ) -> Request:
-    """A request, still without its id, that can run in a row of `room` slots. Raises InputError for
-    any other.
+    """A request, still without its id, that can run in a row of `room` slots.
+
+    Raises InputError for any other.
     """
     try:
         tokens = [index(t) for t in prompt]
@@ -95,11 +99,10 @@ def make_request(
 
 
 def held_up(waiting: Sequence[Request], needs: Mapping[int, int], rows: int, slots: int) -> int:
-    """How many of these must wait for another to end: all that follow the first ones with free rows
-    and slots.
+    """The number of these requests that must wait for another to end.
 
-    needs: the slots of each request that has not ended, by id, whether it waits or not. rows,
-    slots: of the session.
+    These are all that follow the first ones with free rows and slots. needs: the slots of each
+    request that has not ended, by id, whether it waits or not. rows, slots: of the session.
     """
     ids = {r.id for r in waiting}
     inside = [need for id, need in needs.items() if id not in ids]
@@ -118,8 +121,8 @@ class Event:
 
     ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has
     not ended. error: why it failed. drafted: how deep this step's draft was; accepted: how many of
-    its tokens were. logprobs: those of `tokens`, if they were asked for. prompt: in the first
-    event, what is known of the prompt.
+    its tokens were accepted. logprobs: those of `tokens`, if they were asked for. prompt: in the
+    first event, the facts about the prompt.
     """
 
     id: int

@@ -1,6 +1,4 @@
-"""The rows of a session: which request is in which row of the cache, and the prompt that is being
-read.
-"""
+"""The rows of a session: the request in each row of the cache, and the prompt being read."""
 
 from __future__ import annotations
 
@@ -23,9 +21,10 @@ SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
 
 
 @dataclass
-class Reading:
-    """A prompt whose first `position` tokens are in the cache. states: of the last ones that the
-    drafter wants.
+class EnteringPrompt:
+    """A prompt whose first `position` tokens are in the cache.
+
+    states: of the last ones that the drafter wants.
     """
 
     request: Request
@@ -42,15 +41,14 @@ class Reading:
 
 
 class RowPool:
-    """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is
-    the one being read.
+    """The rows of one cache: rows [0, n) run, and row n is the one being read.
 
-    A prompt's slots hold no other owner's keys (remains.py). Pools of one target may share
-    `prefixes`.
+    When a row leaves, the last one moves to its index. A prompt's slots hold no other owner's keys
+    (remains.py). Pools of one target may share `prefixes`.
 
     A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of
-    LM.prompt_block, and only keys of whole blocks are kept for later prompts. reads: what is known
-    of the prompts that were read, by request, until someone takes it.
+    LM.prompt_block, and only keys of whole blocks are kept for later prompts. reads: the facts
+    about the prompts that were read, by request, until someone takes them.
     """
 
     def __init__(self, target: LM, batch: int, slots: int, prefixes: Prefixes | None = None):
@@ -66,7 +64,7 @@ class RowPool:
         self.samplers = samplers.samplers
         self.requests: list[Request] = []
         self.seqs = self.whole.first(0)
-        self.reading: Reading | None = None
+        self.reading: EnteringPrompt | None = None
         self.reads: dict[int, PromptRead] = {}
 
     @property
@@ -81,12 +79,12 @@ class RowPool:
 
     @property
     def needed(self) -> int:
-        """Slots that the requests in rows may fill."""
+        """The slots that the requests in rows may fill."""
         entering = self.entering
         return sum(r.need for r in self.requests) + (entering.need if entering else 0)
 
     def begin(self, request: Request) -> None:
-        """Begin to read a prompt into the next free row, after what is known of it."""
+        """Begin to read a prompt into the next free row, after the part that is known."""
         row = self._next_row()
         b = len(self.requests)
         row.clear()
@@ -103,13 +101,13 @@ class RowPool:
                 self.remains.written(b, len(request.prompt))
                 raise
         self.remains.written(b, known)
-        self.reading = Reading(request, known, known)
+        self.reading = EnteringPrompt(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
-        """Read at most this many tokens of the prompt, and the rest of their block -> how many.
-        Then the row runs.
+        """Read at most this many tokens of the prompt, and the rest of their block.
 
-        If this fails, the rows in use are unchanged.
+        Returns how many. After the prompt's last token the row runs. If this fails, the rows in use
+        are unchanged.
         """
         reading = self.reading
         assert reading is not None
@@ -137,14 +135,16 @@ class RowPool:
         self.reading = None
 
     def leave(self, b: int) -> Request:
-        """Free row b -> its request. What it said is kept for later prompts."""
+        """Free row b, and return its request.
+
+        Its text is kept for later prompts.
+        """
         s = self.whole
         last = len(self.requests) - 1
         request = self.requests[b]
         self.remains.leave(b)
-        if (
-            self.target.prompt_block == 1
-        ):  # elsewhere keys that were decoded are not those of a prompt
+        # With larger blocks, keys that were decoded are not those of a prompt.
+        if self.target.prompt_block == 1:
             self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b, self._owner(request))
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
@@ -159,21 +159,22 @@ class RowPool:
         return request
 
     def _owner(self, request: Request) -> str:
-        """Whose earlier prompts it may use: of those, the ones with the same rotations."""
+        """The owner of the earlier prompts that it may use, with the same rotations."""
         rotation = self.target.rotation(planned(len(request.prompt), request.max_new_tokens))
         return f"{rotation} {request.owner}" if rotation else request.owner
 
     def _next_row(self) -> KVCache:
         return self.whole.cache.row(len(self.requests))
 
-    def _run(self, reading: Reading) -> None:
+    def _run(self, reading: EnteringPrompt) -> None:
         """Let the row that was read run."""
         s = self.whole
         b = len(self.requests)
         request = reading.request
         prompt = request.prompt
         s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
-        s.length[b] = s.prompt[b] = len(prompt)
+        s.length[b] = len(prompt)
+        s.prompt[b] = len(prompt)
         s.limit[b] = request.max_new_tokens
         s.seed[b] = request.seed
         s.eos[b] = request.eos
@@ -188,9 +189,7 @@ class RowPool:
         self.seqs.prompt_states[b] = reading.states
 
     def _keep(self, tokens: list[int], b: int, owner: str) -> None:
-        """Keep the keys of row b's first tokens, whole blocks of them, for its owner's later
-        prompts.
-        """
+        """Keep the keys of row b's first tokens for its owner's later prompts, in whole blocks."""
         if self.prefixes is not None:
             whole = len(tokens) - len(tokens) % self.target.prompt_block
             self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner)
@@ -198,7 +197,7 @@ class RowPool:
     def _scored(
         self, prompt: list[int], begin: int, end: int, row: KVCache, top: int
     ) -> list[TokenLogprobs]:
-        """Read prompt[begin:end] -> the log-probabilities of the tokens after each of these."""
+        """Read prompt[begin:end]; returns the log-probabilities of the tokens after each."""
         if begin == end:  # a prompt of one token, which the first step reads
             return []
         scored = []
@@ -210,9 +209,7 @@ class RowPool:
         return scored
 
     def _logits(self, tokens: list[int], row: KVCache) -> Iterator[Tensor]:
-        """Read tokens -> the logits after each of them, [n,V] for at most SCORED of them at a
-        time.
-        """
+        """Read tokens; yields the logits after each of them, [n,V] for at most SCORED at a time."""
         if self.target.prompt_block == 1:
             for part in torch.tensor([tokens], device=self.target.device).split(SCORED, 1):
                 with row.appending(part.shape[1]):

@@ -18,7 +18,7 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
 
-PROMPT_WAIT_S = 0.05  # how long running rows wait for a prompt that the iterator has been asked for
+PROMPT_WAIT_S = 0.05  # how long running rows wait for a prompt that was requested
 
 
 @dataclass
@@ -46,7 +46,7 @@ def serve(
 ) -> Iterator[Finished]:
     """Decode any number of prompts, at most `batch` at once; yields each as it ends.
 
-    Batching never changes a prompt's output (where the target is not exact: except at ties within
+    Batching never changes a prompt's output (if the target is not exact: except at ties within
     rounding): prompt i draws with row_seed(seed, i), like row i of `generate` with this seed, or
     like the prompt alone with seed=row_seed(seed, i). eos: as for stream. slots: room for the
     longest prompt and its new tokens. A bad or failing prompt is yielded with its error, and the
@@ -84,7 +84,7 @@ def serve(
 
 
 class _ListedPrompts:
-    """Prompts of a list, none of which has to be waited for."""
+    """The prompts of a list, for which nobody has to wait."""
 
     error = None
 
@@ -102,10 +102,10 @@ class _ListedPrompts:
 
 
 class _PulledPrompts:
-    """Prompts of an iterator that may block: a daemon thread takes as many as were requested, and
-    no more.
+    """The prompts of an iterator that may block.
 
-    over: it has none left, or it has raised `error`.
+    A daemon thread takes as many as were requested, and no more. over: it has none left, or it has
+    raised `error`.
     """
 
     def __init__(self, prompts: Iterable[list[int]]):
@@ -114,7 +114,7 @@ class _PulledPrompts:
         self._requested = Semaphore(0)
         self._expected = 0
         self._closed = False
-        self._found = SimpleQueue[tuple[list[int] | None, BaseException | None]]()
+        self._pulled = SimpleQueue[tuple[list[int] | None, BaseException | None]]()
         self._thread = Thread(
             target=self._pull, args=(prompts,), name="longdraft-prompts", daemon=True
         )
@@ -124,14 +124,17 @@ class _PulledPrompts:
         try:
             rest = iter(prompts)
             while self._requested.acquire() and not self._closed:
-                self._found.put((next(rest), None))
+                self._pulled.put((next(rest), None))
         except StopIteration:
-            self._found.put((None, None))
+            self._pulled.put((None, None))
         except BaseException as error:
-            self._found.put((None, error))
+            self._pulled.put((None, error))
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
-        """Up to `wanted` prompts. wait: block until the first of them is there."""
+        """Up to `wanted` prompts.
+
+        wait: block until the first of them is there.
+        """
         # no second wait for the same prompt
         deadline = monotonic() + (0 if self._expected else PROMPT_WAIT_S)
         for _ in range(wanted - self._expected):
@@ -139,12 +142,11 @@ class _PulledPrompts:
         self._expected = max(wanted, self._expected)
         while self._expected and not self.over:
             try:
-                prompt, self.error = self._found.get(
-                    timeout=None if wait else max(deadline - monotonic(), 0)
-                )
+                left = None if wait else max(deadline - monotonic(), 0)
+                prompt, self.error = self._pulled.get(timeout=left)
             except Empty:
                 return
-            self._expected = self._expected - 1
+            self._expected -= 1
             wait = False
             if prompt is None:
                 self.over = True

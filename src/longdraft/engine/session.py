@@ -1,5 +1,6 @@
-"""A session: requests of many callers in one batch. Each of them enters, ends and fails on its
-own.
+"""A session: requests of many callers in one batch.
+
+Each of them enters, ends and fails independently of the others.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ ALONE = 1024  # tokens to prefill between cancellation checks when idle
 
 
 class Session:
-    """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens
-    to the others.
+    """A batch that requests enter and leave.
+
+    Every request that `submit` accepts gets exactly one event in which it ends, whatever happens to
+    the others.
 
     At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its
     new tokens; the others wait in order of submission. `submit` and `cancel` may be called from any
     thread at any time; `step` from one thread at a time.
 
-    Where the target is exact (LM.exact), a request's output equals that of `generate` with the same
-    sampler and seed, whatever runs beside it and whatever `prefixes` holds. Elsewhere the two can
+    If the target is exact (LM.exact), a request's output equals that of `generate` with the same
+    sampler and seed, whatever runs beside it and whatever `prefixes` holds. Otherwise the two can
     differ at ties within rounding, because a pass over more rows rounds differently; prompts are
     read alike.
 
@@ -76,19 +79,17 @@ class Session:
         self.drafter = drafter or PlainDecoding()
         self.stats = stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        # what steps use
+        # the drafter of the steps
         self._drafts = self.drafter if self.drafter.never_drafts else Forced(self.drafter)
         self.sampler = (sampler or Sampler()).under(target.rules())
         self._rows = RowPool(target, batch, slots, prefixes)
         self.prefixes = prefixes
         self._eos = target.end_tokens
-        # whether the drafter has started with the running rows
-        self._started = False
         self._newest = NewestStep()
+        self._started = False  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
-        # for the fields below; held by the thread inside `step`
-        self._lock = Lock()
-        self._step_lock = Lock()
+        self._step_lock = Lock()  # held by the thread inside `step`
+        self._lock = Lock()  # for the fields below
         self._waiting = deque[Request]()
         self._count = 0
         self._closed = False
@@ -107,13 +108,13 @@ class Session:
         prompt_logprobs: bool = False,
         owner: str = "",
     ) -> int:
-        """Queue a prompt (token ids) -> the id of its events.
+        """Queue a prompt (token ids), and return the id of its events.
 
         eos None: the model's end tokens. sampler None: the session's. logprobs: the log-probability
         of every new token before the sampler changed it, and as many of the most likely tokens';
         prompt_logprobs: also of the prompt's. owner: keys and values are reused among requests of
-        one owner.
-        Raises InputError for a request that can never run, and Busy if the queue is full.
+        one owner. Raises InputError for a request that can never run, and Busy if the queue is
+        full.
         """
         room = min(self.slots, self.total)
         ends = self._eos if eos is None else eos
@@ -137,8 +138,9 @@ class Session:
             return self._count
 
     def cancel(self, id: int) -> bool:
-        """End a request before the next step, unless it ends in the running one -> whether it had
-        not ended yet.
+        """End a request before the next step, unless it ends in the running one.
+
+        Returns whether it had not ended yet.
         """
         with self._lock:
             if id not in self._open:
@@ -157,21 +159,20 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        """Requests that do not run yet, the one whose prompt is being read included."""
+        """The number of requests that do not run yet, with the one whose prompt is being read."""
         return len(self._waiting) + (self._rows.entering is not None)
 
     @property
     def needed(self) -> int:
-        """Slots that the requests in rows may fill, out of `total`."""
+        """The slots that the requests in rows may fill, out of `total`."""
         return self._rows.needed
 
     def step(self) -> list[Event]:
-        """Admit waiting requests to free rows and decode one step of all rows -> the events since
-        the last call.
+        """Admit waiting requests to free rows and decode one step of all rows.
 
-        Returns at once if there is nothing to do. A request that cannot enter fails alone. If a
-        decoding step fails, all running requests fail, and the session continues with the waiting
-        ones.
+        Returns the events since the last call, at once if there is nothing to do. A request that
+        cannot enter fails alone. If a decoding step fails, all running requests fail, and the
+        session continues with the waiting ones.
         """
         if not self._step_lock.acquire(blocking=False):
             raise RuntimeError("another thread is inside step: call it from one thread at a time")
@@ -189,8 +190,9 @@ class Session:
         return events
 
     def close(self) -> list[Event]:
-        """Cancel all requests and free the cache -> the events not yet returned. Waits for a
-        running step.
+        """Cancel all requests and free the cache.
+
+        Returns the events not yet returned. Waits for a running step.
         """
         with self._step_lock:
             with self._lock:
@@ -210,11 +212,17 @@ class Session:
         self.close()
 
     def _end(self, id: int, how: str, error: BaseException | None = None) -> None:
-        """Record the last event of a request, without tokens. The caller holds the lock."""
+        """Record the last event of a request, without tokens.
+
+        The caller holds the lock.
+        """
         self._last(Event(id, [], how, error))
 
     def _last(self, event: Event) -> None:
-        """Record the last event of a request. The caller holds the lock."""
+        """Record the last event of a request.
+
+        The caller holds the lock.
+        """
         self._open.pop(event.id, None)
         self._cancelled.discard(event.id)
         self._rows.reads.pop(event.id, None)
@@ -231,8 +239,9 @@ class Session:
                 self._end(entering.id, "cancelled")
 
     def _next(self) -> Request | None:
-        """The request whose prompt is to be read next, the first in the queue; None if there is no
-        room for it.
+        """The request whose prompt is to be read next, the first in the queue.
+
+        None: there is no room for it.
         """
         if self._rows.entering is not None:
             return self._rows.entering
@@ -245,8 +254,9 @@ class Session:
             return self._waiting.popleft() if fits else None
 
     def _admit(self) -> None:
-        """Read waiting prompts: the first one whole if nothing runs, and `chunk` tokens of the
-        others in all.
+        """Read waiting prompts.
+
+        The first one is read whole if nothing runs, and `chunk` tokens of the others in all.
         """
         left = self.chunk
         while left > 0 and (request := self._next()) is not None:
@@ -264,9 +274,8 @@ class Session:
             except BaseException as error:
                 if self._rows.entering is request:
                     self._rows.drop()
-                elif (
-                    self.running and self._rows.requests[-1] is request
-                ):  # the drafter failed, after the prefill
+                elif self.running and self._rows.requests[-1] is request:
+                    # The drafter failed, after the prefill.
                     self._rows.leave(self.running - 1)
                     self._started = False
                 with self._lock:
@@ -275,8 +284,9 @@ class Session:
                     raise
 
     def _read(self, most: int) -> int:
-        """Read at most this many tokens of the entering prompt, which runs once it is read -> how
-        many were.
+        """Read at most this many tokens of the entering prompt, which runs once it is read.
+
+        Returns how many were read.
         """
         begin = perf_counter()
         count = self._rows.read(most, self.drafter.prompt_captures())
@@ -329,7 +339,7 @@ class Session:
         self.stats.decode_s += perf_counter() - begin
 
     def _event(self, b: int, done: Step, over: bool) -> Event:
-        """What a step did for row b."""
+        """The event of a step for row b."""
         request = self._rows.requests[b]
         tokens = done.tokens[b]
         logprobs = self._newest.first(b, len(tokens))
@@ -349,8 +359,9 @@ class Session:
     def _leave(
         self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None
     ) -> None:
-        """End the request in row b. A drafter that fails at this starts again before the next
-        step.
+        """End the request in row b.
+
+        A drafter that fails at this starts again before the next step.
         """
         request = self._rows.leave(b)
         with self._lock:

@@ -1,6 +1,4 @@
-"""Log-probabilities of tokens, as a request may ask for them: the model's own, before the sampler
-changes them.
-"""
+"""Log-probabilities of tokens: the model's own, before the sampler changes them."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """A token's log-probability in nats, and the most likely tokens in its place with theirs, best
-    first.
-    """
+    """A token's log-probability in nats, and the most likely tokens in its place, best first."""
 
     token: int
     logprob: float
@@ -21,7 +17,10 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> list[TokenLogprobs]:
-    """logits [N,V], tokens [N] -> one for each token, with the `top` most likely ones."""
+    """The log-probabilities of tokens, each with the `top` most likely tokens.
+
+    logits [N,V], tokens [N].
+    """
     law = logits.float().log_softmax(-1)
     own = law.gather(-1, tokens[:, None])[:, 0].tolist()
     best = law.topk(min(top, law.shape[-1]), -1)

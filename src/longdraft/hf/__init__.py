@@ -1,5 +1,6 @@
-"""longdraft inside Transformers: `model.generate(**inputs, custom_generate=longdraft.hf_generate,
-method="vegas")`.
+"""longdraft inside Transformers.
+
+Call it as `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas")`.
 """
 
 from __future__ import annotations

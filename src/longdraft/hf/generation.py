@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from longdraft.core import Constraint, match
 from longdraft.engine.generate import Stats, check, decode, prefill
 from longdraft.errors import InputError
-from longdraft.hf.output import Output
+from longdraft.hf.output import GenerateOutput
 from longdraft.hf.request import kept_back, prompts_of, refuse
 from longdraft.hf.sampler import sampler_of
 from longdraft.hf.wrapped import lm_of
@@ -25,8 +26,9 @@ OPTIONS = {name for method in METHODS.values() for name in method.options.model_
 
 
 def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Name the options of all methods in the signature, from which `generate` learns what it may
-    hand on.
+    """Name the options of all methods in the signature.
+
+    `generate` learns from it which arguments it may pass on.
     """
     signature = inspect.signature(function)
     *named, rest = signature.parameters.values()
@@ -56,16 +58,17 @@ def hf_generate(
     constraint: Constraint | None = None,
     **given: Any,
 ) -> Any:
-    """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas",
-    gamma=4)`.
+    """A function for Transformers' `generate(custom_generate=...)`.
+
+    Call `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
 
     In float32, greedy output equals that of plain `generate`. In bfloat16 the two round in
     different places, so they can diverge where two tokens tie within rounding. Sampled output
     equals that of longdraft.generate with the same seed (None: one is drawn from torch's
     generator): row b draws with row_seed(seed, b), also where num_return_sequences repeats a
     prompt. method, drafter, adaptive, any_target and the method's options are those of `build`.
-    constraint: what the text must be (longdraft.constraints). The model is not changed. Raises
-    InputError for what it would have to ignore.
+    constraint: a constraint of the text (longdraft.constraints). The model is not changed. Raises
+    InputError for arguments that it would have to ignore.
     """
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
     if seed is not None:
@@ -85,7 +88,7 @@ def hf_generate(
     check(lm, prompts, limit, chosen, match)
     if seed is None:
         seed = int(torch.randint(1 << 31, (1,))) if do_sample else 0
-    output = Output(
+    output = GenerateOutput(
         input_ids, limit, stopping_criteria, generation_config._pad_token_tensor, streamer
     )
     stats = Stats() if stats is None else stats
@@ -104,14 +107,12 @@ def hf_generate(
     if streamer is not None:
         streamer.end()
     sequences: Any = output.ids.clone()
-    return (
-        GenerateDecoderOnlyOutput(sequences=sequences)
-        if generation_config.return_dict_in_generate
-        else sequences
-    )
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
 
 
 def _ends(criteria: Any) -> tuple[int, ...]:
     """The end tokens among the criteria, at which decoding a row can end by itself."""
     sets = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
-    return tuple(sorted({token for tokens in sets for token in tokens}))
+    return tuple(sorted(set(chain.from_iterable(sets))))

@@ -10,19 +10,19 @@ from torch import Tensor
 from longdraft.errors import InputError
 
 
-class Output:
-    """ids [B,length] is what plain decoding has after as many passes, however far ahead single rows
-    have been decoded.
+class GenerateOutput:
+    """The output of `generate`: ids [B,length] equal plain decoding's after as many passes.
 
-    So stopping criteria see what they see there, and what was decoded beyond the point where they
-    end a row is dropped.
+    Single rows may have been decoded further ahead. So stopping criteria see the same as there, and
+    tokens beyond the point where they end a row are dropped.
     """
 
     def __init__(
         self, prompt: Tensor, limit: int, criteria: Any, pad: Tensor | None, streamer: Any = None
     ):
         self._ids = torch.cat([prompt, prompt.new_zeros(len(prompt), limit)], 1)
-        self.begin = self.length = prompt.shape[1]
+        self.begin = prompt.shape[1]
+        self.length = self.begin
         self.criteria = criteria
         self.streamer = streamer
         self.unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
@@ -40,16 +40,19 @@ class Output:
         return self._ids[:, : self.length]
 
     def take(self, rows: list[list[int]]) -> bool:
-        """Append the positions that all rows have reached -> whether there is more to decode."""
+        """Append the positions that all rows have reached.
+
+        Returns whether there is more to decode.
+        """
         while bool(self.unfinished.any()):
             position = self.length - self.begin
             live = self.unfinished.tolist()
             decoded = [bool(row_live) or not self.pads for row_live in live]
             if any(need and len(row) <= position for need, row in zip(decoded, rows, strict=True)):
                 return True
-            column = [
-                row[position] if need else self.pad for need, row in zip(decoded, rows, strict=True)
-            ]
+            column = list[int]()
+            for need, row in zip(decoded, rows, strict=True):
+                column.append(row[position] if need else self.pad)
             self._append(self._ids.new_tensor(column))
         return False
 

@@ -1,4 +1,4 @@
-"""What `generate` was asked for: the prompts, and what longdraft does not do."""
+"""The arguments of `generate`: the prompts, and settings that longdraft does not support."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers.generation.utils import GenerationMixin
 from longdraft.errors import InputError
 from longdraft.models import support
 
-# Settings of a GenerationConfig that ask for something else, with the values at which they do not,
-# and what to do.
 CACHE = "leave it out, longdraft keeps keys and values in its own cache"
 DRAFTS = "leave it out, longdraft drafts by its `method`"
 OTHER = "leave it out, or use plain generate"
+# Settings of a GenerationConfig that ask for something else, with the values at which they do not,
+# and what to do.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1,), "set num_beams=1"),
     "num_beam_groups": ((1,), "leave it out"),
@@ -56,8 +56,8 @@ USED = {
     "logits_to_keep",
     "cache_position",
 }
-USED |= {"mm_encoder_outputs", "mm_token_type_ids"}  # which are those of text alone
-# how names of inputs begin
+USED |= {"mm_encoder_outputs", "mm_token_type_ids"}  # those of text alone
+# beginnings of the names of other inputs than text
 SENSES = (
     "pixel_values",
     "image",
@@ -69,11 +69,10 @@ SENSES = (
 
 
 def kept_back() -> dict[str, Any]:
-    """The arguments of the `generate` that runs now which it does not hand on: these are only found
-    in its frame.
+    """The arguments that the `generate` which runs now does not pass on.
 
-    Otherwise they would be ignored without a word: the streamer would get the prompt and nothing
-    after it.
+    They are only in its frame. Otherwise they would be ignored without a word: the streamer would
+    get the prompt and nothing after it.
     """
     code = inspect.unwrap(vars(GenerationMixin)["generate"]).__code__
     frame = sys._getframe()
@@ -83,7 +82,7 @@ def kept_back() -> dict[str, Any]:
 
 
 def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any]) -> None:
-    """Raises InputError for whatever longdraft would have to ignore."""
+    """Raises InputError for arguments that longdraft would have to ignore."""
     support.refuse(model.config, type(model))
     if given.get("inputs_embeds") is not None:
         raise InputError(
@@ -102,10 +101,8 @@ def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
         raise InputError(f"longdraft does not support past_key_values in generate: {CACHE}")
     seen = [name for name in given if name.startswith(SENSES) and given[name] is not None]
-    if seen := [
-        *(given.get("mm_encoder_outputs") or ()),
-        *seen,
-    ]:  # by kind where Transformers has encoded them
+    encoded = given.get("mm_encoder_outputs") or ()  # by kind where Transformers has encoded them
+    if seen := [*encoded, *seen]:
         raise InputError(
             f"longdraft reads text only: leave out {', '.join(seen)}, or use plain generate"
         )
@@ -115,15 +112,17 @@ def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any
 
 
 def prompts_of(input_ids: Tensor, given: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
-    """Each row's tokens, and how much padding is in front of them. Raises InputError."""
+    """Each row's tokens, and the number of padding tokens in front of them.
+
+    Raises InputError.
+    """
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         raise InputError("generate was given no tokens: give input_ids [batch, tokens]")
     mask = given.get("attention_mask")
-    real = (
-        torch.ones_like(input_ids, dtype=torch.bool)
-        if mask is None
-        else mask.to(input_ids.device) != 0
-    )
+    if mask is None:
+        real = torch.ones_like(input_ids, dtype=torch.bool)
+    else:
+        real = mask.to(input_ids.device) != 0
     size = input_ids.shape[1]
     if real.shape != input_ids.shape:
         raise InputError(
@@ -132,21 +131,18 @@ def prompts_of(input_ids: Tensor, given: dict[str, Any]) -> tuple[list[list[int]
         )
     padding = (size - real.sum(1)).tolist()
     device = input_ids.device
-    if not torch.equal(
-        real, torch.arange(size, device=device) >= torch.tensor(padding, device=device)[:, None]
-    ):
+    begins = torch.tensor(padding, device=device)[:, None]
+    if not torch.equal(real, torch.arange(size, device=device) >= begins):
         raise InputError(
             "attention_mask hides tokens inside or behind a prompt: pad on the left "
             "(padding_side='left')"
         )
     positions = given.get("position_ids")
-    if (
-        positions is not None
-    ):  # [B,S], or [n,B,S] where texts and images have positions of several numbers
+    if positions is not None:
+        # [B,S], or [n,B,S] where texts and images have positions of several numbers
         usual = (real.long().cumsum(1) - 1)[real]
-        given_positions = positions.to(device).expand(*positions.shape[:-2], *input_ids.shape)[
-            ..., real
-        ]
+        shape = (*positions.shape[:-2], *input_ids.shape)
+        given_positions = positions.to(device).expand(*shape)[..., real]
         if not torch.equal(given_positions, usual.expand_as(given_positions)):
             raise InputError("position_ids are not those of the tokens' places: leave them out")
     return [row[n:] for row, n in zip(input_ids.tolist(), padding, strict=True)], padding

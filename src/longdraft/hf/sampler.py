@@ -1,5 +1,6 @@
-"""Transformers' logits processors as a sampler: the ones that `generate` has prepared, on every
-node's own path.
+"""A sampler of Transformers' logits processors, which `generate` has prepared.
+
+They are applied to every node's own path.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.sampling_parameters import MIN_P, PENALTY, TEMPERATURE, TOP_K, TOP_P
 
-# What Sampler computes by itself, in the order in which it does.
+# Sampler computes these by itself, in this order.
 SETTINGS = {
     lp.TemperatureLogitsWarper: TEMPERATURE,
     lp.TopKLogitsWarper: TOP_K,
     lp.TopPLogitsWarper: TOP_P,
     lp.MinPLogitsWarper: MIN_P,
 }
-# Where `generate` begins to sample; what is in front of these depends on the text alone.
+# `generate` samples from the first of these on; processors before them depend on the text alone.
 WARPERS = {
     *SETTINGS,
     lp.TypicalLogitsWarper,
@@ -58,12 +59,12 @@ PURE = {
 
 @dataclass(frozen=True)
 class ProcessedSampler(Sampler):
-    """Logits are changed by the constraint and `processors`, each called on a node's whole path,
-    and by nothing else.
+    """Changes logits by the constraint and `processors` alone.
 
-    No processor brings a token back that the constraint excludes, or takes all that it allows.
-    temperature 0 takes the best token, any other draws. before: the row's padding, which processors
-    see as they do in Transformers. Rows that are processed together have the same of both.
+    Each processor is called on a node's whole path. No processor brings a token back that the
+    constraint excludes, or takes all that it allows. temperature 0 takes the best token, any other
+    draws. before: the row's padding, which processors see as they do in Transformers. Rows that are
+    processed together have the same of both.
     """
 
     processors: tuple[Any, ...] = ()
@@ -104,8 +105,9 @@ def sampler_of(
     vocab: int,
     constraint: Constraint | None = None,
 ) -> Sampling:
-    """What samples as `generate` does with these processors for prompts [B,N], the first padding[b]
-    of them padding.
+    """A sampler that samples as `generate` does with these processors.
+
+    input_ids: prompts [B,N], the first padding[b] of them padding.
 
     The constraint excludes tokens before the processors see the scores, and they bring none back.
     Where they leave none of those that it allows, they are void: those in front of the warpers
@@ -136,8 +138,9 @@ def sampler_of(
 
 
 def _settings(processors: list[Any]) -> dict[str, Any] | None:
-    """The settings of a Sampler that does the same; None if there are others, or in another
-    order.
+    """The settings of a Sampler that does the same.
+
+    None: there are other processors, or they are in another order.
     """
     kinds = [type(process) for process in processors]
     if kinds != [kind for kind in SETTINGS if kind in kinds]:
@@ -149,7 +152,7 @@ def _settings(processors: list[Any]) -> dict[str, Any] | None:
 
 
 def _of_row(process: Any, b: int, rows: int) -> Any:
-    """The processor as row b's own, for those that know their row by its place in the batch."""
+    """The processor of row b alone, for those that know their row by its place in the batch."""
     if type(process) is lp.PrefixConstrainedLogitsProcessor:
         allowed = process._prefix_allowed_tokens_fn
         return lp.PrefixConstrainedLogitsProcessor(lambda _, sent: allowed(b, sent), 1)
@@ -160,8 +163,9 @@ def _of_row(process: Any, b: int, rows: int) -> Any:
 
 
 def _check(process: Any, prompt: Tensor, vocab: int) -> None:
-    """Raises InputError for one of Transformers outside PURE or its range, and for a
-    nondeterministic one.
+    """Raises InputError for processors that cannot be used.
+
+    These are Transformers' outside PURE or its range, and nondeterministic ones.
     """
     kind = type(process)
     if kind in IN_RANGE:

@@ -1,4 +1,7 @@
-"""The LM of a Transformers model that a program already has. The model itself is not changed."""
+"""The LM of a Transformers model that a program already has.
+
+The model itself is not changed.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +38,17 @@ _LOCK = threading.Lock()
 
 
 def lm_of(model: Any) -> LM:
-    """The model's LM: made once, and again only after the model's weights or modules have changed.
-    Raises InputError.
+    """The model's LM: made once, and again only after its weights or modules have changed.
 
     It has separate modules over the same weights: attention and hooks are set on these, not on the
-    model's.
+    model's. Raises InputError.
     """
     with _LOCK:
         state = _state(model)
         entry = _KNOWN.get(model)
         if entry is None or entry.state != state:
-            entry = _KNOWN[model] = _Entry(state, _wrap(model))
+            entry = _Entry(state, _wrap(model))
+            _KNOWN[model] = entry
         return entry.lm
 
 
@@ -69,8 +72,7 @@ def _tensors(model: Any) -> Iterable[Tensor]:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Changes whenever weights are replaced, moved or written to, and whenever modules or hooks
-    are.
+    """A value that changes whenever weights, modules or hooks are replaced, moved or written to.
 
     Writes through `.data` leave no trace on a tensor. Matrices are read where they lie, so the next
     pass sees such a write; norms and biases are copied in float32, so their contents are compared,

@@ -1,3 +1,4 @@
-"""This machine and this installation, as the system describes them: measures nothing, and does not
-import torch.
+"""This machine and this installation, as the system describes them.
+
+Nothing is measured, and torch is not imported.
 """

@@ -1,4 +1,4 @@
-"""The checkout that this package runs from, if it is one."""
+"""The checkout from which this package runs, if it is one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout() -> dict[str, Any]:
-    """git_sha and git_dirty of the checkout that this package runs from; None if it is installed
-    without one.
+    """git_sha and git_dirty of the checkout from which this package runs.
+
+    They are None if it is installed without one.
     """
 
     def git(*words: str) -> str | None:

@@ -1,4 +1,4 @@
-"""How this package was installed, and which versions of others it found."""
+"""The origin of this package's installation, and the versions of other packages."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import json
 import re
 import tomllib
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from longdraft.host.checkout import PACKAGE, checkout
-from longdraft.host.files import text
+from longdraft.host.system_files import text
 
 NAME = "longdraft"
 BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
 
 
 def origin(package: Path = PACKAGE) -> dict[str, Any]:
-    """kind: "checkout", "unpacked sdist", "wheel", "sdist", "folder" or "unknown"; where: its
-    folder, address or tag.
+    """The kind and the place of this installation.
 
-    pip writes down where a file came from that was named to it. Of an index it says nothing; a
-    wheel from there is for many systems (manylinux), and one that pip builds from an sdist is for
-    this one.
+    kind: "checkout", "unpacked sdist", "wheel", "sdist", "folder" or "unknown"; where: its folder,
+    address or tag. pip writes down the origin of a file that was named to it. Of an index it says
+    nothing; a wheel from there is for many systems (manylinux), and one that pip builds from an
+    sdist is for this one.
     """
     root = package.parents[1]
     if (root / "pyproject.toml").is_file() and package == root / "src" / NAME:
@@ -37,12 +38,12 @@ def origin(package: Path = PACKAGE) -> dict[str, Any]:
 
 
 def _installed(direct: str | None, wheel: str | None) -> dict[str, Any]:
-    """From pip's direct_url.json, if it wrote one, and the wheel's own description."""
-    found = json.loads(direct) if direct else {}
-    url = str(found.get("url", ""))
-    if "archive_info" in found:
+    """The origin from pip's direct_url.json, if it wrote one, and the wheel's own description."""
+    source = json.loads(direct) if direct else {}
+    url = str(source.get("url", ""))
+    if "archive_info" in source:
         return {"kind": "wheel" if url.endswith(".whl") else "sdist", "where": url}
-    if found:
+    if source:
         return {"kind": "folder", "where": url}
     if not (tag := re.search(r"^Tag: (.+)$", wheel or "", re.MULTILINE)):
         return {"kind": "unknown", "where": "no tag"}
@@ -58,43 +59,40 @@ def version(package: str) -> str | None:
 
 
 def bounds(package: Path = PACKAGE) -> dict[str, str]:
-    """{package: its supported versions, like ">=5.17,<5.24"}, of the checkout or of what is
-    installed.
-    """
-    project = (
-        text(package.parents[1] / "pyproject.toml")
-        if package.parents[1].name != "site-packages"
-        else ""
-    )
+    """{package: its supported versions, like ">=5.17,<5.24"}, of the checkout or installation."""
+    root = package.parents[1]
+    project = "" if root.name == "site-packages" else text(root / "pyproject.toml")
     if project and package.parent.name == "src":
         declared = tomllib.loads(project)["project"]
         optional = declared.get("optional-dependencies", {}).values()
-        lines = [*declared["dependencies"], *(line for extra in optional for line in extra)]
+        lines = [*declared["dependencies"], *chain.from_iterable(optional)]
     else:
         lines = metadata.requires(NAME) or []
-    found: dict[str, str] = {}
+    supported: dict[str, str] = {}
     for line in lines:
         named = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*\(?([<>=!~][^;)]*)", line)
         if named:
-            found.setdefault(named[1].lower().replace("_", "-"), named[2].replace(" ", ""))
-    return found
+            supported.setdefault(named[1].lower().replace("_", "-"), named[2].replace(" ", ""))
+    return supported
 
 
 def within(version: str, bound: str) -> bool:
-    """Whether a version is within bounds of the forms >= and <, compared by the numbers at its
-    beginning.
+    """Tells whether a version is within bounds of the forms >= and <.
+
+    Versions are compared by the numbers at their beginning.
     """
-    have = _numbers(version)
-    return all(
-        have >= _numbers(than) if sign == ">=" else have < _numbers(than)
-        for sign, than in BOUND.findall(bound)
-    )
+    numbers = _numbers(version)
+    for sign, limit in BOUND.findall(bound):
+        reached = numbers >= _numbers(limit)
+        if reached != (sign == ">="):
+            return False
+    return True
 
 
 def _numbers(version: str) -> list[int]:
-    """[5, 17] of "5.17.0+cpu": zeros at the end do not count."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(n) for n in found[0].split(".")] if found else []
+    """The numbers that begin a version, without zeros at the end: [5, 17] of "5.17.0+cpu"."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(n) for n in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers

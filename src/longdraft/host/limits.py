@@ -1,5 +1,6 @@
-"""Limits of Linux's control groups, by which containers and batch systems give a process less than
-the machine has.
+"""Limits of Linux's control groups, which give a process less than the machine has.
+
+Containers and batch systems use them.
 """
 
 from __future__ import annotations
@@ -7,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from longdraft.host.files import number, text
+from longdraft.host.system_files import number, text
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60  # bytes; version 1 writes a number like this where there is no limit
 
 
 def groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, of both versions, and of all
-    groups around them.
+    """The folders of the control groups of this process, and of all groups around them.
+
+    Both versions of control groups are read.
     """
     mounts = root / "sys" / "fs" / "cgroup"
     for line in text(root / "proc" / "self" / "cgroup").splitlines():
@@ -24,28 +26,33 @@ def groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         group = PurePosixPath(path.lstrip("/"))
-        if ".." in group.parts:  # it is outside of what a container sees
+        if ".." in group.parts:  # it is outside of the container
             group = PurePosixPath(".")
         for mount in [mounts / controller] if controllers else [mounts, mounts / "unified"]:
             yield from (mount / part for part in (group, *group.parents))
 
 
 def processors(root: Path = ROOT) -> float | None:
-    """How many processors' time this process may use; None: it is not limited."""
-    found = []
+    """The number of processors whose time this process may use; None: it is not limited."""
+    limits = []
     for group in groups("cpu", root):
         quota, _, period = text(group / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal():
-            found.append(int(quota) / int(period))
+            limits.append(int(quota) / int(period))
         time = number(group / "cpu.cfs_quota_us")
         each = number(group / "cpu.cfs_period_us")
         if time is not None and time > 0 and each:
-            found.append(time / each)
-    return min(found, default=None)
+            limits.append(time / each)
+    return min(limits, default=None)
 
 
 def memory(root: Path = ROOT) -> int | None:
-    """How many bytes this process may use; None: all."""
+    """The bytes that this process may use; None: all."""
     names = ("memory.max", "memory.limit_in_bytes")
-    found = [number(group / name) for group in groups("memory", root) for name in names]
-    return min((size for size in found if size is not None and 0 < size < UNLIMITED), default=None)
+    limits = list[int]()
+    for group in groups("memory", root):
+        for name in names:
+            limit = number(group / name)
+            if limit is not None and 0 < limit < UNLIMITED:
+                limits.append(limit)
+    return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""The machine's memory, and whether its pages are huge."""
+"""The machine's memory, and the mode of its huge pages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import re
 from pathlib import Path
 
-from longdraft.host.files import text
+from longdraft.host.system_files import text
 
 ROOT = Path("/")
 
 
 def total(root: Path = ROOT) -> int | None:
-    """Bytes of the machine's memory; None where the system does not say."""
+    """The bytes of the machine's memory; None: the system does not say."""
     known = _of("MemTotal", root)
     if known is None and root == ROOT:
         try:  # macOS
@@ -23,19 +23,17 @@ def total(root: Path = ROOT) -> int | None:
 
 
 def available(root: Path = ROOT) -> int | None:
-    """Bytes that can be used without swapping; None where the system does not say."""
+    """The bytes that can be used without swapping; None: the system does not say."""
     return _of("MemAvailable", root)
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
-    """The mode of transparent huge pages, "always", "madvise" or "never"; None where there are
-    none.
-    """
+    """The mode of transparent huge pages: "always", "madvise" or "never"; None: there are none."""
     modes = text(root / "sys" / "kernel" / "mm" / "transparent_hugepage" / "enabled")
     chosen = re.search(r"\[(\w+)\]", modes)
     return chosen[1] if chosen else None
 
 
 def _of(field: str, root: Path) -> int | None:
-    found = re.search(rf"^{field}:\s*(\d+) kB$", text(root / "proc" / "meminfo"), re.MULTILINE)
-    return int(found[1]) << 10 if found else None
+    match = re.search(rf"^{field}:\s*(\d+) kB$", text(root / "proc" / "meminfo"), re.MULTILINE)
+    return int(match[1]) << 10 if match else None

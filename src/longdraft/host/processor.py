@@ -1,4 +1,4 @@
-"""The processor: its name, and which logical processors share a core."""
+"""The processor: its name, and the logical processors that share a core."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from longdraft.host.files import number, text
+from longdraft.host.system_files import number, text
 
 ROOT = Path("/")
 
 
 def fields(root: Path = ROOT) -> dict[str, list[str]]:
-    """Each field of /proc/cpuinfo with its different values, in their order; empty where there is
-    no such file.
+    """Each field of /proc/cpuinfo with its different values, in their order.
+
+    Empty: there is no such file.
     """
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for line in text(root / "proc" / "cpuinfo").splitlines():
         name, _, value = line.partition(":")
-        values = found.setdefault(name.strip(), [])
+        values = by_name.setdefault(name.strip(), [])
         if value.strip() not in values:
             values.append(value.strip())
-    return found
+    return by_name
 
 
 def name(root: Path = ROOT) -> str:
-    """The processor's model name; an x86 processor's with its family and model, as names can be
-    vague.
+    """The processor's model name.
+
+    An x86 processor's has its family and model, as names can be vague.
     """
-    found = fields(root)
-    if "model name" in found:
-        known = found["model name"][0]
-        numbers = [found.get(field, [""])[0] for field in ("cpu family", "model")]
+    facts = fields(root)
+    if "model name" in facts:
+        known = facts["model name"][0]
+        numbers = [facts.get(field, [""])[0] for field in ("cpu family", "model")]
         return f"{known} (family {numbers[0]}, model {numbers[1]})" if all(numbers) else known
     return _apple() or platform.processor() or platform.machine()
 
@@ -51,14 +53,15 @@ def _apple() -> str:
 
 
 def allowed() -> list[int] | None:
-    """The logical processors that this process may run on; None where the system does not say."""
+    """The logical processors that this process may run on; None: the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 @dataclass(frozen=True)
 class Topology:
-    """How many of each a set of logical processors has; cores and sockets are None where the system
-    does not say.
+    """The numbers of processors, cores and sockets in a set of logical processors.
+
+    cores and sockets are None where the system does not say.
     """
 
     processors: int
@@ -67,7 +70,7 @@ class Topology:
 
 
 def topology(which: Collection[int] | None = None, root: Path = ROOT) -> Topology:
-    """Of these logical processors, or of the whole machine."""
+    """The topology of these logical processors, or of the whole machine."""
     folder = root / "sys" / "devices" / "system" / "cpu"
     numbered = [int(p.name[3:]) for p in folder.glob("cpu[0-9]*") if p.name[3:].isdecimal()]
     chosen = numbered if which is None else sorted(which)

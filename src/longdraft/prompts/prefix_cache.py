@@ -1,6 +1,4 @@
-"""Keys and values of text that was read before, so that a later prompt that begins with it need not
-be read again.
-"""
+"""Keys and values of earlier text, so that a later prompt that begins with it skips its prefill."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ from longdraft.models.lm import LM
 
 Tell = Callable[[str], object]
 Shapes = dict[int, tuple[int, int, int, torch.dtype]]  # as KVCache.shapes
-# the number of the block before, or the owner of a first one; the tokens
+# (the number of the block before, or the owner of a first block; the block's tokens)
 Key = tuple[int | str, tuple[int, ...]]
 
 
 class Prefixes(Protocol):
-    """Where a session keeps keys and values of prompts. asked, hits: tokens of all prompts, and
-    those that were known.
+    """The place where a session keeps keys and values of prompts.
 
-    used: the share of its room that is in use. attach, load, store: see PrefixCache.
+    asked, hits: tokens of all prompts, and those that were known. used: the share of its room that
+    is in use. attach, load, store: see PrefixCache.
     """
 
     asked: int
@@ -46,13 +44,13 @@ class Prefixes(Protocol):
 
 
 @dataclass
-class Block:
-    """The keys and values of `block` tokens that follow the block before, in every layer of the row
-    they were read in.
+class PrefixBlock:
+    """The keys and values of `block` tokens, in every layer of the row in which they were read.
 
-    number: its own, never used again. shapes: of that row. states: what all tokens up to its end
-    have left in recurrent layers; None: that is not kept. room: how many blocks without states have
-    as many bytes. told: whether it was said that what follows it is not kept.
+    They follow the block before. number: its own, never used again. shapes: of that row. states:
+    the states of recurrent layers after all tokens up to its end; None: they are not kept. room:
+    how many blocks without states have as many bytes. told: whether it was said that nothing after
+    it is kept.
     """
 
     number: int
@@ -64,14 +62,12 @@ class Block:
 
 
 class PrefixCache:
-    """Holds at most `tokens` tokens in blocks of `block`; the one that was used longest ago makes
-    room.
+    """Holds at most `tokens` tokens in blocks of `block`; the one used longest ago makes room.
 
-    Owners share the room, but none finds what another one stored. What `load` writes are the bits
-    that were stored, which reading the tokens again would compute (see LM.prompt_block): outputs
-    are the same with and without it. Tokens are compared themselves, not their hashes. One target,
-    and one thread at a time. tell: is called once for each prompt of which only a beginning can be
-    kept.
+    Owners share the room, but none can load what another one stored. `load` writes the bits that
+    were stored, which reading the tokens again would compute (see LM.prompt_block): outputs are the
+    same with and without it. Tokens are compared themselves, not their hashes. One target, and one
+    thread at a time. tell: is called once for each prompt of which only a beginning can be kept.
     """
 
     def __init__(self, tokens: int, block: int = 64, tell: Tell | None = None):
@@ -82,15 +78,13 @@ class PrefixCache:
             )
         self.most = tokens // block
         self.block = block
-        # tokens of all prompts so far, and those that were known
-        self.asked = 0
-        self.hits = 0
-        self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
+        self.asked = 0  # tokens of all prompts so far
+        self.hits = 0  # those of them that were known
+        self._blocks = OrderedDict[Key, PrefixBlock]()  # the one used longest ago first
         self._taken = 0  # the room of all of them
         self._count = 0
-        # whether it was said of a prompt of which nothing was kept
         self._tell = tell
-        self._told = False
+        self._told = False  # whether it was said of a prompt of which nothing was kept
         self._target: ref[LM] | None = None
 
     @property
@@ -99,8 +93,9 @@ class PrefixCache:
         return self._taken / self.most
 
     def attach(self, target: LM) -> None:
-        """From now on keys are this target's. Raises InputError if they were another's, whatever
-        its shapes.
+        """Use the cache for this target's keys.
+
+        Raises InputError if it was another's, whatever its shapes.
         """
         if self._target is None:
             self._target = ref(target)
@@ -110,8 +105,9 @@ class PrefixCache:
             )
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
-        """Write what is known of these tokens to an empty cache of one row -> how many tokens that
-        is, a multiple.
+        """Write the known keys of these tokens to an empty cache of one row.
+
+        Returns the number of known tokens, a multiple of `multiple`.
         """
         blocks = self._known(tokens, owner)
         known, states = self._usable(blocks, multiple)
@@ -119,13 +115,12 @@ class PrefixCache:
             known = 0
             states = {}
         row.resume(known, states)
-        self.asked, self.hits = self.asked + len(tokens), self.hits + known
+        self.asked += len(tokens)
+        self.hits += known
         return known
 
-    def _usable(self, blocks: list[Block], multiple: int) -> tuple[int, ByScan]:
-        """The most tokens, a multiple, after which reading can go on, and the states that they have
-        left.
-        """
+    def _usable(self, blocks: list[PrefixBlock], multiple: int) -> tuple[int, ByScan]:
+        """The most tokens, a multiple, after which reading can go on, and the states after them."""
         for n in range(len(blocks), 0, -1):
             end = n * self.block // multiple * multiple
             states = blocks[n - 1].states
@@ -134,10 +129,9 @@ class PrefixCache:
         return 0, {}
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
-        """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole
-        blocks of them.
+        """Keep the keys and values of the first len(tokens) slots of a cache of one row.
 
-        Where there is no memory for them, everything is forgotten.
+        Whole blocks are kept. If there is no memory for them, everything is forgotten.
         """
         try:
             self._store(tokens, row, owner)
@@ -165,7 +159,7 @@ class PrefixCache:
         if len(kept) < count:
             self._say(len(tokens), kept)
 
-    def _block(self, index: int, row: KVCache, shapes: Shapes) -> Block:
+    def _block(self, index: int, row: KVCache, shapes: Shapes) -> PrefixBlock:
         """A copy of the row's block with this index."""
         span = slice(index * self.block, (index + 1) * self.block)
         stored = {layer: row.stored(layer, 0) for layer in shapes}
@@ -173,13 +167,12 @@ class PrefixCache:
             layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()
         }
         states = row.states_at(span.stop)
-        room = 1 + ceil(
-            _nbytes(states or {}) / max(sum(k.nbytes + v.nbytes for k, v in layers.values()), 1)
-        )
+        size = sum(k.nbytes + v.nbytes for k, v in layers.values())
+        room = 1 + ceil(_nbytes(states or {}) / max(size, 1))
         self._count += 1
-        return Block(self._count, shapes, layers, states, room)
+        return PrefixBlock(self._count, shapes, layers, states, room)
 
-    def _say(self, count: int, kept: list[Block]) -> None:
+    def _say(self, count: int, kept: list[PrefixBlock]) -> None:
         """Say once of a prompt that no more of it can be kept than these blocks."""
         told = kept[-1].told if kept else self._told
         if self._tell is None or told:
@@ -191,17 +184,19 @@ class PrefixCache:
         self._tell(too_long(count, self._usable(kept, 1)[0], "--prefix-tokens"))
 
     def _make_room(self, room: int) -> None:
-        """Forget what was used longest ago: before something is added, so that there is no moment
-        with too much.
+        """Forget the blocks used longest ago.
+
+        This comes before something is added, so that there is no moment with too much.
         """
         while self._blocks and self._taken + room > self.most:
             self._taken -= self._blocks.popitem(last=False)[1].room
 
-    def _known(self, tokens: list[int], owner: str) -> list[Block]:
-        """The blocks that these tokens begin with. They count as used, later ones first, so that
-        they go first.
+    def _known(self, tokens: list[int], owner: str) -> list[PrefixBlock]:
+        """The blocks with which these tokens begin.
+
+        They count as used, later ones first, so that these are forgotten first.
         """
-        prefix: list[tuple[Key, Block]] = []
+        prefix: list[tuple[Key, PrefixBlock]] = []
         before: int | str = owner
         for index in range(len(tokens) // self.block):
             key: Key = before, tuple(tokens[index * self.block : (index + 1) * self.block])
@@ -216,31 +211,28 @@ class PrefixCache:
 
 
 def too_long(count: int, kept: int, option: str) -> str:
-    """What is said of a prompt of which only the first tokens can be kept."""
-    part = (
-        f"only the first {kept} of a prompt's {count} tokens"
-        if kept
-        else f"none of a prompt's {count} tokens"
-    )
+    """The message about a prompt of which only the first tokens can be kept."""
+    part = f"none of a prompt's {count} tokens"
+    if kept:
+        part = f"only the first {kept} of a prompt's {count} tokens"
     return f"{part} can be kept, so its next turn prefills the rest again: give a larger {option}"
 
 
-def copied(blocks: list[Block], known: int, row: KVCache) -> bool:
-    """Write the first `known` slots of an empty row -> whether that is all it has: the blocks have
-    its layers, with its shapes. Nothing is written otherwise.
+def copied(blocks: list[PrefixBlock], known: int, row: KVCache) -> bool:
+    """Write the first `known` slots of an empty row, if the blocks have its layers and shapes.
+
+    Returns whether they have; nothing is written otherwise.
     """
     shapes = blocks[0].shapes
-    if (
-        not shapes
-        or any(block.shapes != shapes for block in blocks)
-        or row.shapes not in ({}, shapes)
-    ):
+    differ = any(block.shapes != shapes for block in blocks)
+    if not shapes or differ or row.shapes not in ({}, shapes):
         return False
     row.allocate(shapes)
     for layer in shapes:
-        for i, to in enumerate(row.stored(layer, 0)):
+        for i, slots in enumerate(row.stored(layer, 0)):
             # One copy, because a copy of each block costs more.
-            to[:, :known] = torch.cat([block.layers[layer][i] for block in blocks], 1)[:, :known]
+            joined = torch.cat([block.layers[layer][i] for block in blocks], 1)
+            slots[:, :known] = joined[:, :known]
     return True
 
 

@@ -1,6 +1,4 @@
-"""How much a server keeps of earlier prompts unless it is told: a text of the whole context, if
-memory allows it.
-"""
+"""The default room of a server for earlier prompts: the whole context, if memory allows it."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ FLOOR = 1 << 10  # tokens, however little memory there is
 
 @torch.inference_mode()
 def prefix_room(target: LM, context: int, rows: int, models: int = 1) -> int:
-    """Tokens for a prefix cache: `context` of them, with the states that recurrent layers leave on
-    the way, or LEAST; but no more than fit into this model's part of a quarter of the free memory.
+    """The number of tokens for a prefix cache.
 
-    rows: slots of the session that will run beside it. models: those that share the memory. Runs
-    one token.
+    It is `context`, with the states that recurrent layers leave on the way, or LEAST; but no more
+    than fit into this model's part of a quarter of the free memory. rows: slots of the session that
+    will run beside it. models: those that share the memory. Runs one token.
     """
     scratch = target.new_cache(1, 1)
     target.prefill([0], scratch)
@@ -34,8 +32,9 @@ def prefix_room(target: LM, context: int, rows: int, models: int = 1) -> int:
 
 
 def free_memory(target: LM, rows: int) -> int | None:
-    """Bytes for caches where this model runs; None: the system does not say. rows: bytes that a GPU
-    reserves first.
+    """The bytes for caches where this model runs; None: the system does not say.
+
+    rows: bytes that a GPU reserves first.
     """
     if target.device.type == "cuda":
         return max(torch.cuda.mem_get_info(target.device)[0] - rows, 0)

@@ -35,10 +35,9 @@ NAMES = re.compile(rf"[0-9a-f]{{64}}\.safetensors|{re.escape(DRAFT)}.*")
 
 
 class Loaded(NamedTuple):
-    """How many of a prompt's tokens were loaded, and how long reading all of them had taken if the
-    file has them all.
+    """The number of a prompt's tokens that were loaded, and the seconds that reading all had taken.
 
-    seconds: None if it has not, or if it is not known.
+    seconds: None if the file has not all of them, or if the time is not known.
     """
 
     count: int
@@ -46,34 +45,33 @@ class Loaded(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Where prompts are kept."""
+    """A place where prompts are kept."""
 
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
-        """Write what is known of these tokens to an empty cache of one row; the rest must be read
-        after it.
+        """Write the known keys of these tokens to an empty cache of one row.
 
-        keep: states that reading the rest is to capture, so that as many tokens are left to be
-        read. Raises InputError.
+        The rest must be read after it. keep: states that reading the rest is to capture, so that as
+        many tokens are left to be read. Raises InputError.
         """
         ...
 
     def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
-        """Keep the first slots of a cache of one row, which these tokens were read into. seconds:
-        see About.
+        """Keep the first slots of a cache of one row, into which these tokens were read.
+
+        seconds: see About.
         """
         ...
 
 
 class PromptFile:
-    """The keys and values of one prompt; another prompt with the same beginning reads only the
-    rest, and replaces it.
+    """The keys and values of one prompt in a file.
 
-    A file is loaded only if this target would have computed its bits: for the same model, dtype,
-    layout and build (prompt_origin.py). What cannot be loaded raises InputError and is not
-    replaced.
+    Another prompt with the same beginning reads only the rest, and replaces it. A file is loaded
+    only if this target would have computed its bits: for the same model, dtype, layout and build
+    (prompt_origin.py). A file that cannot be loaded raises InputError and is not replaced.
 
-    whole: load only what has all of a prompt, and a time. note: why a prompt could not be written,
-    in words.
+    whole: load only a file with all of a prompt, and a time. note: why a prompt could not be
+    written, in words.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class PromptFile:
         self._held = list[int]()  # the tokens that the file had when it was last read or written
 
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
-        """As Keeper.load."""
+        """See Keeper.load."""
         row.clear()
         if self._at_borders:
             row.keep_checkpoints(self.origin.block)
@@ -111,40 +109,36 @@ class PromptFile:
         return self.origin.under(self._target.rotation(int(row.planned[0])))
 
     def _usable(self, saved: SavedPrompt, shared: int, complete: bool, most: int) -> int:
-        """Of this many shared tokens, those whose keys have the bits of a prompt that is read
-        whole.
-        """
+        """The number of these shared tokens whose keys have the bits of a prompt read whole."""
         count = max(min(shared, most), 0)
         if complete and count == shared:
             return count
         if self.origin.states:
-            whole = [
-                n
-                for n in (saved.about.border, saved.about.count)
-                if n <= count and n % self.origin.block == 0
-            ]
-            return max(whole, default=0)
+            ends = (saved.about.border, saved.about.count)
+            usable = [n for n in ends if n <= count and n % self.origin.block == 0]
+            return max(usable, default=0)
         return count - count % self.origin.block
 
     @property
     def _at_borders(self) -> bool:
-        """Whether a longer prompt can only go on from states that are kept at the last border of a
-        block.
-        """
+        """Tells whether a longer prompt can only go on from states at a block's last border."""
         return bool(self.origin.states) and self.origin.block > 1 and not self.whole
 
     def _border(self, row: KVCache, count: int) -> tuple[int, ByScan]:
-        """The last border before the end of this many tokens of which the row has states, and
-        these; 0: of none.
+        """The last border before the end of these tokens with states in the row, and the states.
+
+        0: there is none.
         """
+        if not self._at_borders:
+            return 0, NO_STATES
         block = self.origin.block
-        for n in range((count - 1) // block * block, 0, -block) if self._at_borders else ():
+        for n in range((count - 1) // block * block, 0, -block):
             if (states := row.states_at(n)) is not None:
                 return n, states
         return 0, NO_STATES
 
     def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
-        """As Keeper.store. Nothing is written if the file has these tokens already."""
+        """See Keeper.store; nothing is written if the file has these tokens already."""
         if not tokens or self._held[: len(tokens)] == tokens:
             return
         try:
@@ -171,10 +165,10 @@ class PromptFile:
 
 
 class PromptFiles:
-    """A folder with a file for each prompt, which is loaded only as a whole, with the time that
-    reading it took here.
+    """A folder with a file for each prompt, with the time that reading it took here.
 
-    Prompts that were read with other threads or on another processor have their own files.
+    A prompt is loaded only as a whole. Prompts that were read with other threads or on another
+    processor have their own files.
     """
 
     def __init__(self, folder: str | Path, target: LM):
@@ -188,11 +182,11 @@ class PromptFiles:
         )
 
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
-        """As Keeper.load."""
+        """See Keeper.load."""
         return self._file(tokens, row).load(tokens, row, keep)
 
     def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
-        """As Keeper.store."""
+        """See Keeper.store."""
         file = self._file(tokens, row)
         file.store(tokens, row, seconds)
         self.note = file.note or self.note
@@ -206,10 +200,11 @@ class PromptFiles:
 
 
 @dataclass(frozen=True)
-class Read:
-    """How a prompt came into a cache: tokens that were loaded, not read; seconds that this took;
-    and what reading all of it takes, as measured when that was done last: None if that is not
-    known.
+class PromptFill:
+    """The way in which a prompt came into a cache.
+
+    known: tokens that were loaded, not read. seconds: how long this took. whole_s: how long reading
+    all of it takes, as measured when that was done last; None if that is not known.
     """
 
     known: int
@@ -230,9 +225,8 @@ def read_prompt(
     kept: Keeper | None,
     report: Callable[[int], None] | None = None,
     keep: PromptSpec | None = None,
-) -> tuple[dict[int, Tensor], Read]:
-    """Fill an empty cache of one row with a prompt's tokens: what is kept of them, then what is
-    read.
+) -> tuple[dict[int, Tensor], PromptFill]:
+    """Fill an empty cache of one row with a prompt's tokens: load the kept ones, read the rest.
 
     report, keep and the states that are returned: see LM.prefill.
     """
@@ -243,15 +237,13 @@ def read_prompt(
         report(known)
     states = target.prefill(tokens[known:], row, report=report, keep=keep)
     seconds = clock(target.device) - begin
-    return states, Read(known, seconds, once if known else seconds)
+    return states, PromptFill(known, seconds, once if known else seconds)
 
 
 def store_prompts(
-    kept: Keeper | None, prompts: list[list[int]], cache: KVCache, reads: list[Read]
+    kept: Keeper | None, prompts: list[list[int]], cache: KVCache, reads: list[PromptFill]
 ) -> None:
-    """Keep what was read of the prompts, all tokens of each but the last; a prompt that comes twice
-    once.
-    """
+    """Keep all tokens but the last of each prompt that was read; a prompt that comes twice once."""
     for b, (prompt, read) in enumerate(zip(prompts, reads, strict=True)):
         if kept is not None and prompts.index(prompt) == b:
             kept.store(prompt[:-1], cache.row(b), read.whole_s)

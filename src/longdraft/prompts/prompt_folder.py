@@ -1,5 +1,6 @@
-"""Prompts of a server in a private folder: they outlive the process, in parts that prompts with one
-beginning share.
+"""Prompts of a server in a private folder, where they outlive the process.
+
+They are stored in parts, which prompts with one beginning share.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ LOCK = ".lock"
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some tokens of a prompt. name: of their file, a digest of the origin, the owner and all
-    tokens to their end.
+class PromptPart:
+    """Some tokens of a prompt.
+
+    name: of their file, a digest of the origin, the owner and all tokens to their end.
     """
 
     name: str
@@ -50,14 +52,14 @@ class Part:
 
 
 class PromptFolder:
-    """A PrefixCache's memory with a folder of at most `limit` bytes behind it; the part used
-    longest ago makes room.
+    """A PrefixCache's memory with a folder behind it, of at most `limit` bytes.
 
-    Owners share the room, but none finds what another one stored. A part is loaded only if this
-    target would have computed its bits (prompt_origin.py); a damaged one is removed and counts as
-    unknown. Several processes may use one folder. Parts are written by a thread, so that nobody
-    waits for the disk. note: the first failure to write, in words; nothing is written after it.
-    tell: is called with it, and once for each prompt longer than the limit.
+    The part used longest ago makes room. Owners share the room, but none can load what another one
+    stored. A part is loaded only if this target would have computed its bits (prompt_origin.py); a
+    damaged one is removed and counts as unknown. Several processes may use one folder. Parts are
+    written by a thread, so that nobody waits for the disk. note: the first failure to write, in
+    words; nothing is written after it. tell: is called with it, and once for each prompt longer
+    than the limit.
 
     Raises InputError for a folder that others can read, and for a limit with no room for a part.
     """
@@ -87,57 +89,54 @@ class PromptFolder:
             )
             raise InputError(f"{needs}: give a larger --cache-dir-mb")
         remove_drafts(self.folder)
-        # tokens of all prompts so far, and those that were known
-        self.asked = 0
-        self.hits = 0
+        self.asked = 0  # tokens of all prompts so far
+        self.hits = 0  # those of them that were known
         self._told = set[str]()  # the last parts that are kept of prompts that are too long
         # when parts that are to be written were used, by name
         self._waiting = dict[str, int]()
         self._lock = Lock()
-        self._queue = SimpleQueue[tuple[Part, Layers, ByScan] | None]()
+        self._queue = SimpleQueue[tuple[PromptPart, Layers, ByScan] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
         self._writer.start()
 
     @property
     def used(self) -> float:
         """The share of its room that is in use: the memory's if it has one, else the folder's."""
-        return (
-            self.memory.used
-            if self.memory is not None
-            else sum(size for *_, size in self._files()) / self.limit
-        )
+        if self.memory is not None:
+            return self.memory.used
+        return sum(size for *_, size in self._files()) / self.limit
 
     def attach(self, target: LM) -> None:
-        """As PrefixCache.attach."""
+        """See PrefixCache.attach."""
         if self._target() is not target:
             raise InputError(
                 "this folder of prompts was opened for another model: open it again with this one"
             )
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
-        """As PrefixCache.load."""
+        """See PrefixCache.load."""
         row.clear()
         known = 0 if self.memory is None else self.memory.load(tokens, row, multiple, owner)
         parts = list(self._parts(tokens, owner))
-        there = next((i for i, part in enumerate(parts) if not self._is_there(part)), len(parts))
-        if there * self.part > known:
-            for part in parts[known // self.part : there]:
+        present = next((i for i, part in enumerate(parts) if not self._is_there(part)), len(parts))
+        if present * self.part > known:
+            for part in parts[known // self.part : present]:
                 states = self._read(part, row)
                 if states is None:
                     row.wipe(part.begin, part.begin + self.part)
-                    known = (
-                        part.begin if not self.origin.states or row.length[0] == part.begin else 0
-                    )
+                    has_states = not self.origin.states or row.length[0] == part.begin
+                    known = part.begin if has_states else 0
                     row.resume(known, row.states_at(known) or {})
                     break
                 known = part.begin + self.part
                 row.resume(known, states)
-        self._touch(parts[:there])
-        self.asked, self.hits = self.asked + len(tokens), self.hits + known
+        self._touch(parts[:present])
+        self.asked += len(tokens)
+        self.hits += known
         return known
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
-        """As PrefixCache.store; the folder gets its parts soon afterward."""
+        """See PrefixCache.store; the folder gets its parts soon afterward."""
         if self.memory is not None:
             self.memory.store(tokens, row, owner)
         size = self._size(self.part)
@@ -172,7 +171,7 @@ class PromptFolder:
             self._queue.put((part, copies, states))
         self._touch(parts)
 
-    def _say(self, count: int, kept: list[Part]) -> None:
+    def _say(self, count: int, kept: list[PromptPart]) -> None:
         """Say once of a prompt that only these parts of it can be kept."""
         if kept[-1].name in self._told:
             return
@@ -186,34 +185,31 @@ class PromptFolder:
         self._queue.put(None)
         self._writer.join()
 
-    def _parts(self, tokens: list[int], owner: str) -> Iterator[Part]:
+    def _parts(self, tokens: list[int], owner: str) -> Iterator[PromptPart]:
         """The whole parts of a prompt, each with a name that says all that precedes it."""
         name = sha256(f"{self.origin.digest} {self.part} {owner}".encode()).hexdigest()
         for begin in range(0, len(tokens) - self.part + 1, self.part):
-            some = tokens[begin : begin + self.part]
+            chunk = tokens[begin : begin + self.part]
             before = name
-            name = sha256(bytes.fromhex(name) + np.asarray(some, "<i8").tobytes()).hexdigest()
-            yield Part(name, before, begin, some)
+            name = sha256(bytes.fromhex(name) + np.asarray(chunk, "<i8").tobytes()).hexdigest()
+            yield PromptPart(name, before, begin, chunk)
 
-    def _path(self, part: Part) -> Path:
+    def _path(self, part: PromptPart) -> Path:
         return self.folder / f"{part.name}.safetensors"
 
-    def _is_there(self, part: Part) -> bool:
+    def _is_there(self, part: PromptPart) -> bool:
         return os.path.exists(self._path(part))
 
     def _size(self, count: int) -> int:
         return size_of(self.origin, About(count)) + HEADER
 
-    def _read(self, part: Part, row: KVCache) -> ByScan | None:
-        """Write a part's keys to its slots -> the states at its end; None: it was wrong."""
+    def _read(self, part: PromptPart, row: KVCache) -> ByScan | None:
+        """Write a part's keys to its slots; returns the states at its end; None: it was wrong."""
         path = self._path(part)
         try:
             with SavedPrompt.open(path, self.origin) as saved:
-                if (saved.tokens, saved.about.begin, saved.about.before) != (
-                    part.tokens,
-                    part.begin,
-                    part.before,
-                ):
+                place = (saved.about.begin, saved.about.before)
+                if saved.tokens != part.tokens or place != (part.begin, part.before):
                     raise damaged(path, "it has another prompt's tokens")
                 return saved.read(row, self.part)
         except (InputError, OSError):
@@ -221,10 +217,8 @@ class PromptFolder:
                 path.unlink()
             return None
 
-    def _touch(self, parts: list[Part]) -> None:
-        """They were used now, each a little later than those after it, so that these make room
-        first.
-        """
+    def _touch(self, parts: list[PromptPart]) -> None:
+        """Mark parts as used now, each a little later than those after it, which go first."""
         now = time_ns()
         for i, part in enumerate(parts):
             with self._lock:
@@ -233,7 +227,7 @@ class PromptFolder:
                     continue
             self._used(part, now - i * EARLIER_NS)
 
-    def _used(self, part: Part, when: int) -> None:
+    def _used(self, part: PromptPart, when: int) -> None:
         with suppress(OSError):
             os.utime(self._path(part), ns=(when, when))
 
@@ -253,7 +247,7 @@ class PromptFolder:
                 when = self._waiting.pop(part.name)
             self._used(part, when)
 
-    def _write(self, part: Part, layers: Layers, states: ByScan) -> None:
+    def _write(self, part: PromptPart, layers: Layers, states: ByScan) -> None:
         if self.note:
             return
         about = About(self.part, part.begin, part.before)
@@ -263,7 +257,7 @@ class PromptFolder:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process writes to the folder, so that its limit holds."""
+        """Keep other processes from writing to the folder meanwhile, so that its limit holds."""
         handle = os.open(
             self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
@@ -285,7 +279,7 @@ class PromptFolder:
             total -= length
 
     def _files(self) -> list[tuple[int, Path, int]]:
-        """When each of our files was used last, and its size; other files are none of ours."""
+        """(time of its last use, path, size) of each file of ours; other files do not count."""
         files = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -297,8 +291,9 @@ class PromptFolder:
 
 
 def private(folder: Path) -> Path:
-    """A folder that only its owner can read, made if it is not there. Raises InputError for one
-    that others can.
+    """A folder that only its owner can read, made if it is not there.
+
+    Raises InputError for one that others can.
     """
     folder = Path(os.path.realpath(os.path.expanduser(folder)))
     try:

@@ -1,6 +1,4 @@
-"""What the bytes of a saved prompt are: a safetensors file with tokens, their keys and values, and
-states.
-"""
+"""The bytes of a saved prompt: a safetensors file with tokens, keys and values, and states."""
 
 from __future__ import annotations
 
@@ -36,12 +34,11 @@ Entry = tuple[str, str, list[int], int]  # name, dtype, shape and bytes of a ten
 
 @dataclass(frozen=True)
 class About:
-    """What a file says beside its keys. begin: the position of its first token; before: what
-    precedes that token.
+    """The facts in a file beside its keys.
 
-    seconds: how long reading these tokens took; None if part of them was not read but reused.
-    border: of a model with recurrent layers, fewer tokens whose states the file has too; 0: it has
-    not.
+    begin: the position of its first token; before: the name of the part before that token. seconds:
+    how long reading these tokens took; None if part of them was not read but reused. border: of a
+    model with recurrent layers, fewer tokens whose states the file has too; 0: it has not.
     """
 
     count: int
@@ -63,18 +60,21 @@ class About:
 
     @classmethod
     def of(cls, meta: dict[str, str]) -> Self:
-        """Raises ValueError and KeyError."""
+        """The facts in a file's metadata.
+
+        Raises ValueError and KeyError.
+        """
         seconds = parse(meta["seconds"])
         if seconds is not None and not (isinstance(seconds, float) and 0 <= seconds < 1e9):
             raise ValueError("seconds")
-        count, begin, border = (
-            _whole(meta.get(name, "0")) for name in ("count", "begin", "border")
-        )
+        count = _whole(meta.get("count", "0"))
+        begin = _whole(meta.get("begin", "0"))
+        border = _whole(meta.get("border", "0"))
         return cls(count, begin, meta["before"], seconds, meta["time"], border)
 
 
 def size_of(origin: Origin, about: About) -> int:
-    """Bytes of a file without its header."""
+    """The bytes of a file without its header."""
     return sum(size for *_, size in entries(origin, about))
 
 
@@ -110,17 +110,18 @@ def entries(origin: Origin, about: About) -> list[Entry]:
 
 
 def parts(tokens: Sequence[int], layers: Layers, *states: ByScan) -> Iterator[bytes | memoryview]:
-    """The bytes of the tensors, a head at a time. states: of all tokens, then of those up to the
-    border.
+    """The bytes of the tensors, a head at a time.
+
+    states: of all tokens, then of those up to the border.
     """
     yield np.asarray(tokens, "<i4").tobytes()
     for layer in sorted(layers):
         for x in layers[layer]:
             for head in x:
                 yield bytes_of(head.cpu().contiguous())
-    for some in states:
-        for n in sorted(some):
-            yield bytes_of(some[n].cpu().contiguous())
+    for by_scan in states:
+        for n in sorted(by_scan):
+            yield bytes_of(by_scan[n].cpu().contiguous())
 
 
 def _whole(text: str) -> int:

@@ -1,5 +1,6 @@
-"""What the bits of a prompt's keys depend on besides its tokens; a saved prompt is used only where
-it agrees.
+"""The facts beside its tokens on which the bits of a prompt's keys depend.
+
+A saved prompt is used only where they agree.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ StateShapes = dict[int, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True)
 class Origin:
-    """Two targets with equal `facts` compute equal bits for equal tokens.
+    """The origin of keys: two targets with equal `facts` compute equal bits for equal tokens.
 
     facts: by name, in the order in which differences are reported. shapes: as KVCache.shapes. bits:
     of a number of a key that is stored as a code, or 0. positions: the largest number of tokens.
@@ -58,12 +59,10 @@ class Origin:
     block: int
 
     def under(self, rotation: str) -> Origin:
-        """Of keys with these rotations (LM.rotation)."""
-        return (
-            replace(self, facts=self.facts | {"rotation": f"of {rotation} texts"})
-            if rotation
-            else self
-        )
+        """The origin of keys with these rotations (LM.rotation)."""
+        if not rotation:
+            return self
+        return replace(self, facts=self.facts | {"rotation": f"of {rotation} texts"})
 
     @property
     def digest(self) -> str:
@@ -80,8 +79,9 @@ class Origin:
 
 @torch.inference_mode()
 def origin_of(target: LM) -> Origin:
-    """Reads all weights once, and runs one token. Raises InputError for a model that is divided
-    among processes.
+    """The origin of a target's keys; reads all weights once, and runs one token.
+
+    Raises InputError for a model that is divided among processes.
     """
     if target.team.size > 1:
         raise InputError(
@@ -129,8 +129,9 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _layout(shapes: Shapes) -> str:
-    """Of each run of layers that are alike: how many, their key heads, and the numbers of a key and
-    of a value.
+    """The layouts of runs of equal layers.
+
+    Each has their number, their key heads, and the numbers of a key and of a value.
     """
     runs = [
         (list(same), shape)
@@ -142,7 +143,7 @@ def _layout(shapes: Shapes) -> str:
 
 
 def _listed(states: StateShapes) -> str:
-    """Of each run of states that are alike: how many, and their shape."""
+    """The number and shape of each run of states that are alike."""
     runs = [(shape, len(list(same))) for shape, same in groupby(states.values())]
     return ", ".join(
         f"{count} of {'x'.join(map(str, size))} {_word(t)}" for (size, t), count in runs
@@ -150,8 +151,9 @@ def _listed(states: StateShapes) -> str:
 
 
 def _kernels(name: str | None) -> str:
-    """A digest of the compiled kernels; builds of other sources or by another compiler may round
-    differently.
+    """A digest of the compiled kernels.
+
+    Builds of other sources or by another compiler may round differently.
     """
     lib = native.opened(f"_{name}")[0] if name else None
     return "none" if lib is None else sha256(Path(lib._name).read_bytes()).hexdigest()[:32]
@@ -164,14 +166,15 @@ def _code() -> str:
 
 
 def _configuration(config: object) -> str:
-    """A digest of what config.json says beside the sizes, such as rotations, windows and scales."""
+    """A digest of config.json beside the sizes, such as rotations, windows and scales."""
     said = {k: v for k, v in config.to_dict().items() if k not in UNRELATED}  # type: ignore[attr-defined]
     return sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _weights(target: LM) -> str:
-    """A digest of every bit of the weights; the fingerprint takes a sample, in which a small change
-    may not show.
+    """A digest of every bit of the weights.
+
+    The fingerprint takes a sample, in which a small change may not show.
     """
     digest = sha256()
     parts = chain(target.hf.named_parameters(), target.hf.named_buffers())

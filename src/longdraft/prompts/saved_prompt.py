@@ -1,6 +1,4 @@
-"""The file of a saved prompt: a safetensors file with tokens, their keys and values, and what
-computed them.
-"""
+"""The file of a saved prompt: tokens, their keys and values, and facts about their origin."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from longdraft.prompts.prompt_origin import Origin, bytes_of
 
 MOST_HEADER = 1 << 22  # bytes; a model of 1,000 layers needs 200 KB
 PIECE = 1 << 20  # bytes that are read at once where they are only checked
-DRAFT = ".writing-"  # how files begin that are not complete yet
+DRAFT = ".writing-"  # how the names of incomplete files begin
 OLD_S = 3600.0  # age at which such a file counts as left behind
 NO_SUM = "0" * 64
 NO_STATES: ByScan = {}
@@ -44,11 +42,11 @@ def write(
     states: ByScan = NO_STATES,
     border: ByScan = NO_STATES,
 ) -> None:
-    """Write a file that is there as a whole or not at all, for its owner alone. Raises OSError.
+    """Write a file that is there as a whole or not at all, readable by its owner alone.
 
-    The last of several writers wins. layers: of all tokens of the file, as many as `tokens`.
-    states: what these tokens, and those before the file's, have left in recurrent layers. border:
-    what those up to about.border have left.
+    Raises OSError. The last of several writers wins. layers: of all tokens of the file, as many as
+    `tokens`. states: those of recurrent layers after these tokens and those before the file's.
+    border: those after the tokens up to about.border.
     """
     about = about or About(len(tokens), time=now())
     handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=path.parent)  # for its owner alone
@@ -72,7 +70,7 @@ def write(
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what writers that were killed have left behind."""
+    """Remove the files that killed writers have left behind."""
     for left in folder.glob(f"{DRAFT}*"):
         with suppress(OSError):
             if time() - left.stat().st_mtime > OLD_S:
@@ -80,8 +78,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 class SavedPrompt:
-    """An open file that has the header, the size and the tokens that a target of this origin would
-    have written.
+    """An open file with the header, size and tokens that a target of this origin would write.
 
     Its keys may be used once `read` has returned: only then is the checksum known to be right.
     """
@@ -103,11 +100,11 @@ class SavedPrompt:
 
     @classmethod
     def open(cls, path: Path, origin: Origin) -> Self:
-        """Raises FileNotFoundError, and InputError for anything that is not this target's, with
-        what differs.
+        """Open a file, and check all but its checksum.
 
-        Nothing is believed: memory is taken only for sizes that have been compared with the file's
-        own.
+        Raises FileNotFoundError, and InputError with the difference for a file that is not this
+        target's. Nothing is believed: memory is taken only for sizes that have been compared with
+        the file's own.
         """
         file = _opened(path)
         try:
@@ -130,10 +127,9 @@ class SavedPrompt:
             )
 
     def read(self, row: KVCache, count: int) -> ByScan:
-        """Write the keys of the first `count` tokens to the slots of a one-row cache that begin at
-        about.begin.
+        """Write the keys of the first `count` tokens to a one-row cache, from slot about.begin on.
 
-        -> the states that these tokens have left if they end at its border, else those of all its
+        Returns the states after these tokens if they end at its border, else those after all its
         tokens. All of the file is read, for its checksum. The row's length is unchanged. Raises
         InputError if the file is damaged.
         """
@@ -147,10 +143,9 @@ class SavedPrompt:
                 for head in x:
                     self._fill(head[begin : begin + count], digest)
                     self._skip((all_ - count) * head.shape[1] * head.element_size(), digest)
-        states = {
-            end: self._states(row, digest)
-            for end in (all_, *[self.about.border] * bool(self.about.border))
-        }
+        states = {all_: self._states(row, digest)}
+        if self.about.border:
+            states[self.about.border] = self._states(row, digest)
         if self._file.read(1) or digest.hexdigest() != self._checksum:
             raise self._damaged("its checksum is wrong")
         return states.get(count, states[all_])
@@ -166,13 +161,13 @@ class SavedPrompt:
         """Read the numbers of these slots [n,D] of a head, or of a state."""
         if not slots.numel():
             return
-        here = slots if slots.is_cpu else torch.empty_like(slots, device="cpu")
-        data = bytes_of(here)
+        buffer = slots if slots.is_cpu else torch.empty_like(slots, device="cpu")
+        data = bytes_of(buffer)
         if self._file.readinto(data) != len(data):  # type: ignore[attr-defined]
             raise self._damaged("it is truncated")
         digest.update(data)
-        if here is not slots:
-            slots.copy_(here)
+        if buffer is not slots:
+            slots.copy_(buffer)
 
     def _skip(self, size: int, digest: Any) -> None:
         """Read bytes for the checksum alone."""
@@ -194,15 +189,17 @@ def damaged(path: Path, why: str) -> InputError:
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens two texts share."""
+    """The number of first tokens that two texts share."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(differ[0]) if len(differ) else n
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Raises FileNotFoundError, and InputError for what is not a readable file; a pipe is not
-    waited for.
+    """An open file.
+
+    Raises FileNotFoundError, and InputError for any other path that is not a readable file; a pipe
+    is not waited for.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -219,7 +216,10 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _checked(path: Path, origin: Origin, file: BinaryIO) -> tuple[About, bytes, str]:
-    """What a file says of itself, its header and its checksum. Raises InputError."""
+    """The facts in a file, its header and its checksum.
+
+    Raises InputError.
+    """
     raw, meta = _read_header(path, file)
     if meta.get("format") != FORMAT:
         raise InputError(
@@ -244,7 +244,8 @@ def _checked(path: Path, origin: Origin, file: BinaryIO) -> tuple[About, bytes, 
         )
     if about.border and not (origin.states and about.border < about.count):
         raise damaged(path, f"it has {about.count} tokens, and states of {about.border}")
-    if header(origin, about, checksum := meta.get("checksum", "")[:64]) != raw:
+    checksum = meta.get("checksum", "")[:64]
+    if header(origin, about, checksum) != raw:
         raise damaged(path, "its header is not what longdraft writes")
     size = os.fstat(file.fileno()).st_size
     if size != len(raw) + size_of(origin, about):
@@ -255,8 +256,9 @@ def _checked(path: Path, origin: Origin, file: BinaryIO) -> tuple[About, bytes, 
 
 
 def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
-    """The header, its length before it, and its metadata. Raises InputError for a file that is no
-    saved prompt.
+    """The header, with its length before it, and its metadata.
+
+    Raises InputError for a file that is no saved prompt.
     """
     no = InputError(
         f"{path} is not a prompt that longdraft has saved: give another file for the prompt"
@@ -271,11 +273,9 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     except ValueError:
         raise no from None
     meta = header.get("__metadata__") if isinstance(header, dict) else None
-    if (
-        not isinstance(meta, dict)
-        or not all(isinstance(v, str) for v in meta.values())
-        or "format" not in meta
-    ):
+    if not isinstance(meta, dict) or "format" not in meta:
+        raise no
+    if not all(isinstance(value, str) for value in meta.values()):
         raise no
     return first + text, meta
 

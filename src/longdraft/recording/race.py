@@ -1,5 +1,6 @@
-"""Two methods decode one prompt in turns, so that both can be watched on one clock; each step is
-recorded.
+"""Two methods that decode one prompt in turns; each step is recorded.
+
+So both can be watched on one clock.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Runner:
         self._captured = False  # whether the drafter has seen a step, so that it can draft
 
     def read(self, most: int) -> int:
-        """Read at most this many tokens of the prompt -> how many are read; at the end the lane is
-        ready.
+        """Read at most this many tokens of the prompt; at its end the lane is ready.
+
+        Returns how many tokens are read.
         """
         if self.rows is None:
             self.rows = RowPool(self.target, 1, self.request.need, self.prefixes)
@@ -63,8 +65,9 @@ class Runner:
         return self.stats.draft_s + self.stats.verify_s
 
     def step(self) -> Round:
-        """Decode and record one step. After the last one, `record.ended` says how the lane
-        ended.
+        """Decode and record one step.
+
+        After the last one, `record.ended` says how the lane ended.
         """
         assert self.rows is not None
         seqs = self.rows.seqs
@@ -80,12 +83,11 @@ class Runner:
 
 
 class Race:
-    """The lane whose clock is behind takes the next step, so at any time both clocks show about the
-    same.
+    """A race of lanes: the one whose clock is behind takes the next step.
 
-    Its outputs equal those of `generate`, as a session's do. `step` does little at a time (`chunk`
-    tokens of a prompt, or one decoding step), so that it can be called between the steps of a
-    session.
+    So at any time both clocks show about the same. Its outputs equal those of `generate`, as a
+    session's do. `step` does little at a time (`chunk` tokens of a prompt, or one decoding step),
+    so that it can be called between the steps of a session.
     """
 
     def __init__(
@@ -108,8 +110,10 @@ class Race:
 
     @torch.inference_mode()
     def step(self) -> tuple[int, int | Round]:
-        """Do a little -> the lane, and how many of the prompt's tokens it has read or what its step
-        did.
+        """Do a little for one lane.
+
+        Returns the lane, and the number of the prompt's tokens that it has read or the round of its
+        step.
         """
         unread = next((i for i, r in enumerate(self._runners) if not r.ready), None)
         if unread is not None:

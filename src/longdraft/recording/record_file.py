@@ -1,5 +1,6 @@
-"""Writes files of benchmark records, one JSON object per line; `longdraft.bench.records` reads
-them.
+"""Writes files of benchmark records, one JSON object per line.
+
+`longdraft.bench.records` reads them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from longdraft.errors import InputError
 
 
 class RecordFile:
-    """A file of JSON lines that records are appended to one by one; without a path, records are
-    dropped.
+    """A file of JSON lines to which records are appended one by one.
+
+    Without a path, records are dropped.
     """
 
     def __init__(self, path: Path | None):
@@ -40,8 +42,9 @@ class RecordFile:
         self._sizes.append(len(line))
 
     def amend(self, records: list[dict[str, Any]]) -> None:
-        """Rewrite the newest records with values known only now, unless another process has written
-        since.
+        """Rewrite the newest records with values known only now.
+
+        Nothing is done if another process has written since.
         """
         if self.path is None or self.path.stat().st_size != self._end:
             return

@@ -1,4 +1,4 @@
-"""Where a measured number comes from: code, versions, machine and command."""
+"""The origin of a measured number: code, versions, machine and command."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from longdraft.ops.threads import are_pinned
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
-    """Hash of the model's GGUF file or of the safetensors in its folder; None without those or
-    above `limit` bytes.
+    """The hash of the model's GGUF file or of the safetensors in its folder.
+
+    None: there are none, or they have more than `limit` bytes.
     """
     where = Path(lm.hf.name_or_path or "-")
     files = [where] if where.is_file() else sorted(where.glob("*.safetensors"))
@@ -60,7 +61,5 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
 
 
 def bytes_per_step(lm: LM, cache: KVCache, length: float, batch: int) -> int:
-    """Bytes that one step of plain decoding reads: the weights once, and the keys and values of
-    each row.
-    """
+    """The bytes that one step of plain decoding reads: the weights once, and each row's cache."""
     return lm.nbytes() + batch * cache.nbytes(round(length))

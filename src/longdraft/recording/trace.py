@@ -1,7 +1,7 @@
-"""A recording of decoding, step by step: what was drafted, from where, what was accepted, when
-(docs/traces.md).
+"""A recording of decoding, step by step: the drafts, their origin, acceptance and times.
 
-The models below are the format of a trace file; a reader must refuse another `version`.
+docs/traces.md describes it. The models below are the format of a trace file; a reader must refuse
+another `version`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import torch
@@ -38,8 +39,10 @@ class _Part(BaseModel):
 
 
 class Node(_Part):
-    """A drafted token. parent: an index of `nodes`, or -1 for the last token before the round. by:
-    what drafted it.
+    """A drafted token.
+
+    parent: an index of `nodes`, or -1 for the last token before the round. by: the name of its
+    proposer.
     """
 
     parent: Annotated[int, Field(ge=-1)]
@@ -52,10 +55,10 @@ class Round(_Part):
     """One decoding step.
 
     at_s: the lane's clock when it ended: seconds of its own steps. draft_s: of these, its draft.
-    tokens, texts: what it added to the output; the first `accepted` of them were drafted. path:
-    their indices in `nodes`, the draft's tree with parents first. shown: what the draft read of the
-    cache, in percent, for each of up to 256 equal parts of the trace's `slots`, as a mean over
-    layers; null if it read everything, or if nothing was drafted.
+    tokens, texts: its additions to the output; the first `accepted` of them were drafted. path:
+    their indices in `nodes`, the draft's tree with parents first. shown: the share of the cache
+    that the draft read, in percent, for each of up to 256 equal parts of the trace's `slots`, as a
+    mean over layers; null if it read everything, or if nothing was drafted.
     """
 
     at_s: Annotated[float, Field(ge=0)]
@@ -69,12 +72,19 @@ class Round(_Part):
 
 
 class Lane(_Part):
-    """The output of one method. ended: "eos", "length" or "cancelled"; null while it runs."""
+    """The output of one method.
+
+    ended: "eos", "length" or "cancelled"; null while it runs.
+    """
 
     method: str
     options: dict[str, Any]
     ended: Literal["eos", "length", "cancelled"] | None = None
     rounds: list[Round] = Field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        return list(chain.from_iterable(round.tokens for round in self.rounds))
 
 
 class Trace(_Part):
@@ -100,10 +110,8 @@ class Trace(_Part):
     def compare(self) -> None:
         """Set `equal` if both lanes have ended."""
         if len(self.lanes) == 2 and all(lane.ended in ("eos", "length") for lane in self.lanes):
-            left, right = (
-                [token for r in lane.rounds for token in r.tokens] for lane in self.lanes
-            )
-            self.equal = left == right
+            first, second = self.lanes
+            self.equal = first.output == second.output
 
 
 def new_trace(
@@ -130,7 +138,7 @@ def new_trace(
 
 
 def _plain(value: Any) -> int | float | str:
-    """A number; of anything else, such as biases and rules, its JSON."""
+    """A number unchanged; any other value, such as biases and rules, as JSON."""
     return value if isinstance(value, int | float) else json.dumps(value)
 
 
@@ -142,7 +150,7 @@ def shortened(text: str) -> str:
 
 @dataclass
 class _Seen:
-    """What is kept of a step until its round is made."""
+    """The facts of a step that are kept until its round is made."""
 
     tree: Tree
     by: list[str]
@@ -155,11 +163,10 @@ class _Seen:
 
 
 class Recorder:
-    """Makes the rounds of a decode of one row. It is the decode's `watch`; `rounds` returns those
-    not yet returned.
+    """Makes the rounds of a decode of one row.
 
-    Watching takes almost no time, so that it does not slow the decode that is being recorded.
-    stats: the decode's.
+    It is the decode's `watch`; `rounds` returns those not yet returned. Watching takes almost no
+    time, so that it does not slow the decode that is being recorded. stats: the decode's.
     """
 
     def __init__(
@@ -179,15 +186,16 @@ class Recorder:
         verdict = result.verdict
         tree = result.tree
         view = self.drafter.view_read() if tree.size > 1 else None
+        if not isinstance(view, View) or view.seen([self.length]) == [self.length]:
+            view = None
+        accepted = min(count, int(verdict.count[0]) - 1)
         self._seen.append(
             _Seen(
                 tree,
                 [self.drafter.proposed_by(i) for i in range(1, tree.size)],
-                verdict.path[0, 1 : min(count, int(verdict.count[0]) - 1) + 1].tolist(),
+                verdict.path[0, 1 : accepted + 1].tolist(),
                 verdict.emitted[0, :count].tolist(),
-                view
-                if isinstance(view, View) and view.seen([self.length]) != [self.length]
-                else None,
+                view,
                 self.length - 1,
                 result.draft_s,
                 self.stats.draft_s + self.stats.verify_s,
@@ -227,20 +235,20 @@ class Recorder:
 
 
 def edges(slots: int) -> Tensor:
-    """Where each of the equal parts of the slots begins, and where the last one ends."""
+    """The beginning of each of the equal parts of the slots, and the end of the last one."""
     return torch.linspace(0, slots, min(BINS, slots) + 1).round().long()
 
 
 def shown(view: View, length: int, edges: Tensor) -> list[int]:
-    """How much of each part's committed slots, of the first `length`, row 0 of the view shows, in
-    percent.
+    """The share of each part's committed slots that row 0 of the view shows, in percent.
+
+    length: the number of committed slots.
     """
     chosen = view.indices[:, 0]
     # one for each layer, perhaps for each key head
     selections = chosen[..., 0].numel() if chosen.shape[-1] else 1
-    counts = (
-        torch.bincount(chosen[chosen >= 0], minlength=length)[:length].double().cpu() / selections
-    )
+    counts = torch.bincount(chosen[chosen >= 0], minlength=length)[:length]
+    counts = counts.double().cpu() / selections
     counts[view.starts[0] :] = 1
     total = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     ends = edges.clamp(max=length)

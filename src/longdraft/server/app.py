@@ -1,4 +1,4 @@
-"""The routes: what each path takes and answers."""
+"""The routes of the server: the body that each path takes, and its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.reply import Delta
 from longdraft.server.decode.service import Service
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http import document, problems
 from longdraft.server.http.entry import current
 from longdraft.server.http.events import DONE, EventStream, sse
@@ -36,7 +36,7 @@ from longdraft.server.openai.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Sampled,
+    SampledRequest,
     StreamOptions,
     TokenizeRequest,
 )
@@ -45,12 +45,13 @@ from longdraft.server.page import page
 from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.version import __version__
 
-Format = ChatFormat | CompletionFormat
+AnyFormat = ChatFormat | CompletionFormat
 
 
 def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
-    """The application. It starts the models' engines, and stops them when it shuts down. tracer:
-    for a page.
+    """The application: it starts the models' engines, and stops them when it shuts down.
+
+    tracer: for a page.
     """
 
     @asynccontextmanager
@@ -188,12 +189,12 @@ async def _trace_events(recording: Recording) -> AsyncIterator[bytes]:
 
 
 def owner_of(request: Request) -> str:
-    """Whose cached prompts a request may use (Guard)."""
+    """The owner of the cached prompts that a request may use (see Guard)."""
     return request.state.owner
 
 
-def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str, Any]:
-    """The fields of a Format."""
+def _fields(service: Service, kind: str, work: RequestWork, body: SampledRequest) -> dict[str, Any]:
+    """The fields of an answer format."""
     options = body.stream_options or StreamOptions()
     return {
         "id": current().identify(f"{kind}-"),
@@ -206,13 +207,15 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
     }
 
 
-async def _answer(answer: Answer, body: Sampled, how: Format, request: Request) -> Response:
+async def _answer(
+    answer: Answer, body: SampledRequest, how: AnyFormat, request: Request
+) -> Response:
     if body.stream:
         return EventStream(answer, _events(answer, how))
     return await unless_gone(lambda: _whole(answer, how), answer, request)
 
 
-async def _whole(answer: Answer, how: Format) -> Response:
+async def _whole(answer: Answer, how: AnyFormat) -> Response:
     """The answer as one object."""
     choices = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
@@ -228,16 +231,17 @@ async def _whole(answer: Answer, how: Format) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _score(how: Format, answer: Answer) -> None:
+def _score(how: AnyFormat, answer: Answer) -> None:
     """Give echoed prompts their log-probabilities, as far as they are known."""
     if isinstance(how, CompletionFormat):
         for prompt, echo in enumerate(how.echoes):
             echo.logprobs = answer.prompt_logprobs.get(prompt, [])
 
 
-async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
-    """The answer as server-sent events. An error after the first of them is an event too, and ends
-    the stream.
+async def _events(answer: Answer, how: AnyFormat) -> AsyncIterator[bytes]:
+    """The answer as server-sent events.
+
+    An error after the first of them is an event too, and ends the stream.
     """
     begun = [False] * len(answer.streams)
 
@@ -262,9 +266,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 )
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
-            for one in delta.by_calls() if delta else ():
-                count = how.log_probabilities(len(one.logprobs))
-                yield await answer.service.formatted(count, partial(go_on, i, one))
+            for part in delta.by_calls() if delta else ():
+                count = how.log_probabilities(len(part.logprobs))
+                yield await answer.service.formatted(count, partial(go_on, i, part))
         if how.with_usage:
             yield sse(how.last(answer.usage, answer.metrics))
     except Problem as problem:
@@ -278,8 +282,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
 async def unless_gone(
     call: Callable[[], Awaitable[Response]], answer: Answer, request: Request
 ) -> Response:
-    """The call's result. If the client leaves before, the request is cancelled: nobody will read
-    it.
+    """The call's result.
+
+    If the client leaves before, the request is cancelled: nobody will read it.
     """
     work = asyncio.ensure_future(call())
     gone = asyncio.ensure_future(_gone(request))

@@ -11,9 +11,7 @@ from longdraft.server.http.problems import Problem
 
 
 class Models:
-    """At least one service, each with a name and its own engine; the first is what the page
-    shows.
-    """
+    """At least one service, each with a name and its own engine; the page shows the first."""
 
     def __init__(self, services: Sequence[Service]):
         self.first = services[0]
@@ -42,16 +40,16 @@ class Models:
         return self._services[name]
 
     def metrics(self) -> bytes:
-        """What all have done, in Prometheus' format."""
+        """The metrics of all models, in Prometheus' format."""
         return together([service.metrics for service in self])
 
 
 def about(service: Service) -> dict[str, Any]:
-    """As OpenAI lists a model; max_model_len, as in vLLM, is the maximum length in tokens."""
-    found = {
+    """A model as OpenAI lists it; max_model_len, as in vLLM, is the maximum length in tokens."""
+    return {
         "id": service.model,
         "object": "model",
         "created": service.created,
         "owned_by": "longdraft",
+        "max_model_len": service.room,
     }
-    return found | {"max_model_len": service.room}

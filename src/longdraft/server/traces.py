@@ -1,4 +1,4 @@
-"""Plain decoding and a method side by side, for a page that shows what each of them does."""
+"""Traces of plain decoding and a method side by side, for a page that shows what each does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from longdraft.recording.trace import Lane, Round, new_trace
 from longdraft.sampling_parameters import TEMPERATURE, TOP_K, TOP_P, TRACE
 from longdraft.server.decode.service import Service
 from longdraft.server.http.problems import Problem
-from longdraft.server.openai.fields import (
+from longdraft.server.openai.request_fields import (
     FEW,
     MaxTokens,
     Name,
@@ -41,7 +41,10 @@ Json = dict[str, Any]
 
 
 class TraceRequest(Strict):
-    """A document and what is asked about it. options: those of the method, as text."""
+    """A document and a question about it.
+
+    options: those of the method, as text.
+    """
 
     document: Text = ""
     prompt: Text
@@ -55,8 +58,9 @@ class TraceRequest(Strict):
 
 
 class Recording:
-    """One race, for one reader. The decoding thread steps it; its events are read in the event
-    loop.
+    """One race, for one reader.
+
+    The decoding thread steps it; its events are read in the event loop.
     """
 
     def __init__(self, race: Race, limit_s: float):
@@ -93,7 +97,7 @@ class Recording:
             self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Json]:
-        """What happens, until the race or its time is over."""
+        """The events of the race, until it or its time is over."""
         end = monotonic() + self.limit_s
         header = self.race.trace.model_dump(mode="json", exclude={"lanes": {"__all__": {"rounds"}}})
         yield {"event": "begin", "trace": header}
@@ -128,9 +132,24 @@ class Recording:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
+def _shown(method: Json) -> Json:
+    """A method of `longdraft methods` as the page lists it."""
+    options = {
+        key: {"default": str(option["default"]), "about": option["allowed"]}
+        for key, option in method["options"].items()
+    }
+    return {
+        "name": method["name"],
+        "label": method["label"],
+        "about": method["does"],
+        "options": options,
+    }
+
+
 class Tracer:
-    """Records traces, one at a time, beside the requests that a service answers. method: that of
-    the service.
+    """Records traces, one at a time, beside the requests that a service answers.
+
+    method: that of the service.
     """
 
     def __init__(self, service: Service, weights: DrafterWeights, method: str):
@@ -140,27 +159,13 @@ class Tracer:
 
     @property
     def methods(self) -> Json:
-        """The methods that can be watched, with their options, and the ranges of a request's
-        numbers.
-        """
+        """The methods that can be watched, their options, and the ranges of a request's numbers."""
         known = METHODS | {name: added.method for name, added in elsewhere.listed()[0].items()}
         specs = [MethodSpec(name, name, {}, self.weights) for name in known if name != "plain"]
         listed = [
             describe(s.name, known[s.name], self.weights) for s in specs if not self._missing(s)
         ]
-        shown = [
-            {
-                "name": entry["name"],
-                "label": entry["label"],
-                "about": entry["does"],
-                "options": {
-                    key: {"default": str(option["default"]), "about": option["allowed"]}
-                    for key, option in entry["options"].items()
-                },
-            }
-            for entry in listed
-            if entry["available"]
-        ]
+        shown = [_shown(entry) for entry in listed if entry["available"]]
         chat = has_template(self.service.tokenizer)
         default = self.method if any(self.method == method["name"] for method in shown) else "vegas"
         return {
@@ -173,7 +178,10 @@ class Tracer:
         }
 
     async def record(self, body: TraceRequest, owner: str = "") -> Recording:
-        """Begin a trace. owner: see Session.submit. Raises Problem."""
+        """Begin a trace.
+
+        owner: see Session.submit. Raises Problem.
+        """
         service = self.service
         if not service.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
@@ -206,8 +214,9 @@ class Tracer:
         return recording
 
     def _missing(self, spec: MethodSpec) -> set[str]:
-        """The copies of the model that a method would make: for a trace none is made, since it
-        would stay.
+        """The copies of the model that a method would make.
+
+        None is made for a trace, since it would stay.
         """
         target = self.service.target
         return spec.copies(target) - target.copies.keys()

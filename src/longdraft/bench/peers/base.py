@@ -10,7 +10,7 @@ from typing import Any
 
 from longdraft.core.sampling import Sampler
 from longdraft.models.lm import LM
-from longdraft.recording.measure import Output
+from longdraft.recording.decode_figures import DecodedRows
 
 
 class CannotRun(Exception):
@@ -35,7 +35,7 @@ class Work:
 
 
 @dataclass
-class PeerOutput(Output):
+class PeerOutput(DecodedRows):
     """own: fields of the record that replace those computed from `stats`."""
 
     own: dict[str, Any] = field(default_factory=dict)

@@ -1,6 +1,4 @@
-"""The form of longdraft.hf_generate that `generate(custom_generate=FOLDER, trust_remote_code=True)`
-loads.
-"""
+"""longdraft.hf_generate for `generate(custom_generate=FOLDER, trust_remote_code=True)`."""
 
 from __future__ import annotations
 
@@ -10,5 +8,5 @@ from longdraft.hf import hf_generate
 
 
 def generate(model: Any, **arguments: Any) -> Any:
-    """Continue as `model.generate` does with these arguments, by longdraft."""
+    """Continue as `model.generate` does with these arguments, using longdraft."""
     return model.generate(**arguments, custom_generate=hf_generate)

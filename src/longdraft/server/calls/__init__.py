@@ -1,3 +1,4 @@
-"""How models write calls of functions and reasoning: one small class per format, found in the chat
-template.
+"""Reads and writes calls of functions and reasoning: one small class for each format.
+
+The chat template shows which format a model uses.
 """

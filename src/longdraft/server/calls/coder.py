@@ -1,15 +1,17 @@
-"""Calls as tags: <tool_call><function=NAME><parameter=P>value</parameter></function></tool_call>
-(Qwen 3.5, Coder).
+"""Calls as tags: <tool_call><function=NAME><parameter=P>value</parameter></function></tool_call>.
+
+Qwen 3.5 and Qwen Coder write them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from longdraft.constraints import Schemas, as_any_of, json_rule, literal
 from longdraft.errors import InputError
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, schema_of
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls, schema_of
+from longdraft.server.calls.format import CallFormat
 from longdraft.server.calls.hermes import CLOSE, OPEN, tagged
 from longdraft.server.calls.tags import FUNCTION_END, VALUE_END
 from longdraft.server.calls.texts import Texts, any_of
@@ -39,7 +41,7 @@ LEFT_OUT |= {
 OTHER = r"/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"  # a parameter that the schema does not name
 
 
-class Coder(Format):
+class Coder(CallFormat):
     """A value is text where its parameter is a string, and JSON elsewhere."""
 
     names = (OPEN, CLOSE)
@@ -48,19 +50,19 @@ class Coder(Format):
     def ways(self) -> tuple[Way, ...]:
         return (Way(self.marks[OPEN], self.marks[CLOSE], read_marked),)
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         rules.lazy("value", VALUE_END)
-        one = rules.choice("function", [self._function(rules, f) for f in asked.functions])
-        rest = rules.add("calls", f"{LINE} {one} {LINE} {self.marks.lark(CLOSE)}")
+        call = rules.choice("function", [self._function(rules, f) for f in asked.functions])
+        rest = rules.add("calls", f"{LINE} {call} {LINE} {self.marks.lark(CLOSE)}")
         return tagged(rules, asked, self.marks, rest)
 
-    def _function(self, rules: Rules, function: Function) -> str:
+    def _function(self, rules: GrammarRules, function: Function) -> str:
         schemas = Schemas(as_any_of(schema_of(function)))
         texts = Texts(schemas, lenient=not function.strict)
         root = schemas.root
         about = f"tools: function {function.name!r}"
         described = schemas.parts(root)
-        left_out = next((key for part in described for key in part if key in LEFT_OUT), None)
+        left_out = _left_out(described)
         if function.strict and left_out:
             raise InputError(
                 f"{about} is strict, and {left_out!r} of its parameters cannot be enforced here"
@@ -85,8 +87,8 @@ class Coder(Format):
             parts.append(f"({literal('<parameter=')} {OTHER} {literal(f'>{chr(10)}')} {value})*")
         return " ".join([*parts, literal(FUNCTION_END)])
 
-    def _value(self, rules: Rules, texts: Texts, about: Any) -> str:
-        """A value and its end."""
+    def _value(self, rules: GrammarRules, texts: Texts, about: Any) -> str:
+        """The rule for a value and its end."""
         schemas = texts.schemas
         if schemas.types(about) != {"string"}:
             about = about if isinstance(about, dict) else {}
@@ -98,3 +100,12 @@ class Coder(Format):
         if (choices := texts.choices(about)) and text == any_of(choices):
             return f"{text} {END}"
         return rules.add(f"text_{len(rules.lines)}[lazy]", f"({text} & {NO_END}) {END}")
+
+
+def _left_out(parts: Iterable[dict[str, Any]]) -> str | None:
+    """The first keyword of a schema's parts that cannot be enforced."""
+    for part in parts:
+        for key in part:
+            if key in LEFT_OUT:
+                return key
+    return None

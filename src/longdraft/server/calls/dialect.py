@@ -1,4 +1,4 @@
-"""How a model writes calls and reasoning, as its chat template and vocabulary show."""
+"""Tells from a chat template and a vocabulary how a model writes calls and reasoning."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls
 from longdraft.server.calls.coder import Coder
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.harmony import Harmony
 from longdraft.server.calls.hermes import Hermes
 from longdraft.server.calls.llama import TAG, Llama
-from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.mistral import Mistral
-from longdraft.server.calls.reader import Reader, Steps
-from longdraft.server.calls.ways import Calls
+from longdraft.server.calls.mistral_calls import Mistral
+from longdraft.server.calls.ways import Calls, Way
 from longdraft.server.openai.tools import Function
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -29,19 +29,19 @@ FIELDS = (
 TAIL = 8  # tokens of a prompt in which a template may have begun the reasoning
 
 
-def format_of(template: str) -> type[Format] | None:
+def format_of(template: str) -> type[CallFormat] | None:
     """The format in which a template writes calls; None for one that is not known here."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Harmony
     if "[TOOL_CALLS]" in template:
         return Mistral
     if "<tool_call>" in template:
-        return None if "<arg_key>" in template else Coder if "<function=" in template else Hermes
-    return (
-        Llama
-        if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template)
-        else None
-    )
+        if "<arg_key>" in template:
+            return None
+        return Coder if "<function=" in template else Hermes
+    if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template):
+        return Llama
+    return None
 
 
 class Dialect:
@@ -59,14 +59,14 @@ class Dialect:
         self.thoughts = pair
         ends = () if kind is None else kind.ends
         self.ends = tuple(sorted(Marks(tokenizer, ends).ids.values()))
-        found = (name for name in FIELDS if re.search(rf"""[.'"]{name}\b""", template))
-        self.field = next(found, None)  # what the template calls earlier reasoning
+        named = (name for name in FIELDS if re.search(rf"""[.'"]{name}\b""", template))
+        self.field = next(named, None)  # the template's name for earlier reasoning
 
     def call_id(self) -> str:
-        return (Format if self.format is None else self.format).call_id()
+        return (CallFormat if self.format is None else self.format).call_id()
 
     def opened(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends in the beginning of reasoning."""
+        """Tells whether a prompt ends in the beginning of reasoning."""
         if self.thoughts is None:
             return False
         tail = self.tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
@@ -74,11 +74,12 @@ class Dialect:
 
     def reader(
         self, schemas: dict[str, Any], opened: bool, most: int | None, bound: bool = False
-    ) -> Reader:
-        """Reads an answer. bound: a grammar binds it, so its calls are as the template writes
-        them.
+    ) -> AnswerReader:
+        """A reader for one answer.
+
+        bound: a grammar binds the answer, so its calls are as the template writes them.
         """
-        return Answer(self, schemas, opened, most, bound)
+        return DialectReader(self, schemas, opened, most, bound)
 
     def grammar(
         self,
@@ -88,17 +89,17 @@ class Dialect:
         opened: bool,
         content: str | None = None,
     ) -> str:
-        """Lark for an answer with calls of these functions whose arguments are as their schemas
-        say. See Asked.
+        """Lark for an answer with calls of these functions, whose arguments follow their schemas.
 
-        content: the rule for the text of an answer without calls, if that is not free.
+        least, many: see RequiredCalls. content: the rule for the text of an answer without calls,
+        if that is not free.
         """
-        rules = Rules()
+        rules = GrammarRules()
         thought = self._thought(rules, opened)
-        answer = self._answer(rules, Asked(functions, least, many), content)
+        answer = self._answer(rules, RequiredCalls(functions, least, many), content)
         return rules.text(f"{thought} ({answer})" if thought else answer)
 
-    def _answer(self, rules: Rules, asked: Asked, content: str | None) -> str:
+    def _answer(self, rules: GrammarRules, asked: RequiredCalls, content: str | None) -> str:
         if content is None or asked.least:
             assert self.format is not None
             return self.format.grammar(rules, asked)
@@ -109,10 +110,10 @@ class Dialect:
 
     @property
     def writes(self) -> bool:
-        """Whether an answer has more than its text: reasoning, or channels."""
+        """Tells whether an answer has more than its text: reasoning, or channels."""
         return self.thoughts is not None or isinstance(self.format, Harmony)
 
-    def _thought(self, rules: Rules, opened: bool) -> str:
+    def _thought(self, rules: GrammarRules, opened: bool) -> str:
         """The rule for reasoning before an answer, or "" for a model that does not write any."""
         if self.thoughts is None:
             return ""
@@ -122,9 +123,10 @@ class Dialect:
         return body if opened else f"({self.marks.lark(first)} {body})?"
 
 
-class Answer(Calls):
-    """Reasoning, if there is any, and then content and calls. Without functions nothing is a
-    call.
+class DialectReader(Calls):
+    """Reads reasoning, if there is any, and then content and calls.
+
+    Without functions nothing is a call.
     """
 
     def __init__(
@@ -132,9 +134,11 @@ class Answer(Calls):
     ):
         self.dialect = dialect
         self.opened = opened
-        ways, begins = (
-            ((), False) if dialect.format is None else (dialect.format.ways, dialect.format.begins)
-        )
+        ways: tuple[Way, ...] = ()
+        begins = False
+        if dialect.format is not None:
+            ways = dialect.format.ways
+            begins = dialect.format.begins
         super().__init__(schemas, ways, most, bound, begins)
 
     def steps(self) -> Steps[None]:
@@ -150,9 +154,9 @@ class Answer(Calls):
             yield from super().steps()
         self.done = self.full
         if not self.done:
-            yield from Reader.steps(self)
+            yield from AnswerReader.steps(self)
 
-    def _watch(self) -> Reader | None:
+    def _watch(self) -> AnswerReader | None:
         """Reads the calls in reasoning, unless a grammar makes the model close it."""
         if self.bound or not self.schemas:
             return None

@@ -1,17 +1,17 @@
-"""What every format of calls has."""
+"""The interface of a format of calls."""
 
 from __future__ import annotations
 
 from secrets import token_hex
 from typing import ClassVar
 
-from longdraft.server.calls.grammar import Asked, Rules
-from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.ways import Way
 
 
-class Format:
-    """A text that its grammar allows is one that it reads as calls of the functions asked for.
+class CallFormat:
+    """A format of calls: a text that its grammar allows is read as calls of the offered functions.
 
     names: its marks. ends: tokens that end an answer even where the model's configuration does not
     say so. begins: its calls need no mark at the beginning of an answer.
@@ -31,13 +31,13 @@ class Format:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """How its calls begin."""
+        """The ways in which its calls may begin."""
         return ()
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         """The rule for an answer after its reasoning."""
         raise NotImplementedError
 
-    def content(self, rules: Rules, content: str) -> str:
+    def content(self, rules: GrammarRules, content: str) -> str:
         """The rule for an answer without calls whose text is as the rule `content` says."""
         return content

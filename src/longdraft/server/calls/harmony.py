@@ -1,5 +1,7 @@
-"""Messages of gpt-oss: channels for reasoning (analysis), calls (commentary to a function) and
-content (final).
+"""The messages of gpt-oss, in channels.
+
+There is one for reasoning (analysis), for calls (commentary to a function), and for content
+(final).
 """
 
 from __future__ import annotations
@@ -8,10 +10,10 @@ import re
 from collections.abc import Callable
 
 from longdraft.constraints import literal
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, arguments_rule
-from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls, arguments_rule
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
@@ -24,11 +26,11 @@ LONGEST = 256  # characters of a header
 TO = re.compile(r"to=functions\.([\w-]+)")
 
 
-class Harmony(Format):
-    """Every message has a header up to <|message|>; the prompt has the beginning of the first,
-    <|start|>assistant.
+class Harmony(CallFormat):
+    """The format of gpt-oss: every message has a header, which ends with <|message|>.
 
-    An answer that has no header is content.
+    The prompt has the beginning of the first header, <|start|>assistant. An answer that has no
+    header is content.
     """
 
     names = (CHANNEL, MESSAGE, CONSTRAIN, START, END, CALL, RETURN)
@@ -44,8 +46,11 @@ class Harmony(Format):
         self._ends = (*(marks[name] for name in (END, CALL, RETURN)), *self._begins)
         self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
 
-    def read(self, reader: Reader, watch: Callable[[], Reader | None]) -> Steps[None]:
-        """Read an answer. watch: makes a reader for calls in reasoning (see Reader.reason)."""
+    def read(self, reader: AnswerReader, watch: Callable[[], AnswerReader | None]) -> Steps[None]:
+        """Read an answer.
+
+        watch: makes a reader for calls in reasoning (see AnswerReader.reason).
+        """
         while not reader.full:
             begin = reader.taken
             header = yield from self._header(reader)
@@ -59,29 +64,30 @@ class Harmony(Format):
             else:
                 yield from self._body(reader, "content")
 
-    def _header(self, reader: Reader) -> Steps[str | None]:
+    def _header(self, reader: AnswerReader) -> Steps[str | None]:
         """The next message's header; empty before content that has none. None: the text ended."""
         channel, message, start = (self.marks[name] for name in (CHANNEL, MESSAGE, START))
         while True:
-            at = yield from reader.space()
-            if at is None:
+            begin = yield from reader.space()
+            if begin is None:
                 return None
-            text = reader.rest[at:]
+            text = reader.rest[begin:]
             if (end := text.find(message)) >= 0:
-                return reader.drop(at + end + len(message))
+                return reader.drop(begin + end + len(message))
             expected = (channel, start, "to=", *self._ends)
-            if len(text) > LONGEST or not any(
-                text.startswith(x) or x.startswith(text) for x in expected
-            ):
+            may_go_on = any(text.startswith(mark) or mark.startswith(text) for mark in expected)
+            if len(text) > LONGEST or not may_go_on:
                 begun = next((mark for mark in self._begins if text.startswith(mark)), "")
-                reader.drop(at + len(begun) if begun else 0)
+                reader.drop(begin + len(begun) if begun else 0)
                 return ""
             if not (yield from reader.more()):
                 if text[0] in self.marks.signs.values():  # a header that was cut off
                     reader.drop(len(reader.rest))
                 return reader.finish()
 
-    def _body(self, reader: Reader, kind: str, watch: Reader | None = None) -> Steps[None]:
+    def _body(
+        self, reader: AnswerReader, kind: str, watch: AnswerReader | None = None
+    ) -> Steps[None]:
         reader.separate(kind)
         if kind == "reasoning":
             length = yield from reader.reason(self._ends, watch)
@@ -93,21 +99,21 @@ class Harmony(Format):
             kept = next((mark for mark in self._begins if reader.rest[:length].endswith(mark)), "")
             reader.drop(length - len(kept))
 
-    def _call(self, reader: Reader, name: str) -> Steps[None]:
-        at = yield from reader.space()
-        begins = "" if at is None else reader.rest[at]
-        if begins not in ("{", "", *self._ends):
+    def _call(self, reader: AnswerReader, name: str) -> Steps[None]:
+        begin = yield from reader.space()
+        first = "" if begin is None else reader.rest[begin]
+        if first not in ("{", "", *self._ends):
             return (yield from self._body(reader, "content"))
-        reader.drop(at or 0)
+        reader.drop(begin or 0)
         reader.call(name)
-        if begins == "{":
+        if first == "{":
             yield from reader.arguments()
-        elif begins or not reader.cut:
+        elif first or not reader.cut:
             reader.add("arguments", "{}")
         if not reader.full:
             yield from self._body(reader, "content")
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         """One call at most: <|call|> ends an answer."""
         lark = self.marks.lark
         bodies = [
@@ -120,14 +126,14 @@ class Harmony(Format):
         last = call if asked.least else f'({call} | "final" {lark(MESSAGE)} {rules.any()})'
         return f"{lark(CHANNEL)} {self._aside(rules)}* {last}"
 
-    def content(self, rules: Rules, content: str) -> str:
+    def content(self, rules: GrammarRules, content: str) -> str:
         return (
             f'{self.marks.lark(CHANNEL)} {self._aside(rules)}* "final" '
             f"{self.marks.lark(MESSAGE)} {content}"
         )
 
-    def _aside(self, rules: Rules) -> str:
-        """What may precede an answer or a call, up to the next channel."""
+    def _aside(self, rules: GrammarRules) -> str:
+        """The rule for messages before an answer or a call, up to the next channel."""
         lark = self.marks.lark
         next_ = f"{lark(END)} {lark(START)} {literal('assistant')} {lark(CHANNEL)}"
         return rules.add(

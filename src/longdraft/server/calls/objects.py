@@ -1,6 +1,4 @@
-"""Calls written as JSON objects: {"name": ..., "arguments": {...}}, or with "parameters"
-instead.
-"""
+"""Calls written as JSON objects: {"name": ..., "arguments": {...}}, or with "parameters"."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ from json import dumps, loads
 from typing import Any
 
 from longdraft.constraints import Schemas
-from longdraft.server.calls.marks import FIRST, LAST
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.format_marks import FIRST, LAST
 from longdraft.server.calls.value import Value
 
 OPEN = r"\s*(\{{1,2})\s*"
@@ -30,14 +28,13 @@ LONGEST = 1024  # characters in which an object shows what it is
 OF_SCHEMAS = {"type", "properties", "required", "$schema", "$defs", "description", "title"}
 
 
-def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
-    """Read an object that begins in the reader's text, where it calls a function. False: it does
-    not; nothing is taken.
+def read_object(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
+    """Read an object that begins in the reader's text, if it calls a function.
 
-    What precedes it is dropped with it. marked: a mark says that it is a call; otherwise it must
-    have arguments, and nothing that calls do not have. A function's definition is no call.
-    Arguments are given out as they come where the name comes first, as models write it, and once
-    the object is complete where it does not.
+    False: it does not; nothing is taken. What precedes a call is dropped with it. marked: a mark
+    says that it is a call; otherwise it must have arguments, and nothing that calls do not have. A
+    function's definition is no call. Arguments are given out as they come if the name comes first,
+    as models write it; otherwise once the object is complete.
     """
     value = Value()
     said = ""
@@ -80,8 +77,11 @@ def read_object(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
         return True
 
 
-def _defines(reader: Reader, name: str, arguments: str) -> bool | None:
-    """Whether what seem to be arguments is the function's schema. None: that is not known yet."""
+def _defines(reader: AnswerReader, name: str, arguments: str) -> bool | None:
+    """Tells whether the arguments of a call are in fact the function's schema.
+
+    None: that is not known yet.
+    """
     key = FIRST_KEY.match(arguments)
     if key is None:
         return False
@@ -89,30 +89,29 @@ def _defines(reader: Reader, name: str, arguments: str) -> bool | None:
     words = OF_SCHEMAS - set(Schemas(schema).names(schema))
     if key[2]:
         return key[1] in words
-    return None if any(word.startswith(key[1]) for word in words) else False
+    may_become_word = any(word.startswith(key[1]) for word in words)
+    return None if may_become_word else False
 
 
-def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
+def _whole(reader: AnswerReader, text: str, end: int, marked: bool) -> bool:
     """Read a whole object as a call. marked: it may leave out the arguments."""
     try:
-        found: Any = loads(text)
-        extra = found.keys() - KEYS
-        found = found["function"] if isinstance(found.get("function"), dict) else found
-        name = found["name"]
-        given = found.get("arguments", found.get("parameters", {} if marked else None))
-        given = (
-            loads(given, strict=False)
-            if isinstance(given, str)
-            else {}
-            if marked and given is None
-            else given
-        )
+        call: Any = loads(text)
+        extra = call.keys() - KEYS
+        if isinstance(call.get("function"), dict):
+            call = call["function"]
+        name = call["name"]
+        given = call.get("arguments", call.get("parameters", {} if marked else None))
+        if isinstance(given, str):
+            given = loads(given, strict=False)
+        elif marked and given is None:
+            given = {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     if not isinstance(name, str) or name not in reader.schemas or not isinstance(given, dict):
         return False
     arguments = dumps(given, ensure_ascii=False)
-    if _defines(reader, name, arguments) or (not marked and (extra or found.keys() - KEYS)):
+    if _defines(reader, name, arguments) or (not marked and (extra or call.keys() - KEYS)):
         return False
     reader.drop(end)
     reader.call(name)
@@ -120,9 +119,10 @@ def _whole(reader: Reader, text: str, end: int, marked: bool) -> bool:
     return True
 
 
-def _close(reader: Reader, depth: int) -> Steps[None]:
-    """Drop the rest of an object whose arguments were read: other fields, and as many braces as
-    were opened.
+def _close(reader: AnswerReader, depth: int) -> Steps[None]:
+    """Drop the rest of an object whose arguments were read.
+
+    That is other fields, and as many braces as were opened.
     """
     begin = yield from reader.space()
     if begin is not None and reader.rest[begin] == ",":
@@ -138,18 +138,19 @@ def _close(reader: Reader, depth: int) -> Steps[None]:
         depth -= 1
 
 
-def read_objects(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
-    """Read one object, or several in a list or after each other. False: there is none; nothing is
-    taken.
+def read_objects(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
+    """Read one object, or several in a list or after each other.
+
+    False: there is none; nothing is taken.
     """
-    at = yield from reader.space(begin)
-    listed = at is not None and reader.rest[at] == "["
-    if at is None or not (yield from read_object(reader, at + listed, marked)):
+    first = yield from reader.space(begin)
+    listed = first is not None and reader.rest[first] == "["
+    if first is None or not (yield from read_object(reader, first + listed, marked)):
         return False
-    while not reader.full and (at := (yield from reader.space())) is not None:
-        at += reader.rest[at] in ",;"
+    while not reader.full and (first := (yield from reader.space())) is not None:
+        first += reader.rest[first] in ",;"
         reader.opening = reader.taken
-        if not (yield from read_object(reader, at, marked or listed)):
+        if not (yield from read_object(reader, first, marked or listed)):
             break
     if listed and not reader.full:
         yield from reader.skip("]")

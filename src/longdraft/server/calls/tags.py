@@ -8,7 +8,7 @@ from json import dumps, loads
 from typing import Any
 
 from longdraft.constraints import Schemas, type_of
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps, begun
 from longdraft.server.calls.value import PYTHON, Value
 
 FUNCTION = "<function"
@@ -23,27 +23,26 @@ LONGEST = 300  # characters of a tag
 OBJECT = re.compile(r"""\{\s*["'}]""")
 
 
-def read_function(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
-    """Read a call whose tag begins in the reader's text. False: it is none of an offered function;
-    nothing is taken.
+def read_function(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
+    """Read a call whose tag begins in the reader's text.
 
-    A tag is followed by a parameter, by its end, or by a JSON object. marked: it may also end the
-    text. What the parameters say is given out as they come, as JSON that is complete wherever a tag
-    is missing.
+    False: it is none of an offered function; nothing is taken. A tag is followed by a parameter, by
+    its end, or by a JSON object. marked: it may also end the text. The values of parameters are
+    given out as they come, as JSON that is complete wherever a tag is missing.
     """
     head = yield from _tag(reader, begin, FUNCTION, HEAD)
     if head is None or head[1] not in reader.schemas:
         return False
     schemas = Schemas(reader.schemas[head[1]])
-    at = head.end()
+    position = head.end()
     follows = (*BEGINS, FUNCTION_END, *reader.closers)
-    while not (OBJECT.match(text := reader.rest[at:].lstrip()) or text.startswith(follows)):
-        begun = (
+    while not (OBJECT.match(text := reader.rest[position:].lstrip()) or text.startswith(follows)):
+        may_go_on = (
             not text
             or any(mark.startswith(text) for mark in follows)
             or re.fullmatch(r"\{\s*", text)
         )
-        if begun and (yield from reader.more()):
+        if may_go_on and (yield from reader.more()):
             continue
         if text or not marked or reader.cut or schemas.required(schemas.root):
             return False
@@ -59,23 +58,28 @@ def read_function(reader: Reader, begin: int, marked: bool) -> Steps[bool]:
 
 
 def _tag(
-    reader: Reader, begin: int, name: str, pattern: re.Pattern[str]
+    reader: AnswerReader, begin: int, name: str, pattern: re.Pattern[str]
 ) -> Steps[re.Match[str] | None]:
     """A tag that begins at a place in the reader's text."""
-    while not (found := pattern.match(reader.rest, begin)):
+    while not (match := pattern.match(reader.rest, begin)):
         text = reader.rest[begin : begin + LONGEST]
-        begun = name.startswith(text) or (text.startswith(name) and not set("<>") & set(text[1:]))
-        if not begun or len(text) == LONGEST or not (yield from reader.more()):
+        may_go_on = name.startswith(text) or (
+            text.startswith(name) and not set("<>") & set(text[1:])
+        )
+        if not may_go_on or len(text) == LONGEST or not (yield from reader.more()):
             return None
-    return found
+    return match
 
 
-def _parameters(reader: Reader, schemas: Schemas) -> Steps[bool]:
-    """Give out parameters up to the last one. False: a limit cut the text in or after one."""
+def _parameters(reader: AnswerReader, schemas: Schemas) -> Steps[bool]:
+    """Give out parameters up to the last one.
+
+    False: a limit cut the text in or after one.
+    """
     seen = set[str]()
     before = "{"
-    while (at := (yield from reader.space())) is not None:
-        tag = yield from _tag(reader, at, PARAMETER, KEY)
+    while (begin := (yield from reader.space())) is not None:
+        tag = yield from _tag(reader, begin, PARAMETER, KEY)
         if tag is None:
             break
         reader.drop(tag.end())
@@ -95,12 +99,12 @@ def _parameters(reader: Reader, schemas: Schemas) -> Steps[bool]:
 
 
 def _value(
-    reader: Reader, types: Collection[str] | None, others: Collection[str] | None
+    reader: AnswerReader, types: Collection[str] | None, others: Collection[str] | None
 ) -> Steps[bool]:
-    """Give out a parameter's value; types: None for one that is not given out. False: a limit cut
-    the text in it.
+    """Give out a parameter's value.
 
-    others: parameters whose tags end the value, because its own end is missing; None: all.
+    types: its types; None for a value that is not given out. others: parameters whose tags end the
+    value, because its own end is missing; None: all. False: a limit cut the text in the value.
     """
     text = types is not None and set(types) == {"string"}
     if text:
@@ -115,40 +119,36 @@ def _value(
     return True
 
 
-def _upto_end(reader: Reader, kind: str, others: Collection[str] | None) -> Steps[None]:
+def _upto_end(reader: AnswerReader, kind: str, others: Collection[str] | None) -> Steps[None]:
     """Give out a value up to its end, which is dropped; another mark that ends it is not.
 
-    A mark may be a part of the value: it ends it only if another mark or the text's end follows.
-    Where a grammar binds the answer, the first </parameter> is the end.
+    A mark may be a part of the value: it ends the value only if another mark or the text's end
+    follows. If a grammar binds the answer, the first </parameter> is the end.
     """
     marks = (VALUE_END,) if reader.bound else (VALUE_END, FUNCTION_END, PARAMETER, *reader.closers)
     ends = re.compile("\n?(" + "|".join(map(re.escape, marks)) + ")")
-    at = 0
+    position = 0
     while True:
-        found = ends.search(reader.rest, at)
-        if found is None:
-            keep = max(
-                (n for m in marks for n in range(1, len(m)) if reader.rest.endswith(m[:n])),
-                default=0,
-            )
-            free = len(reader.rest) - keep
+        match = ends.search(reader.rest, position)
+        if match is None:
+            free = len(reader.rest) - begun(reader.rest, marks)
             free -= reader.rest[:free].endswith("\n")
             reader.give(kind, free)
-            at = 0
+            position = 0
             if not (yield from reader.more()):
                 reader.give(kind, len(reader.rest.removesuffix("\n")))
                 reader.drop(len(reader.rest))
                 return
             continue
-        reader.give(kind, found.start())
-        at = len(found[0])
-        if (yield from _ends(reader, found[1], at, others)):
-            reader.drop(at if found[1] == VALUE_END else at - len(found[1]))
+        reader.give(kind, match.start())
+        position = len(match[0])
+        if (yield from _ends(reader, match[1], position, others)):
+            reader.drop(position if match[1] == VALUE_END else position - len(match[1]))
             return
 
 
-def _ends(reader: Reader, mark: str, end: int, others: Collection[str] | None) -> Steps[bool]:
-    """Whether a mark that ends at a place in the reader's text ends a value."""
+def _ends(reader: AnswerReader, mark: str, end: int, others: Collection[str] | None) -> Steps[bool]:
+    """Tells whether a mark that ends at a place in the reader's text ends a value."""
     if reader.bound or len(mark) == 1:  # a special token
         return True
     if mark == PARAMETER:
@@ -163,15 +163,16 @@ def _ends(reader: Reader, mark: str, end: int, others: Collection[str] | None) -
         *reader.closers,
     )
     while not (text := reader.rest[end:].lstrip()).startswith(follows):
-        begun = not text or any(mark.startswith(text) for mark in follows)
-        if not begun or not (yield from reader.more()):
+        may_go_on = not text or any(mark.startswith(text) for mark in follows)
+        if not may_go_on or not (yield from reader.more()):
             return not text
     return True
 
 
 def as_json(text: str, types: Collection[str]) -> str:
-    """A value as JSON: what it says as JSON or in Python where that is one of its types, and
-    otherwise a string.
+    """A value as JSON.
+
+    It is read as JSON or as Python if that is one of its types, and is a string otherwise.
     """
     text = PYTHON.get(text.strip(), text)
     for reads in (loads, _mended):

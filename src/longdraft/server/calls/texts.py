@@ -33,10 +33,9 @@ UNKNOWN = ("not", "if", "$dynamicRef")
 
 
 class Texts:
-    """The strings that schemas in a whole one allow, as Lark's terminals. lenient: what cannot be
-    enforced is left out.
+    """The strings that schemas in a whole one allow, as Lark's terminals.
 
-    Raises InputError for that.
+    lenient: a condition that cannot be enforced is left out; otherwise it raises InputError.
     """
 
     def __init__(self, schemas: Schemas, lenient: bool):
@@ -50,20 +49,22 @@ class Texts:
         if (known := self._choices.get(id(schema))) is not None:
             return known[1]
         self._choices[id(schema)] = schema, None
-        found: list[str] | None = None
+        allowed: list[str] | None = None
         for part in self.schemas.parts(schema):
             sets = [part["enum"]] if isinstance(part.get("enum"), list) else []
             sets += [[part["const"]]] if "const" in part else []
             for key, ways in ways_of(part):
                 several = [self.choices(way) for way in ways]
-                each = [text for texts in several for text in texts or ()]
+                each = list[str]()
+                for texts in several:
+                    each += texts or ()
                 once = [text for text in each if key == "anyOf" or each.count(text) == 1]
                 sets += [] if None in several else [once]
             for values in sets:
                 texts = list(dict.fromkeys(value for value in values if isinstance(value, str)))
-                found = texts if found is None else [text for text in found if text in texts]
-        self._choices[id(schema)] = schema, found
-        return found
+                allowed = texts if allowed is None else [text for text in allowed if text in texts]
+        self._choices[id(schema)] = schema, allowed
+        return allowed
 
     def rule(self, schema: Any) -> str | None:
         """A terminal for the strings that a schema allows; None: all are."""
@@ -113,9 +114,9 @@ class Texts:
             elif None not in rules:
                 yield f"({written})" if len(several) > 1 else str(several[0])
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, condition: str) -> None:
         if not self.lenient:
-            raise InputError(f"its {what} cannot be enforced in this model's format of calls")
+            raise InputError(f"its {condition} cannot be enforced in this model's format of calls")
 
 
 def any_of(choices: list[str]) -> str:
@@ -127,11 +128,10 @@ def _count(value: Any) -> int | None:
 
 
 def pattern_of(pattern: str) -> str | None:
-    """A schema's pattern, which may match anywhere, as an expression for a whole text; None for one
-    that cannot be.
+    """A schema's pattern, which may match anywhere, as an expression for a whole text.
 
-    Rust's expressions, which grammars have, know no look-around, and anchors are read at both ends
-    alone.
+    None: it cannot be one. Rust's expressions, which grammars have, know no look-around, and
+    anchors are read only at both ends.
     """
     try:
         re.compile(pattern)
@@ -155,23 +155,35 @@ def pattern_of(pattern: str) -> str | None:
 def _piece(piece: str) -> str | None:
     """A piece of an expression in Rust's notation."""
     if piece.startswith("[") and len(piece) > 1:
-        inside = [
-            _escape(x, "{}") if x[0] == "\\" else rf"\{x}" if x in "[&~" else x
-            for x in CHARS.findall(piece[1:-1])
-        ]
-        return None if None in inside else "[" + "".join(x or "" for x in inside) + "]"
-    return (
-        _escape(piece, "[{}]")
-        if piece.startswith("\\")
-        else {"\n": r"\n", "\r": r"\r"}.get(piece, piece)
-    )
+        members = list[str]()
+        for char in CHARS.findall(piece[1:-1]):
+            member = _member(char)
+            if member is None:
+                return None
+            members.append(member)
+        return "[" + "".join(members) + "]"
+    if piece.startswith("\\"):
+        return _escape(piece, "[{}]")
+    return {"\n": r"\n", "\r": r"\r"}.get(piece, piece)
+
+
+def _member(char: str) -> str | None:
+    """A character of a set, or an escape in it, in Rust's notation."""
+    if char.startswith("\\"):
+        return _escape(char, "{}")
+    return rf"\{char}" if char in "[&~" else char
 
 
 def _escape(escape: str, around: str) -> str | None:
-    """An escape of ECMAScript in Rust's notation; around: what a set of characters stands in."""
+    """An escape of ECMAScript in Rust's notation.
+
+    around: the set of characters around it, with {} for its content.
+    """
     char = escape[1:]
     if char in SETS:
         return around.format(SETS[char])
     if char in ("D", "W") and around != "{}":
         return f"[^{SETS[char.lower()]}]"
-    return None if char not in LITERAL else "/" if char == "/" else escape
+    if char not in LITERAL:
+        return None
+    return "/" if char == "/" else escape

@@ -1,4 +1,4 @@
-"""A JSON object that a model writes piece by piece, as valid JSON."""
+"""Reads a JSON object that a model writes piece by piece, and gives it out as valid JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from json import dumps, loads
 from math import isfinite
 
-from longdraft.server.calls.marks import FIRST, LAST
+from longdraft.server.calls.format_marks import FIRST, LAST
 
 MARKS = f"{FIRST}-{LAST}"
 # characters of a string that stand for themselves
@@ -28,12 +28,12 @@ PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Value:
-    """What it gives out and `close` together are a valid JSON object, whatever the model writes,
-    and valid JSON is unchanged.
+    """A JSON object in the making: `feed` and `close` together give a valid one, whatever comes.
 
-    Common faults are mended: control characters and quotes inside strings that are not escaped,
-    unknown escapes, single quotes, words without quotes, Python's constants, commas too many or too
-    few, and brackets that are never closed. A mark ends the object wherever it comes.
+    Valid JSON is unchanged. Common faults are mended: control characters and quotes inside strings
+    that are not escaped, unknown escapes, single quotes, words without quotes, Python's constants,
+    commas too many or too few, and brackets that are never closed. A mark ends the object wherever
+    it comes.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,7 @@ class Value:
         self._at = 0
 
     def feed(self, text: str) -> tuple[str, int]:
-        """What is known of the object now that this text has come, and how many characters of it
-        are the object's.
-        """
+        """The text of the object that is known now, and how many characters the object took."""
         self._text = text
         self._at = 0
         while not self.done and self._at < len(text):
@@ -70,7 +68,7 @@ class Value:
         return self._given(), self._at
 
     def close(self) -> str:
-        """What is missing where the text ends."""
+        """The rest of the object where the text ends."""
         if not self.done:
             self._finish()
         return self._given()
@@ -106,7 +104,7 @@ class Value:
             self._out.append(char if char == "'" else dumps(char)[1:-1])
 
     def _escaped(self, char: str) -> None:
-        """One more character after a backslash. Of an unknown escape, the backslash is text."""
+        """Take one more character after a backslash; the backslash of an unknown escape is text."""
         begun = self._escape + char
         if HEX.fullmatch(begun[1:]):
             self._at += 1
@@ -123,8 +121,9 @@ class Value:
         self._escape = ""
 
     def _after_quote(self, char: str) -> None:
-        """Whether a quote ended its string: if what follows cannot follow a string, the quote is a
-        part of its text.
+        """Decide whether a quote ended its string.
+
+        If what follows cannot follow a string, the quote is a part of its text.
         """
         if char in " \t\r\n":
             self._at += 1
@@ -132,9 +131,10 @@ class Value:
         elif char in (":" if self._next == "key" else ",}]") or ("\n" in self._end and char == '"'):
             self._end_string()
         else:
-            self._out.append(
-                dumps(self._end)[1:-1] if self._quote == '"' else "'" + dumps(self._end[1:])[1:-1]
-            )
+            if self._quote == '"':
+                self._out.append(dumps(self._end)[1:-1])
+            else:
+                self._out.append("'" + dumps(self._end[1:])[1:-1])
             self._end = ""
 
     def _end_string(self) -> None:
@@ -155,17 +155,18 @@ class Value:
                 self._comma += space[0]
             else:
                 self._out.append(space[0])
-        elif (one := self._structural.get(char)) and not (
-            self._bare and char in WORDY[self._next == "key"]
-        ):
+        elif (take := self._structural.get(char)) and not self._in_word(char):
             self._at += 1
             self._end_bare()
-            one(char)
+            take(char)
         elif word := BARE[self._next == "key"].match(self._text, self._at):
             self._at = word.end()
             if not self._bare:
                 self._item()
             self._bare += word[0]
+
+    def _in_word(self, char: str) -> bool:
+        return bool(self._bare) and char in WORDY[self._next == "key"]
 
     @property
     def _structural(self) -> dict[str, Callable[[str], None]]:
@@ -181,20 +182,18 @@ class Value:
         }
 
     def _end_bare(self) -> None:
-        """The end of a word: JSON as it is, or a string."""
+        """Give out a word that has ended: JSON unchanged, or a string."""
         text = self._bare.rstrip()
-        self._bare = self._bare[len(self._bare.rstrip()) :]
-        space = self._bare
+        space = self._bare[len(text) :]
         self._bare = ""
         if text:
-            self._out.append(
-                (dumps(text, ensure_ascii=False) if self._next == "key" else _constant(text))
-                + space
-            )
+            is_key = self._next == "key"
+            word = dumps(text, ensure_ascii=False) if is_key else _constant(text)
+            self._out.append(word + space)
             self._next = "colon" if self._next == "key" else "comma"
 
     def _item(self) -> None:
-        """A key or a value begins: put what is missing before it."""
+        """Begin a key or a value: put what is missing before it."""
         if self._next == "colon":
             self._colon(":")
         elif self._next == "comma":

@@ -1,6 +1,4 @@
-"""Every way in which a model may write calls, whatever its chat template shows, and the reader of
-them all.
-"""
+"""The ways in which models write calls, whatever the chat template shows, and their reader."""
 
 from __future__ import annotations
 
@@ -8,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from longdraft.server.calls.marks import FIRST, LAST
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.format_marks import FIRST, LAST
 from longdraft.server.calls.objects import read_objects
-from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.calls.tags import FUNCTION, read_function
 
 DEEPEST = 4  # marks that follow each other before a call
@@ -25,23 +23,25 @@ SENTENCE = ".:!?"  # ends of what may precede an object on its line
 
 
 class Way(NamedTuple):
-    """opens: what begins calls. closes: what may end them. read: reads calls at a place in a
-    reader's text, or takes nothing and says False. keeps: that place is before the mark, not after
-    it.
+    """A way of writing calls.
+
+    opens: the text that begins calls. closes: the text that may end them. read: reads calls at a
+    place in a reader's text, or takes nothing and says False. keeps: that place is before the mark,
+    not after it.
     """
 
     opens: str
     closes: str
-    read: Callable[[Reader, int], Steps[bool]]
+    read: Callable[[AnswerReader, int], Steps[bool]]
     keeps: bool = False
 
 
-class Calls(Reader):
-    """Content, and calls of the functions that are offered, in any way of writing them.
+class Calls(AnswerReader):
+    """Reads content, and calls of the functions that are offered, in any way of writing them.
 
     own: the ways of the template, which are all where a grammar binds the answer. begins: there, an
-    object at the beginning of the answer is a call too. Elsewhere it is where nothing, a line's or
-    a sentence's end precedes it, outside of other code.
+    object at the beginning of the answer is a call too. Elsewhere an object is a call where
+    nothing, a line's or a sentence's end precedes it, outside of other code.
     """
 
     def __init__(
@@ -61,42 +61,44 @@ class Calls(Reader):
         self.closers = tuple({way.closes for way in self.ways if way.closes})
 
     def steps(self) -> Steps[None]:
-        at = 0  # what precedes is content, or white space that precedes a call
+        begin = 0  # text before it is content, or white space that precedes a call
         while not self.full:
-            found = BEGINS.search(self.rest, at)
-            at = len(self.rest) if found is None else found.start()
-            before = len(self.rest[:at].rstrip())
+            match = BEGINS.search(self.rest, begin)
+            begin = len(self.rest) if match is None else match.start()
+            before = len(self.rest[:begin].rstrip())
             self.give("content", before)
-            at -= before
-            if found is None:
+            begin -= before
+            if match is None:
                 if not (yield from self.more()):
                     return self.finish()
                 continue
             self.opening = self.taken
-            at += yield from self._call(at)
+            begin += yield from self._call(begin)
 
-    def _call(self, at: int) -> Steps[int]:
-        """Read a call that may begin at a place. How many characters after it are content because
-        none does; a call is taken with what precedes it, and the place is the beginning then.
+    def _call(self, begin: int) -> Steps[int]:
+        """Read a call that may begin at a place.
+
+        Returns how many characters after the place are content because no call begins there. A call
+        is taken with what precedes it, and the place is the beginning then.
         """
-        way = yield from self._way(at)
+        way = yield from self._way(begin)
         if way is None:
             return 1
         if way is FENCED_WAY and self.fenced:
             self.fenced = False
             return len(FENCE)
-        if (yield from way.read(self, at if way.keeps else at + len(way.opens))):
+        if (yield from way.read(self, begin if way.keeps else begin + len(way.opens))):
             if not self.full:
                 yield from self._close(way)
-            return -at
+            return -begin
         self.fenced = self.fenced or way is FENCED_WAY
         return len(way.opens)
 
-    def _way(self, at: int) -> Steps[Way | None]:
+    def _way(self, begin: int) -> Steps[Way | None]:
         """The way of writing calls that begins at a place."""
         while True:
-            text = self.rest[at : at + LONGEST]
-            before = self.last + self.rest[:at]
+            text = self.rest[begin : begin + LONGEST]
+            before = self.last + self.rest[:begin]
             ways = [way for way in self.ways if way.opens in self.own or not before.endswith("`")]
             ways += [FENCED_WAY] if not self.bound and LINE.search(before) else []
             if way := next((way for way in ways if text.startswith(way.opens)), None):
@@ -105,7 +107,7 @@ class Calls(Reader):
                 return OBJECTS if text[0] in "{[" and self._may_begin(before) else None
 
     def _may_begin(self, before: str) -> bool:
-        """Whether an object without a mark may be a call after this text."""
+        """Tells whether an object without a mark may be a call after this text."""
         text = before.rstrip()
         if self.bound:
             return self.begins and not text and not self.said
@@ -121,17 +123,19 @@ class Calls(Reader):
             self.fenced = not (yield from self.skip(FENCE))
 
 
-def read_marked(reader: Reader, begin: int) -> Steps[bool]:
+def read_marked(reader: AnswerReader, begin: int) -> Steps[bool]:
     """Read calls after a mark. False: there is none; nothing is taken."""
     return (yield from _read(reader, begin, True, 0))
 
 
-def read_unmarked(reader: Reader, begin: int) -> Steps[bool]:
+def read_unmarked(reader: AnswerReader, begin: int) -> Steps[bool]:
     """Read calls that begin here."""
     return (yield from _read(reader, begin, False, DEEPEST))
 
 
-def read_fenced(reader: Reader, begin: int, marked: bool = False, deep: int = 0) -> Steps[bool]:
+def read_fenced(
+    reader: AnswerReader, begin: int, marked: bool = False, deep: int = 0
+) -> Steps[bool]:
     """Read calls in a fence of code."""
     while not (fence := FENCED.match(reader.rest, begin)):
         if not FENCING.fullmatch(reader.rest, begin) or not (yield from reader.more()):
@@ -139,22 +143,25 @@ def read_fenced(reader: Reader, begin: int, marked: bool = False, deep: int = 0)
     return fence[1] in LANGUAGES and (yield from _read(reader, fence.end(), marked, deep + 1))
 
 
-def _read(reader: Reader, begin: int, marked: bool, deep: int) -> Steps[bool]:
-    """marked: a mark that begins calls precedes. deep: how many do."""
-    if (at := (yield from reader.space(begin))) is None:
+def _read(reader: AnswerReader, begin: int, marked: bool, deep: int) -> Steps[bool]:
+    """Read calls.
+
+    marked: a mark that begins calls precedes. deep: how many marks precede.
+    """
+    if (first := (yield from reader.space(begin))) is None:
         return False
     marks = reader.openers if reader.bound else (*reader.openers, FENCE)
     while deep < DEEPEST:
-        text = reader.rest[at : at + LONGEST]
+        text = reader.rest[first : first + LONGEST]
         if mark := next((mark for mark in marks if text.startswith(mark)), None):
             if mark == FENCE:
-                return (yield from read_fenced(reader, at, marked, deep))
-            return (yield from _read(reader, at + len(mark), True, deep + 1))
+                return (yield from read_fenced(reader, first, marked, deep))
+            return (yield from _read(reader, first + len(mark), True, deep + 1))
         if not any(mark.startswith(text) for mark in marks) or not (yield from reader.more()):
             break
-    if reader.rest[at] in "{[":
-        return (yield from read_objects(reader, at, marked))
-    return reader.rest[at] == "<" and (yield from read_function(reader, at, marked))
+    if reader.rest[first] in "{[":
+        return (yield from read_objects(reader, first, marked))
+    return reader.rest[first] == "<" and (yield from read_function(reader, first, marked))
 
 
 WAYS = (  # beside that of the template

@@ -1,1 +1,1 @@
-"""From a checked request to its answer: decoding, and replies as they come."""
+"""Takes a checked request to its answer: decoding, and replies as they come."""

@@ -14,17 +14,17 @@ from longdraft.errors import InputError
 from longdraft.server.decode.decoding_thread import Stream
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Delta, Reply
-from longdraft.server.decode.work import Times, Work
-from longdraft.server.http.log import failure
+from longdraft.server.decode.work import RequestWork, Times
 from longdraft.server.http.pieces import Writer
 from longdraft.server.http.problems import Problem
+from longdraft.server.http.server_log import failure
 from longdraft.server.openai.formats import usage
 
 T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """What an answer asks of the Service that decodes it."""
+    """The interface of the Service that decodes an answer."""
 
     model: str
     drafting: bool
@@ -36,14 +36,14 @@ class Owner(Protocol):
 
 @dataclass
 class Answer:
-    """The choices of a request while they are decoded, all or none of them. Choice k is number k %
-    n of prompt k // n.
+    """The choices of a request while they are decoded, all or none of them.
 
-    prompt_logprobs: those of prompts that have been read.
+    Choice k is number k % n of prompt k // n. prompt_logprobs: those of prompts that have been
+    read.
     """
 
     service: Owner
-    work: Work
+    work: RequestWork
     streams: list[Stream]
     replies: list[Reply]
     began: float = field(default_factory=monotonic)
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens read and written so far."""
+        """The tokens read and written so far."""
         return usage(self.work.prompt_tokens, self.replies, self.work.n)
 
     @property
@@ -67,8 +67,9 @@ class Answer:
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """vLLM's per-request metrics (Acceptance), so far. As there, None for several choices and
-        without drafting.
+        """vLLM's per-request metrics so far (see AcceptanceCounts).
+
+        As in vLLM, they are None for several choices and without drafting.
         """
         if len(self.replies) > 1 or not self.service.drafting:
             return None
@@ -140,8 +141,10 @@ class Answer:
         queue: asyncio.Queue[tuple[int, Event]],
         came: list[asyncio.Event],
     ) -> None:
-        """came: set with the first event of a prompt's first choice; it has the log-probabilities,
-        which all echo.
+        """Put a stream's events into the queue.
+
+        came: set with the first event of a prompt's first choice; that event has the
+        log-probabilities, which all choices echo.
         """
         mine = came[i // self.work.n]
         others = i % self.work.n > 0

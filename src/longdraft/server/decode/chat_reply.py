@@ -1,6 +1,4 @@
-"""A chat's answer as it comes: parts of it, up to the first stop string of its content, with
-log-probabilities.
-"""
+"""A chat's answer as it comes: its parts, up to the first stop string of its content."""
 
 from __future__ import annotations
 
@@ -8,35 +6,33 @@ from bisect import bisect_left
 from typing import Any
 
 from longdraft.engine.requests import Event
-from longdraft.server.calls.marks import MarkedText
-from longdraft.server.calls.reader import Part, Reader, joined
+from longdraft.server.calls.answer_reader import AnswerPart, AnswerReader, joined
+from longdraft.server.calls.format_marks import MarkedText
 from longdraft.server.decode.reply import Delta, Reply
 
 
 class ChatReply(Reply):
-    """Stop strings apply to content alone, in each run of it: reasoning and arguments may have any
-    text.
+    """The reply of a chat: stop strings apply to content alone, in each run of it.
 
-    reader: splits the text into parts; it sees the special tokens that are in `shown`, as these
-    characters. Its place in the text says which token has which character of the content.
+    Reasoning and arguments may have any text. reader: splits the text into parts; it sees the
+    special tokens that are in `shown`, as these characters. Its place in the text says which token
+    has which character of the content.
     """
 
     def __init__(
         self,
         tokenizer: Any,
         stops: list[str],
-        reader: Reader,
+        reader: AnswerReader,
         shown: dict[int, str],
         least: int = 0,
     ):
         super().__init__(tokenizer, stops, least)
         self.text = MarkedText(tokenizer, shown) if shown else self.text
-        # where each token's text begins
         self.reader = reader
-        self.starts = list[int]()
-        # characters of text; calls given out
-        self.came = 0
-        self.calls = 0
+        self.starts = list[int]()  # where each token's text begins
+        self.came = 0  # characters of text
+        self.calls = 0  # given out
 
     def take(self, event: Event) -> Delta:
         if self.finish is not None:
@@ -64,7 +60,7 @@ class ChatReply(Reply):
         return delta
 
     def _read(self, text: str, delta: Delta, ended: str | None = None) -> None:
-        """Add to a delta what this text says, and the answer's end if it is one."""
+        """Add to a delta the parts of this text, and the answer's end if this is its last text."""
         self.came += len(text)
         parts = self.reader.push(text)
         if ended is not None:
@@ -82,9 +78,9 @@ class ChatReply(Reply):
         delta.text += "".join(part.text for part in given if part.kind == "content")
         delta.finish = "tool_calls" if self.finish == "stop" and self.calls else self.finish
 
-    def _upto_stop(self, parts: list[Part]) -> list[Part]:
+    def _upto_stop(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         """These parts, without content that may begin a stop string, or up to the first one."""
-        given = list[Part]()
+        given = list[AnswerPart]()
         for part in parts:
             if part.kind != "content":
                 given += [*self._release(len(self.held)), part]
@@ -99,43 +95,42 @@ class ChatReply(Reply):
         return given
 
     def _stop(self) -> int | None:
-        """Where in the held content the first stop string begins that ends after the first `least`
-        tokens.
+        """The position in the held content of the first stop string that ends the answer.
 
-        The tokens after it do not count.
+        It must end after the first `least` tokens. The tokens after it do not count.
         """
-        found = list[tuple[int, int]]()
+        matches = list[tuple[int, int]]()
         for stop in self.stops:
-            at = self.held.find(stop)
-            while at >= 0 and self.reader.place(self.end + at + len(stop) - 1) < self.free:
-                at = self.held.find(stop, at + 1)
-            found += [(at, len(stop))] if at >= 0 else []
-        if not found:
+            begin = self.held.find(stop)
+            while begin >= 0 and self.reader.place(self.end + begin + len(stop) - 1) < self.free:
+                begin = self.held.find(stop, begin + 1)
+            if begin >= 0:
+                matches.append((begin, len(stop)))
+        if not matches:
             return None
-        at, length = min(found)
-        self.tokens = bisect_left(self.starts, self.reader.place(self.end + at + length - 1) + 1)
-        self.came = self.reader.place(self.end + at)
-        return at
+        begin, length = min(matches)
+        last = self.reader.place(self.end + begin + length - 1)
+        self.tokens = bisect_left(self.starts, last + 1)
+        self.came = self.reader.place(self.end + begin)
+        return begin
 
-    def _release(self, count: int) -> list[Part]:
+    def _release(self, count: int) -> list[AnswerPart]:
         text = self.held[:count]
         self.held = self.held[count:]
         self.end += count
-        return [Part("content", text)] if text else []
+        return [AnswerPart("content", text)] if text else []
 
     def _probabilities(self, delta: Delta, every: bool) -> None:
-        """Add those of the tokens whose text cannot be a part of a stop string any more. every:
-        all.
+        """Add the log-probabilities of tokens whose text cannot be part of a stop string any more.
+
+        every: those of all tokens.
         """
         pending = bool(self.held or (self.stops and self.reader.rest))
-        end = (
-            self.reader.place(self.end)
-            if self.held
-            else self.reader.taken
-            if pending
-            else self.came
-        )
-        end = min(end, self.came)
+        end = self.came
+        if self.held:
+            end = min(end, self.reader.place(self.end))
+        elif pending:
+            end = min(end, self.reader.taken)
         every = every or (not pending and self.finish != "stop")
         while self.entries and (self.entries[0][0] < end or every):
             begin, entry = self.entries.popleft()
@@ -144,7 +139,7 @@ class ChatReply(Reply):
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens were reasoning, with the marks around it."""
+        """The number of tokens that were reasoning, with the marks around it."""
         thoughts = self.reader.thoughts
         return sum(
             bisect_left(self.starts, end) - bisect_left(self.starts, begin)

@@ -1,4 +1,4 @@
-"""The thread that decodes, and what the event loop sees of it."""
+"""The thread that decodes, and its interface to the event loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from longdraft.ops.threads import pinned
 
 
 class Stream:
-    """The events of one request, in order, for one reader in the event loop. Close it if the reader
-    stops early.
+    """The events of one request, in order, for one reader in the event loop.
+
+    Close it if the reader stops early.
     """
 
-    def __init__(self, engine: Engine, id: int):
+    def __init__(self, engine: DecodingThread, id: int):
         self.engine = engine
         self.id = id
         self.ended = False
@@ -37,14 +38,15 @@ class Stream:
         self.engine.forget(self)
 
 
-class Task(Protocol):
+class SideTask(Protocol):
     """Something else that decodes on the same model, a little at a time."""
 
     closed: bool  # nothing more is to be done
 
     def step(self) -> bool:
-        """Do a little, in the decoding thread, unless it is closed -> whether there is more to do.
-        Raises nothing.
+        """Do a little, in the decoding thread, unless it is closed.
+
+        Returns whether there is more to do. Raises nothing.
         """
         ...
 
@@ -53,12 +55,12 @@ class Task(Protocol):
         ...
 
 
-class Engine:
-    """Steps a session in its own thread while there is work; a stream gets every event of its
-    request.
+class DecodingThread:
+    """Steps a session in its own thread while there is work.
 
-    A task, if there is one, takes turns with the session: a step each. alone: whether no other
-    engine decodes in this process, so that its threads may be pinned.
+    A stream gets every event of its request. A task, if there is one, takes turns with the session:
+    a step each. alone: whether no other engine decodes in this process, so that its threads may be
+    pinned.
 
     Call everything from the event loop's thread. failure: what ended the thread, after which every
     stream ends with it and nothing is accepted; None as long as the thread runs.
@@ -69,7 +71,7 @@ class Engine:
         self.alone = alone
         self.failure: BaseException | None = None
         self._streams: dict[int, Stream] = {}
-        self._task: Task | None = None
+        self._task: SideTask | None = None
         self._work = threading.Event()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,11 +84,14 @@ class Engine:
 
     @property
     def open(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         return len(self._streams)
 
     def submit(self, **request: Any) -> Stream:
-        """As Session.submit, whose errors it raises."""
+        """Submit a request to the session, and return its events.
+
+        Raises the errors of Session.submit.
+        """
         if self.failure is not None or self._stopping:
             raise RuntimeError("the engine has stopped")
         stream = Stream(self, self.session.submit(**request))
@@ -99,8 +104,11 @@ class Engine:
             self.session.cancel(stream.id)
             self._work.set()
 
-    def alternate(self, task: Task) -> None:
-        """Let this task take turns with the session. Raises Busy if there is one already."""
+    def alternate(self, task: SideTask) -> None:
+        """Let this task take turns with the session.
+
+        Raises Busy if there is one already.
+        """
         if self.failure is not None or self._stopping:
             raise RuntimeError("the engine has stopped")
         if self._task is not None and not self._task.closed:
@@ -128,30 +136,28 @@ class Engine:
         # OpenMP has a number, and a pool, for each thread that computes
         torch.set_num_threads(self._threads)
         try:
-            with (
-                pinned() if self.alone else nullcontext()
-            ):  # not by the thread that loaded the model: this one would share its processor
+            # Not by the thread that loaded the model: this one would share its processor.
+            with pinned() if self.alone else nullcontext():
                 while not self._stopping:
                     self._step()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _step(self) -> None:
-        """One step of the session and one of the task, or a wait for work."""
+        """Take one step of the session and one of the task, or wait for work."""
         assert self._loop is not None
         task = self._task
         busy = self.session.running or self.session.waiting
         if task is None and not busy:
             self._work.wait()
             self._work.clear()
-        if (
-            events := self.session.step()
-        ):  # without requests too: what was cancelled while it waited ends here
+        # Without requests too: those that were cancelled while they waited end here.
+        if events := self.session.step():
             self._loop.call_soon_threadsafe(self._deliver, events)
         if task is not None and not task.step():
             self._loop.call_soon_threadsafe(self._drop, task)
 
-    def _drop(self, task: Task) -> None:
+    def _drop(self, task: SideTask) -> None:
         if self._task is task:
             self._task = None
 

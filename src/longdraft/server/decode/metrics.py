@@ -1,5 +1,6 @@
-"""Counters for Prometheus. A metric that means what vLLM's does has vLLM's name, so that one
-dashboard serves both.
+"""Counters for Prometheus.
+
+A metric that means the same as one of vLLM has vLLM's name, so that one dashboard serves both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LABELS = ("model_name", "method")
 
 
 class Metrics:
-    """Counts what one server has done, under its model's name and its method's."""
+    """Counts what one server has done, labeled with the names of its model and its method."""
 
     def __init__(self, session: Session, model: str, method: str):
         self.session = session
@@ -87,8 +88,9 @@ class Metrics:
         self._reused = 0
 
     def took(self, event: Event, since_s: float, first: bool) -> None:
-        """Count an event of a request that came `since_s` after the one before, or after the
-        request.
+        """Count an event of a request.
+
+        since_s: the time after the event before it, or after the request.
         """
         self.written.inc(len(event.tokens))
         if event.drafted:
@@ -112,7 +114,7 @@ class Metrics:
         self.refused.labels(**self.named, status=str(status)).inc()
 
     def measure(self) -> None:
-        """Take over what the session counts itself."""
+        """Take over the counts of the session."""
         session = self.session
         self.running.set(session.running)
         self.waiting.set(session.waiting)
@@ -134,14 +136,14 @@ class _Together:
         self.metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for metrics in self.metrics:
             for family in metrics.registry.collect():
-                found.setdefault(
+                merged.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
-                found[family.name].samples += family.samples
-        yield from found.values()
+                merged[family.name].samples += family.samples
+        yield from merged.values()
 
 
 def together(metrics: Sequence[Metrics]) -> bytes:

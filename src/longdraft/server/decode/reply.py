@@ -1,5 +1,6 @@
-"""A request's events as text: held back at a possible stop string, cut at a found one, with
-log-probabilities.
+"""Turns a request's events into text, with log-probabilities.
+
+Text is held back where a stop string may begin, and cut where one is complete.
 """
 
 from __future__ import annotations
@@ -8,27 +9,27 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.engine.acceptance import Acceptance
+from longdraft.engine.acceptance_counts import AcceptanceCounts
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import Detokenizer
-from longdraft.server.calls.marks import MarkedText
-from longdraft.server.calls.reader import Part, joined
+from longdraft.server.calls.answer_reader import AnswerPart, joined
+from longdraft.server.calls.format_marks import MarkedText
 
 
 @dataclass
 class Delta:
-    """What an event adds. parts: what its text is made of, in a chat; then `text` is the content
-    among them.
+    """The text and the log-probabilities that an event adds.
 
-    finish: "stop", "length" or "tool_calls" in the last one of a choice. offsets: where in the
-    choice's text each token of `logprobs` begins.
+    parts: the parts of its text, in a chat; then `text` is the content among them. finish: "stop",
+    "length" or "tool_calls" in the last one of a choice. offsets: where in the choice's text each
+    token of `logprobs` begins.
     """
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
     def __add__(self, more: Delta) -> Delta:
@@ -38,10 +39,11 @@ class Delta:
         return Delta(self.text + more.text, self.logprobs + more.logprobs, finish, parts, offsets)
 
     def by_calls(self) -> list[Delta]:
-        """The same as several, each about one call at most: some clients read no other call in a
-        chunk of a stream.
+        """The same as several deltas, each about one call at most.
+
+        Some clients read no other call in a chunk of a stream.
         """
-        runs = [list[Part]()]
+        runs = [list[AnswerPart]()]
         about = None
         for part in self.parts:
             if part.kind in ("call", "arguments"):
@@ -51,48 +53,47 @@ class Delta:
             runs[-1].append(part)
         if len(runs) == 1:
             return [self]
-        found = [
+        deltas = [
             Delta("".join(p.text for p in run if p.kind == "content"), parts=run) for run in runs
         ]
-        found[0].logprobs = self.logprobs
-        found[0].offsets = self.offsets
-        found[-1].finish = self.finish
-        return found
+        deltas[0].logprobs = self.logprobs
+        deltas[0].offsets = self.offsets
+        deltas[-1].finish = self.finish
+        return deltas
 
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.finish or self.parts)
 
 
 class Reply:
-    """Its deltas together are the text before the first stop string, the same however tokens came
-    in events.
+    """A choice's text: its deltas together are the text before the first stop string.
 
-    tokens: how many of the new tokens count: up to the one that completes a stop string, end token
-    included. least: a stop string that ends within this many tokens is text.
+    They are the same however tokens came in events. tokens: how many of the new tokens count: up to
+    the one that completes a stop string, end token included. least: a stop string that ends within
+    this many tokens is text.
     """
 
     reasoning_tokens = 0
 
     def __init__(self, tokenizer: Any, stops: list[str], least: int = 0):
         self.text: Detokenizer | MarkedText = Detokenizer(tokenizer)
-        # text that may begin a stop string
         self.stops = stops
-        self.held = ""
+        self.held = ""  # text that may begin a stop string
         self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
-        # characters of the first `least` tokens, where no stop string may end
         self.least = least
-        self.free = 0
+        self.free = 0  # characters of the first `least` tokens, where no stop string may end
         # of tokens whose text is held back, with where it begins
         self.entries = deque[tuple[int, TokenLogprobs]]()
         self.tokens = 0
         self.known = 0
-        self.drafts = Acceptance()
+        self.drafts = AcceptanceCounts()
         self.finish: str | None = None
 
     def take(self, event: Event) -> Delta:
-        """What this event adds to the text. After a delta with `finish`, further events have no
-        effect.
+        """The delta that this event adds to the text.
+
+        After a delta with `finish`, further events have no effect.
         """
         if self.finish is not None:
             return Delta()
@@ -102,9 +103,8 @@ class Reply:
             self.tokens += 1
             settled = self.end + len(self.held)
             begin = settled + len(self.open)
-            if not (
-                event.ended == "eos" and i == len(event.tokens) - 1
-            ):  # an end token has no text
+            is_end_token = event.ended == "eos" and i == len(event.tokens) - 1
+            if not is_end_token:
                 self.held += self.text.push([token])
                 begin = settled + self.text.before
             if event.logprobs is not None:
@@ -123,37 +123,34 @@ class Reply:
         return delta + self._out(len(self.held) if cut is None else cut, finish)
 
     def _note(self, event: Event) -> None:
-        """Count what an event says beside its tokens."""
+        """Count the drafts and the cached prompt of an event."""
         self.drafts.add(event.drafted, event.accepted)
         if event.prompt is not None:
             self.known = event.prompt.known
 
     def _stop_in(self, more: str = "") -> int | None:
-        """Where in the held text, with more text after it, the first stop string begins."""
+        """The position of the first stop string in the held text, with more text after it."""
         text = self.held + more
         free = self.free - self.end
-        found = (text.find(stop, max(free - len(stop) + 1, 0)) for stop in self.stops)
-        return min((i for i in found if i >= 0), default=None)
+        places = (text.find(stop, max(free - len(stop) + 1, 0)) for stop in self.stops)
+        return min((place for place in places if place >= 0), default=None)
 
     def _possible(self) -> int:
-        """How many of the held text's last characters may begin a stop string."""
+        """The number of the held text's last characters that may begin a stop string."""
         longest = max(map(len, self.stops), default=1) - 1
-        return next(
-            (
-                n
-                for n in range(min(longest, len(self.held)), 0, -1)
-                if any(s.startswith(self.held[-n:]) for s in self.stops)
-            ),
-            0,
-        )
+        for length in range(min(longest, len(self.held)), 0, -1):
+            if any(stop.startswith(self.held[-length:]) for stop in self.stops):
+                return length
+        return 0
 
     def _out(self, count: int, finish: str | None = None) -> Delta:
         """Release this many characters of the held text."""
         delta = Delta(self.held[:count], [], finish)
-        self.held, self.end, self.finish = self.held[count:], self.end + count, finish
-        while self.entries and (
-            self.entries[0][0] < self.end or (not self.held and finish != "stop")
-        ):
+        self.held = self.held[count:]
+        self.end += count
+        self.finish = finish
+        every = not self.held and finish != "stop"
+        while self.entries and (self.entries[0][0] < self.end or every):
             begin, entry = self.entries.popleft()
             delta.offsets.append(begin)
             delta.logprobs.append(entry)
@@ -161,8 +158,9 @@ class Reply:
 
 
 class Silent(Reply):
-    """For a request for no new tokens: nothing is given out of the one that is decoded because
-    there has to be one.
+    """The reply to a request for no new tokens.
+
+    One token is decoded because there has to be one; nothing of it is given out.
     """
 
     def take(self, event: Event) -> Delta:

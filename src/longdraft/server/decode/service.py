@@ -1,4 +1,4 @@
-"""From a request to its answer: tokens, limits, a seed, and the streams of its choices."""
+"""Makes a request's answer: its tokens, limits, seed, and the streams of its choices."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.chat_reply import ChatReply
-from longdraft.server.decode.decoding_thread import Engine, Stream
-from longdraft.server.decode.limits import check_choices, check_numbers
+from longdraft.server.decode.decoding_thread import DecodingThread, Stream
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
+from longdraft.server.decode.request_limits import check_choices, check_numbers
 from longdraft.server.decode.structures import Structures
-from longdraft.server.decode.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reasoning
-from longdraft.server.decode.work import Times, Work
+from longdraft.server.decode.talk import NO_TOOLS, Dialogue, Offer, dialect_for, with_reasoning
+from longdraft.server.decode.work import RequestWork, Times
 from longdraft.server.http.entry import current
 from longdraft.server.http.long_texts import LONG, Renderers, check_length, size_of, within
 from longdraft.server.http.pieces import Writer, at_once, in_pieces
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.formats import Echo
-from longdraft.server.openai.schema import ChatRequest, CompletionRequest, Sampled
+from longdraft.server.openai.schema import ChatRequest, CompletionRequest, SampledRequest
 
 T = TypeVar("T")
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
@@ -40,16 +40,16 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 
 class Service:
-    """One model and one method. Refuses a request that cannot be answered before anything is
-    decoded for it.
+    """One model and one method.
 
-    most_new: how many new tokens a request has if it does not say, and at most. stopping: nothing
-    is accepted any more.
+    It refuses a request that cannot be answered before anything is decoded for it. most_new: how
+    many new tokens a request has if it does not say, and at most. stopping: nothing is accepted any
+    more.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecodingThread,
         tokenizer: Any,
         model: str,
         metrics: Metrics,
@@ -69,7 +69,7 @@ class Service:
         self.word = lru_cache(1 << 17)(partial(token_bytes, tokenizer))
         # held while a long text is read, so that short ones find a free thread
         self._one_long = asyncio.Lock()
-        # of long texts: memory of one thread at most
+        # reads long texts: they take the memory of one thread at most
         self._reader = ThreadPoolExecutor(1, "longdraft-long")
         self.drafting = not engine.session.drafter.never_drafts
         self.target = engine.session.target
@@ -79,32 +79,35 @@ class Service:
     def ready(self) -> bool:
         return not self.stopping and self.engine.failure is None
 
-    async def chat(self, body: ChatRequest) -> Work:
+    async def chat(self, body: ChatRequest) -> RequestWork:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         messages = [m.plain for m in body.messages]
         return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
 
     async def talk(
         self,
-        body: Sampled,
+        body: SampledRequest,
         messages: list[Message],
         limit: int | None,
         logprobs: int | None = None,
         offer: Offer = NO_TOOLS,
         turn: Turn = ANSWER,
-    ) -> Work:
-        """The work of continuing a conversation. offer: what the model may call."""
+    ) -> RequestWork:
+        """The work of continuing a conversation.
+
+        offer: the functions that the model may call.
+        """
         dialect = dialect_for(self.tokenizer, messages, offer.tools)
         prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
-        talk = Talk(dialect, offer, dialect.opened(prompt))
+        talk = Dialogue(dialect, offer, dialect.opened(prompt))
         work = self._work([prompt], body, limit, logprobs, await self.structures.of(body, talk))
         work.talk = talk
         work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
         self._check_logprobs(work)
         return work
 
-    def _check_logprobs(self, work: Work) -> None:
-        """Raises Problem for a request whose answer would have too many."""
+    def _check_logprobs(self, work: RequestWork) -> None:
+        """Raises Problem for a request whose answer would have too many log-probabilities."""
         echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
         tokens = work.n * (work.limit * len(work.prompts) + echoed)
         count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
@@ -116,8 +119,10 @@ class Service:
                 400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs"
             )
 
-    async def completion(self, body: CompletionRequest) -> Work:
-        prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
+    async def completion(self, body: CompletionRequest) -> RequestWork:
+        prompts = list[list[int]]()
+        for prompt in body.prompts:
+            prompts.append(await self.tokens(prompt) if isinstance(prompt, str) else list(prompt))
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
         constraint = await self.structures.of(body)
@@ -137,8 +142,9 @@ class Service:
         )
 
     async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
-        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`,
-        or the room.
+        """A text's tokens, as `longdraft generate` reads it.
+
+        Raises Problem for more than `most`, or the room.
         """
 
         def read() -> list[int]:
@@ -155,11 +161,17 @@ class Service:
         return text_of(self.tokenizer, tokens)
 
     def echo(self, prompt: list[int], scored: bool) -> Echo:
-        """A prompt as its answers repeat it. scored: with log-probabilities."""
+        """A prompt as its answers repeat it.
+
+        scored: with log-probabilities.
+        """
         return Echo(prompt, self.text(prompt), offsets_of(self.tokenizer, prompt) if scored else [])
 
-    def submit(self, work: Work) -> Answer:
-        """Queue the choices of a request, all or none. Raises Problem."""
+    def submit(self, work: RequestWork) -> Answer:
+        """Queue the choices of a request, all or none.
+
+        Raises Problem.
+        """
         if not self.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
         check_choices(work, self.engine.session)
@@ -191,15 +203,16 @@ class Service:
         current().answers.append(answer)
         return answer
 
-    def _reply(self, work: Work) -> Reply:
+    def _reply(self, work: RequestWork) -> Reply:
         if work.talk is None:
             return (Silent if work.silent else Reply)(self.tokenizer, work.stops, least=work.least)
         shown = work.talk.dialect.marks.shown
         return ChatReply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
-        """How many new tokens a request with this limit gets. Raises Problem if the prompt leaves
-        no room.
+        """The number of new tokens that a request with this limit gets.
+
+        Raises Problem if the prompt leaves no room.
         """
         room = self.room - len(prompt)
         if room < 1:
@@ -208,9 +221,9 @@ class Service:
                 f"{self.room - 1}: give a shorter one"
             )
             raise Problem(400, excess, "prompt", "context_length_exceeded")
-        wanted = (
-            likely(self.target, len(prompt), min(self.most_new, room)) if limit is None else limit
-        )
+        wanted = limit
+        if wanted is None:
+            wanted = likely(self.target, len(prompt), min(self.most_new, room))
         if wanted > self.most_new:
             raise Problem(
                 400,
@@ -233,11 +246,11 @@ class Service:
     def _work(
         self,
         prompts: list[list[int]],
-        body: Sampled,
+        body: SampledRequest,
         limit: int | None,
         logprobs: int | None,
         constraint: Constraint | None,
-    ) -> Work:
+    ) -> RequestWork:
         wanted = min(self.fitting(prompt, limit) for prompt in prompts)
         check_numbers(body, wanted, self.target.vocab)
         bias = tuple(
@@ -258,20 +271,25 @@ class Service:
             rules=rules.with_least(body.min_tokens) if eos else rules,
             constraint=constraint,
         )
-        seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
-        return Work(
+        if body.seed is None:
+            seeds = [secrets.randbits(62) for _ in prompts]
+        else:
+            seeds = [body.seed] * len(prompts)
+        return RequestWork(
             prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
         )
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
-        """What a call makes with a writer of JSON; of many log-probabilities outside the event
-        loop's thread.
+        """The result of a call with a writer of JSON.
+
+        Many log-probabilities are written outside the event loop's thread.
         """
         return call(at_once) if count <= FEW_LOGPROBS else await self.aside(count, call, in_pieces)
 
     async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
-        """The result of a call on so much (see LONG), outside the event loop's thread. InputError
-        becomes a Problem.
+        """The result of a call on this much text (see LONG), outside the event loop's thread.
+
+        InputError becomes a Problem.
         """
         try:
             async with self._one_long if size > LONG else nullcontext():
@@ -280,6 +298,5 @@ class Service:
                     reader, partial(call, *arguments)
                 )
         except InputError as error:
-            raise Problem(
-                400, str(error), error.field if isinstance(error, FieldError) else None
-            ) from None
+            field = error.field if isinstance(error, FieldError) else None
+            raise Problem(400, str(error), field) from None

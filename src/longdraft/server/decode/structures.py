@@ -10,20 +10,20 @@ from typing import Any
 from longdraft.constraints import Constraints
 from longdraft.core import Constraint
 from longdraft.errors import InputError
-from longdraft.server.decode.talk import Talk
+from longdraft.server.decode.talk import Dialogue
 from longdraft.server.http.entry import current
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.structured import Structure
 
-# Fields that would let an answer end before it is complete, or go on after it, with what they would
-# do.
+# Fields that would let an answer end before it is complete, or go on after it, and their effects.
 CONTRARY = {"ignore_eos": "lets it go on", "min_tokens": "could forbid its end"}
 CUTTING = "could end it earlier"
 
 
 class Structures:
-    """Makes one constraint at a time, outside the event loop's thread, so that the others find a
-    free one.
+    """Makes one constraint at a time, outside the event loop's thread.
+
+    So other calls find a free thread.
     """
 
     def __init__(self, target: Any, tokenizer: Any):
@@ -33,11 +33,15 @@ class Structures:
 
     @cached_property
     def made(self) -> Constraints:
-        """Built for the first request that needs it, in a second where the vocabulary is large."""
+        """The maker of constraints, built for the first request that needs it.
+
+        Building takes a second for a large vocabulary.
+        """
         return Constraints.of(self._target, self._tokenizer)
 
-    async def of(self, body: Any, talk: Talk | None = None) -> Constraint | None:
-        """What a request's answer must be, a chat's calls and reasoning included; None: any text.
+    async def of(self, body: Any, talk: Dialogue | None = None) -> Constraint | None:
+        """The constraint of a request's answer, with a chat's calls and reasoning; None: any text.
+
         Raises Problem.
         """
         structure: Structure | None = getattr(body, "structure", None)
@@ -55,10 +59,11 @@ class Structures:
             raise Problem(400, str(error), field) from None
 
     def _contrary(
-        self, body: Any, talk: Talk | None, structure: Structure | None
+        self, body: Any, talk: Dialogue | None, structure: Structure | None
     ) -> Iterator[tuple[str, str]]:
-        """The fields that contradict a structure. Stop strings apply to content, so they leave
-        calls whole.
+        """The fields that contradict a structure.
+
+        Stop strings apply to content, so they leave calls whole.
         """
         for name, why in CONTRARY.items():
             if getattr(body, name, None):
@@ -69,7 +74,7 @@ class Structures:
         if not ends.issuperset(body.stop_token_ids):
             yield "stop_token_ids", CUTTING
 
-    def _make(self, talk: Talk | None, structure: Structure | None) -> Constraint:
+    def _make(self, talk: Dialogue | None, structure: Structure | None) -> Constraint:
         if structure is not None:
             structure, lost = structure.relaxed()
             current().warnings += [f"{name} of the schema is not enforced" for name in lost]

@@ -1,4 +1,4 @@
-"""What a chat offers the model, and how the model's answer is read."""
+"""The functions that a chat offers the model, and the way in which the model's answer is read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from longdraft.errors import InputError
 from longdraft.models.chat import Message, Tools, check_tools, template_of
+from longdraft.server.calls.answer_reader import AnswerReader
 from longdraft.server.calls.dialect import Dialect
-from longdraft.server.calls.reader import Reader
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.structured import Structure
 from longdraft.server.openai.tools import Function
@@ -27,10 +27,10 @@ ALONE = (
 
 @dataclass(frozen=True)
 class Offer:
-    """The functions that an answer may call. choice: auto, none, required, or the name of the one
-    it must call.
+    """The functions that an answer may call.
 
-    parallel: whether it may have more than one call, where no function is named.
+    choice: auto, none, required, or the name of the one it must call. parallel: whether it may have
+    more than one call, where no function is named.
     """
 
     functions: Sequence[Function] = ()
@@ -39,24 +39,25 @@ class Offer:
 
     @property
     def open(self) -> Sequence[Function]:
-        """Those that the model is told of."""
+        """The functions of which the model is told."""
         return () if self.choice == "none" else self.functions
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """As chat templates read them; None for none."""
+        """The functions as chat templates read them; None for none."""
         functions = [function.model_dump(exclude={"strict"}) for function in self.open]
         return [{"type": "function", "function": function} for function in functions] or None
 
     @property
     def asked(self) -> list[Function]:
-        """Those that a grammar allows: the one that must be called, or all."""
+        """The functions that a grammar allows: the one that must be called, or all."""
         return [f for f in self.open if self.choice in ("auto", "required", f.name)]
 
     @property
     def many(self) -> bool:
-        """Whether an answer may have several calls. A function that is named by `choice` is called
-        exactly once.
+        """Tells whether an answer may have several calls.
+
+        A function that is named by `choice` is called exactly once.
         """
         return self.parallel and self.choice in ("auto", "none", "required")
 
@@ -69,27 +70,28 @@ NO_TOOLS = Offer()
 
 
 @dataclass(frozen=True)
-class Talk:
-    """How the answers to a conversation are read. opened: the prompt has the beginning of the
-    model's reasoning.
+class Dialogue:
+    """The way in which the answers to a conversation are read.
+
+    opened: the prompt has the beginning of the model's reasoning.
     """
 
     dialect: Dialect
     offer: Offer
     opened: bool
 
-    def reader(self) -> Reader:
-        """Reads one choice's answer."""
+    def reader(self) -> AnswerReader:
+        """A reader for one choice's answer."""
         schemas = {function.name: function.parameters for function in self.offer.open}
         most = None if self.offer.many else 1
         return self.dialect.reader(schemas, self.opened, most, bound=self.offer.needs_grammar)
 
     def grammar(self, structure: Structure | None = None) -> str | None:
-        """Lark (llguidance's) for the whole answer, or None if nothing but `structure` binds it, or
-        nothing at all.
+        """Lark (llguidance's) for the whole answer.
 
-        structure: what an answer without calls must be. Raises Problem for an unknown format of
-        calls, and where a structure cannot be a part of a grammar. Raises InputError.
+        None: `structure` alone binds it, or nothing does. structure: the structure of an answer
+        without calls. Raises Problem for an unknown format of calls, and where a structure cannot
+        be a part of a grammar. Raises InputError.
         """
         offer = self.offer
         dialect = self.dialect
@@ -113,7 +115,10 @@ DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = WeakKeyDictionary()
 
 
 def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialect:
-    """How a model answers. Raises Problem for tools that its template does not write."""
+    """The dialect of a model's answers.
+
+    Raises Problem for tools that its template does not write.
+    """
     try:
         template = template_of(tokenizer, tools)
         check_tools(template, messages, tools)
@@ -126,12 +131,15 @@ def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialec
 
 
 def with_reasoning(messages: list[Message], field: str | None) -> list[Message]:
-    """Messages with earlier reasoning under the name that the template reads; without it if the
-    template reads none.
+    """Messages with earlier reasoning under the name that the template reads.
+
+    The reasoning is left out if the template reads none.
     """
 
     def renamed(message: Message) -> Message:
+        if "reasoning_content" not in message:
+            return message
         others = {key: value for key, value in message.items() if key != "reasoning_content"}
         return others if field is None else others | {field: message["reasoning_content"]}
 
-    return [renamed(m) if "reasoning_content" in m else m for m in messages]
+    return [renamed(message) for message in messages]

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longdraft.core import Sampler
-from longdraft.server.decode.talk import Talk
+from longdraft.server.decode.talk import Dialogue
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds: until a request begins to be answered, and until it is answered."""
+    """Limits in seconds: until a request begins to be answered, and until it is answered."""
 
     queue_s: float
     request_s: float
 
 
 @dataclass
-class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent:
-    no new tokens.
+class RequestWork:
+    """A request that is ready to run.
 
-    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see
-    Reply. owner: see Session.submit. talk: how a chat's answers are read.
+    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i].
+    prompt_logprobs: those of the prompts are wanted too; silent: no new tokens. least: see Reply.
+    owner: see Session.submit. talk: how a chat's answers are read.
     """
 
     prompts: list[list[int]]
@@ -37,7 +37,7 @@ class Work:
     prompt_logprobs: bool = False
     silent: bool = False
     owner: str = ""
-    talk: Talk | None = None
+    talk: Dialogue | None = None
 
     @property
     def choices(self) -> int:

@@ -1,1 +1,1 @@
-"""What every request passes: connections, keys, sizes, errors, the log."""
+"""The parts of a server that every request passes: connections, keys, sizes, errors, the log."""

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longdraft.server.http.entry import ENTRY, Entry, figures
 from longdraft.server.http.guard import ALWAYS
-from longdraft.server.http.log import say
+from longdraft.server.http.server_log import say
 
 USABLE = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # ids that a client may choose
 MOST_CLIENTS = 1000  # that are counted apart
@@ -47,16 +47,11 @@ class Access:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 id = entry.name if entry.name.encode() == given else entry.id
-                warned = (
-                    [(b"x-longdraft-warning", "; ".join(entry.warnings).encode())]
-                    if entry.warnings
-                    else []
-                )
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", id.encode()),
-                    *warned,
-                ]
+                headers = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+                if entry.warnings:
+                    warning = "; ".join(entry.warnings).encode()
+                    headers.append((b"x-longdraft-warning", warning))
+                message["headers"] = headers
             await send(message)
 
         token = ENTRY.set(entry)
@@ -84,9 +79,8 @@ class Access:
 
     def refused(self, client: str, status: int, **fields: Any) -> None:
         """Log a refusal, or count it where this client had its share of lines."""
-        client = (
-            client if client in self.refusals or len(self.refusals) < MOST_CLIENTS else "others"
-        )
+        if client not in self.refusals and len(self.refusals) >= MOST_CLIENTS:
+            client = "others"
         counts = self.refusals.setdefault(client, Counter())
         if counts[""] < self.most:
             counts[""] += 1
@@ -96,8 +90,9 @@ class Access:
             counts[str(status)] += 1
 
     def report(self, last: bool = False) -> None:
-        """Log how many refusals were only counted, if the window is over. To be called about every
-        second.
+        """Log how many refusals were only counted, if the window is over.
+
+        To be called about every second.
         """
         if not last and monotonic() - self.since < self.window_s:
             return

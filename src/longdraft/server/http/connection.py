@@ -1,6 +1,4 @@
-"""A connection that no client can hold open for nothing: neither by sending slowly, nor by not
-reading.
-"""
+"""A connection that a client cannot hold open by sending slowly or by not reading."""
 
 from __future__ import annotations
 
@@ -19,11 +17,10 @@ MOST_IGNORED = 1 << 20  # bytes that a client may still send after its request w
 
 
 class Connection(H11Protocol):
-    """Waits for its client for a bounded time: until a request is whole, and until what was sent
-    has been read.
+    """Waits a bounded time for its client: to send a whole request, and to read what was sent.
 
-    Where there are as many connections as allowed, a new one takes the place of the one whose
-    client has owed something for the longest time, so that idle clients keep nobody out.
+    If there are as many connections as allowed, a new one takes the place of the one whose client
+    has owed something for the longest time, so that idle clients keep nobody out.
     """
 
     ignored: int | None = None  # bytes, after a refusal that ends the connection
@@ -46,13 +43,16 @@ class Connection(H11Protocol):
 
     @property
     def owed(self) -> bool:
-        """Whether it is the client's turn."""
+        """Tells whether the server waits for the client."""
         running = self.cycle is not None and not self.cycle.response_complete
         sending = not running or (self.cycle.more_body and not self.flow.read_paused)
         return sending or self.flow.write_paused
 
     def close_if_stuck(self, most_s: float) -> None:
-        """Close it if the client's turn has lasted longer. To be called about every second."""
+        """Close the connection if the client's turn has lasted longer.
+
+        To be called about every second.
+        """
         now = monotonic()
         if not self.owed:
             self.since = now
@@ -72,12 +72,13 @@ class Connection(H11Protocol):
                 self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. If it were closed while its client sends, it would be reset, and
-        the answer lost.
+        """Refuse what is not HTTP.
+
+        If the connection were closed while its client sends, it would be reset, and the answer
+        lost.
         """
-        if (
-            self.cycle is not None
-        ):  # its request turned out to be malformed after its headers: nobody reads its answer
+        if self.cycle is not None:
+            # Its request turned out to be malformed after its headers: nobody reads its answer.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         problem = _malformed(sys.exc_info()[1])
@@ -104,7 +105,7 @@ class Connection(H11Protocol):
 
 
 def _malformed(error: BaseException | None) -> Problem:
-    """What h11 found, which knows of headers that are too large."""
+    """The problem that h11 found; it tells headers that are too large from other errors."""
     if getattr(error, "error_status_hint", 400) == 431:
         return Problem(431, "the headers are too large: send fewer", close=True)
     return Problem(400, "the request is not valid HTTP", close=True)

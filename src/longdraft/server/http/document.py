@@ -1,6 +1,4 @@
-"""What /openapi.json says of answers: which statuses a path has, and that every error has one
-shape.
-"""
+"""The answers in /openapi.json: the statuses of each path, and one shape for every error."""
 
 from __future__ import annotations
 
@@ -64,8 +62,9 @@ def events() -> Responses:
 
 
 class Documented(FastAPI):
-    """Its document has no 422: a body that does not validate is answered with 400, as every error
-    in one shape.
+    """An application whose document has no 422.
+
+    A body that does not validate is answered with 400, in the shape that every error has.
     """
 
     def openapi(self) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""A request while it is answered: its id, and what the log will say of it."""
+"""A request while it is answered: its id, and the facts that the log will report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -12,8 +13,9 @@ from longdraft.server.decode.reply import Reply
 
 
 class Answered(Protocol):
-    """What the log needs of an answer. first_s: until the first tokens, of which there were
-    `first_tokens`.
+    """The parts of an answer that the log needs.
+
+    first_s: until the first tokens, of which there were `first_tokens`.
     """
 
     @property
@@ -27,9 +29,10 @@ class Answered(Protocol):
 
 @dataclass
 class Entry:
-    """Every id of a request ends with its name. reason: the code of the error that ended it.
+    """A request in the log; every id of the request ends with its name.
 
-    warnings: what the answer does not keep of what was asked, in ASCII; a header has them.
+    reason: the code of the error that ended it. warnings: the parts of the request that the answer
+    does not follow, in ASCII; a header has them.
     """
 
     name: str = field(default_factory=lambda: uuid4().hex)
@@ -39,7 +42,7 @@ class Entry:
     warnings: list[str] = field(default_factory=list)
 
     def identify(self, kind: str) -> str:
-        """Its id, which begins with a kind."""
+        """Set and return its id, which begins with a kind."""
         self.id = f"{kind}{self.name}"
         return self.id
 
@@ -53,10 +56,10 @@ def current() -> Entry:
 
 
 def figures(answers: Sequence[Answered]) -> dict[str, Any]:
-    """What a request's answers cost: tokens, times and acceptance, of all choices together."""
+    """The costs of a request's answers: tokens, times and acceptance, of all choices together."""
     if not answers:
         return {}
-    replies = [r for a in answers for r in a.replies]
+    replies = list(chain.from_iterable(answer.replies for answer in answers))
     written = sum(r.tokens for r in replies)
     steps = sum(r.drafts.steps for r in replies)
     times = [
@@ -67,17 +70,19 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
     first = min((t[0] for t in times), default=None)
     end = max((t[1] for t in times), default=0.0)
     later = written - sum(t[2] for t in times)  # than the first, whose time was the prompt's
+    tokens_per_s = None
+    if first is not None and end > first and later > 0:
+        tokens_per_s = later / (end - first)
+    acceptance_length = None
+    if steps:
+        acceptance_length = 1 + sum(r.drafts.accepted for r in replies) / steps
     return {
         "prompt_tokens": sum(a.prompt_tokens for a in answers),
         "cached_tokens": sum(max((r.known for r in a.replies), default=0) for a in answers),
         "new_tokens": written,
         "choices": len(replies),
         "first_token_s": first,
-        "tokens_per_s": later / (end - first)
-        if first is not None and end > first and later > 0
-        else None,
-        "mean_acceptance_length": 1 + sum(r.drafts.accepted for r in replies) / steps
-        if steps
-        else None,
+        "tokens_per_s": tokens_per_s,
+        "mean_acceptance_length": acceptance_length,
         "finish": ",".join(sorted({r.finish or "abort" for r in replies})),
     }

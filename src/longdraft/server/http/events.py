@@ -14,7 +14,10 @@ DONE = format_sse_event(data_str="[DONE]")
 
 
 def sse(content: dict[str, Any], kind: str | None = None, write: Writer = at_once) -> bytes:
-    """An object as one event. kind: the event's name, if it has one."""
+    """An object as one event.
+
+    kind: the event's name, if it has one.
+    """
     return format_sse_event(data_str=write(content), event=kind)
 
 
@@ -25,8 +28,9 @@ class Closable(Protocol):
 
 
 class Ends:
-    """A streamed response. However it ends, and even if it never begins, the request ends with
-    it.
+    """A streamed response with which the request ends.
+
+    The request ends however the response ends, and even if the response never begins.
     """
 
     answer: Closable

@@ -1,6 +1,4 @@
-"""What a request must pass before anything reads it: its host, its key, its type, its size, its
-client's share.
-"""
+"""Checks a request before anything reads it: host, key, type, size, and its client's share."""
 
 from __future__ import annotations
 
@@ -23,17 +21,16 @@ ALWAYS = {"/health", "/metrics"}  # paths that are answered while the server dra
 
 @dataclass
 class Guard:
-    """Every path needs the key unless it is in OPEN. keys: any of them is right; none: no key is
-    needed.
+    """Refuses requests that the server should not read.
 
+    Every path needs a key unless it is in OPEN. keys: any of them is right; none: no key is needed.
     hosts: the names that a Host header may have, so that a web page elsewhere cannot reach a server
     on this machine by its own name; None: any. most_body, most_headers: bytes, whether or not a
-    body comes in chunks. most_requests:
-    how many of a client's requests may be open at once. shared: whether requests with different
-    keys may use each other's cached prompts. The state of a request has its `owner`: a name for its
-    key, or "" where all are one. draining: whether only running requests are answered, and those to
-    ALWAYS; all connections are closed then.
-    busy: how many requests are being answered, without those to ALWAYS.
+    body comes in chunks. most_requests: how many of a client's requests may be open at once.
+    shared: whether requests with different keys may use each other's cached prompts. The state of a
+    request has its `owner`: a name for its key, or "" where all are one. draining: whether only
+    running requests are answered, and those to ALWAYS; all connections are closed then. busy: how
+    many requests are being answered, without those to ALWAYS.
     """
 
     app: ASGIApp
@@ -82,9 +79,8 @@ class Guard:
                 431, f"the headers are larger than {self.most_headers} bytes: send fewer"
             )
         headers = dict(reversed(scope["headers"]))
-        if (
-            b"content-length" in headers and b"transfer-encoding" in headers
-        ):  # where does its body end?
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # It is unclear where the body ends.
             return Problem(
                 400,
                 "the request has Content-Length and Transfer-Encoding: send one of them",
@@ -126,7 +122,7 @@ class Guard:
         return None
 
     def _matches(self, headers: dict[bytes, bytes]) -> list[bool]:
-        """Which of the keys a request has."""
+        """Tells of each of the keys whether the request has it."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         # all are compared, whichever is right
         matches = [hmac.compare_digest(key.strip(), k) for k in self.keys]
@@ -134,15 +130,18 @@ class Guard:
 
     def _owner(self, scope: Scope) -> str:
         matches = [] if self.shared else self._matches(dict(reversed(scope["headers"])))
+        if True not in matches:
+            return ""
         # Not its place among the keys, which may change while prompts that are kept on disk stay.
-        return sha256(list(self.keys)[matches.index(True)]).hexdigest() if True in matches else ""
+        return sha256(list(self.keys)[matches.index(True)]).hexdigest()
 
     def _too_large(self) -> Problem:
         return Problem(413, f"the body is larger than {self.most_body} bytes: send less")
 
     async def _read_out(self, receive: Receive) -> None:
-        """Read a body that nobody wants: closed before that, the connection is reset, and the
-        answer may be lost.
+        """Read a body that nobody wants.
+
+        If the connection were closed before that, it would be reset, and the answer might be lost.
         """
         size = 0
         while size <= self.most_body:
@@ -152,8 +151,9 @@ class Guard:
                 return
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; a body that turns out larger than allowed ends as if the client had
-        left.
+        """Run the application.
+
+        A body that turns out larger than allowed ends as if the client had left.
         """
         size = 0
         refused = False

@@ -1,5 +1,6 @@
-"""Long texts: refused once they have more tokens than fit, before all of them is read; their memory
-is given back.
+"""Long texts: refused before all of them is read, if they have more tokens than fit.
+
+Their memory is given back.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ LARGE = 1 << 20  # bytes of a body
 
 
 def exceeds(tokenizer: Any, text: str, most: int, leave_out: str = "") -> bool:
-    """Whether a text surely has more tokens than this. It is read piece by piece, and no further
-    than needed.
+    """Tells whether a text surely has more tokens than this.
 
-    leave_out: characters that do not count.
+    It is read piece by piece, and no further than needed. leave_out: characters that do not count.
     """
     count = 0
     ignored = re.compile(f"[{leave_out}]+" if leave_out else "(?!)")
@@ -39,9 +39,7 @@ def exceeds(tokenizer: Any, text: str, most: int, leave_out: str = "") -> bool:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces, cut before a space where there is one: few tokens have one in their
-    middle.
-    """
+    """A text in pieces, cut before a space where there is one: few tokens contain a space."""
     begin = 0
     while begin < len(text):
         end = begin + PIECE
@@ -53,8 +51,9 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def check_length(tokenizer: Any, text: str, most: int, leave_out: str = "") -> None:
-    """Raises Problem for a long text that surely has more tokens than this; others are to be
-    counted as a whole.
+    """Raises Problem for a long text that surely has more tokens than this.
+
+    Other texts are to be counted as a whole.
     """
     if len(text) > LONG and exceeds(tokenizer, text, most, leave_out):
         excess = (
@@ -64,9 +63,7 @@ def check_length(tokenizer: Any, text: str, most: int, leave_out: str = "") -> N
 
 
 def within(render: Render, tokenizer: Any, most: int) -> Render:
-    """A renderer of chat templates that raises Problem for what surely has more tokens than
-    this.
-    """
+    """A renderer of chat templates that raises Problem for prompts with surely too many tokens."""
 
     def rendered(asked: Asked) -> dict[str, str]:
         chat = render(asked)
@@ -79,8 +76,9 @@ def within(render: Render, tokenizer: Any, most: int) -> Render:
 
 
 class Renderers:
-    """Two processes for chat templates (Templates): one for long conversations, so that the others
-    do not wait.
+    """Two processes for chat templates (Templates).
+
+    One is for long conversations, so that the others do not wait.
     """
 
     def __init__(self) -> None:
@@ -96,28 +94,24 @@ class Renderers:
         self.long.close()
 
     def render(self, asked: Asked) -> dict[str, str]:
-        return (
-            self.long if size_of([asked["messages"], asked["tools"]]) > LONG else self.short
-        ).render(asked)
+        is_long = size_of([asked["messages"], asked["tools"]]) > LONG
+        templates = self.long if is_long else self.short
+        return templates.render(asked)
 
 
 def size_of(value: Any) -> int:
-    """Characters of all texts in it."""
+    """The characters of all texts in a value."""
     if isinstance(value, str):
         return len(value)
-    inner = (
-        [*value, *value.values()]
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
-    )
-    return sum(map(size_of, inner))
+    if isinstance(value, dict):
+        return sum(map(size_of, [*value, *value.values()]))
+    return sum(map(size_of, value)) if isinstance(value, list) else 0
 
 
 def _trim() -> Callable[[int], int] | None:
-    """glibc's, which returns the free memory of all threads to the system; None where there is
-    another library.
+    """The function of glibc that returns the free memory of all threads to the system.
+
+    None: there is another library.
     """
     try:
         return ctypes.CDLL(None).malloc_trim

@@ -1,5 +1,6 @@
-"""What is wrong with a body, in one line that names the field: from pydantic's errors and those of
-reading JSON.
+"""Describes in one line what is wrong with a body, and names the field.
+
+It reads pydantic's errors and those of reading JSON.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ Path = tuple[str | int, ...]
 
 
 def mistake(error: RequestValidationError) -> tuple[str | None, str]:
-    """(field, message) of the first field that is wrong. Of a union, the branch that came furthest
-    decides.
+    """(field, message) of the first field that is wrong.
+
+    In a union, the branch that came furthest decides.
     """
-    found = error.errors()
-    if found[0]["type"] == "json_invalid":
+    errors = error.errors()
+    if errors[0]["type"] == "json_invalid":
         return (
             None,
-            f"{OBJECT}: at character {found[0]['loc'][-1]}, {found[0]['ctx']['error'].lower()}",
+            f"{OBJECT}: at character {errors[0]['loc'][-1]}, {errors[0]['ctx']['error'].lower()}",
         )
     if not isinstance(error.body, dict):
         return None, OBJECT
-    places = [(_path(error.body, e["loc"][1:], e["type"]), e) for e in found]
+    places = [(_path(error.body, e["loc"][1:], e["type"]), e) for e in errors]
     mine = [(path, e) for path, e in places if path[:1] == places[0][0][:1]]
     path, best = max(mine, key=_progress)
     if best["type"] in KINDS:
@@ -51,7 +53,7 @@ def mistake(error: RequestValidationError) -> tuple[str | None, str]:
 
 
 def _progress(place: tuple[Path, Any]) -> tuple[bool, int, list[int]]:
-    """How far the check of a value came: a wrong type ranks lowest, then the position decides."""
+    """The progress of a value's check: a wrong type ranks lowest, then the position decides."""
     path, error = place
     return (
         error["type"] not in KINDS,
@@ -91,7 +93,7 @@ def _message(error: Any) -> str:
 
 
 def unreadable(error: BaseException | None) -> str | None:
-    """Why a body was not read as JSON; None: for another reason."""
+    """The reason why a body was not read as JSON; None: the error is of another kind."""
     if isinstance(error, UnicodeDecodeError):
         return f"the body must be JSON in UTF-8: byte {error.start} begins no character"
     if isinstance(error, RecursionError):

@@ -1,5 +1,6 @@
-"""JSON of answers: small ones at once, large ones in pieces, because one call keeps all other
-threads from running.
+"""Writes JSON of answers: small ones at once, and large ones in pieces.
+
+One call keeps all other threads from running.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ at_once: Writer = JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def in_pieces(value: Any) -> str:
-    """As `at_once`, for a value whose keys are texts. Other threads run between its pieces."""
+    """The same text as `at_once`, for a value whose keys are texts.
+
+    Other threads run between its pieces.
+    """
     return "".join(_pieces(value))
 
 

@@ -1,5 +1,6 @@
-"""Errors in OpenAI's shape: what is wrong and what would be right, and nothing about the inside of
-the server.
+"""Errors in OpenAI's shape.
+
+They tell what is wrong and what would be right, and nothing about the inside of the server.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ LONGEST = 500  # characters of a message
 
 
 class Problem(Exception):
-    """A request that is answered with an error. retry_s: when it may be tried again. close: the
-    connection, too.
+    """A request that is answered with an error.
+
+    retry_s: when it may be tried again. close: the connection is closed, too.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Problem(Exception):
 
     @property
     def reason(self) -> str:
-        """In one word, without anything that the client sent."""
+        """The reason in one word, without anything that the client sent."""
         return self.code or ERROR_TYPES.get(self.status, "server_error")
 
     @property
@@ -75,7 +77,7 @@ class Problem(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def response(self, path: str = "") -> JSONResponse:
-        """In the shape that clients of this path read: Ollama's have a text."""
+        """The response in the shape that clients of this path read: Ollama's have a text."""
         current().reason = self.reason
         body = {"error": self.message[:LONGEST]} if path.startswith("/api/") else self.body
         return JSONResponse(body, self.status, self.headers)

@@ -1,4 +1,4 @@
-"""What requests of Ollama's API may contain."""
+"""The schema of requests in Ollama's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from longdraft.sampling_parameters import FREQUENCY, MIN_P, PRESENCE
-from longdraft.server.openai.fields import (
+from longdraft.server.openai.request_fields import (
     Frequency,
     MaxTokens,
     MinP,
@@ -25,11 +25,11 @@ from longdraft.server.openai.schema import MOST_MESSAGES, MOST_STOPS, ChatMessag
 from longdraft.server.openai.structured import Schema
 
 
-class Options(Strict):
-    """With Ollama's defaults, but no penalty except the model's own. num_predict below 0: as many
-    as there may be.
+class OllamaOptions(Strict):
+    """Ollama's options, with its defaults, but no penalty except the model's own.
 
-    The penalty counts the whole text, which is what a repeat_last_n of -1 asks for.
+    num_predict below 0: as many tokens as there may be. The penalty counts the whole text, which is
+    what a repeat_last_n of -1 asks for.
     """
 
     num_predict: Literal[-1, -2] | MaxTokens = -1
@@ -46,12 +46,15 @@ class Options(Strict):
     presence_penalty: Presence = PRESENCE.default
 
 
-class Asked(Strict):
-    """format: "json" or a schema. keep_alive: ignored, since models stay loaded."""
+class OllamaRequest(Strict):
+    """The fields that chats and generation share.
+
+    format: "json" or a schema. keep_alive: ignored, since models stay loaded.
+    """
 
     model: Name
     stream: bool = True
-    options: Options = Options()
+    options: OllamaOptions = OllamaOptions()
     keep_alive: float | Text | None = None
     format: Literal["", "json"] | Schema = ""
     think: Literal[False] = False
@@ -67,23 +70,20 @@ class Asked(Strict):
         if self.format:
             asked = {"json_object": True} if self.format == "json" else {"json": self.format}
             structure = {"structured_outputs": asked}
-        return (
-            named
-            | structure
-            | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
-        )
+        penalty = self.options.repeat_penalty
+        return named | structure | {"model": self.model, "repetition_penalty": penalty}
 
     @property
     def limit(self) -> int | None:
         return self.options.num_predict if self.options.num_predict > 0 else None
 
 
-class Chat(Asked):
+class Chat(OllamaRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
 
-class Generate(Asked):
+class Generate(OllamaRequest):
     """A question for the model's chat template; raw: a text to continue."""
 
     prompt: Annotated[Text, Field(min_length=1)]
@@ -96,6 +96,6 @@ class Generate(Asked):
         return [*first, ChatMessage(role="user", content=self.prompt)]
 
 
-class Named(Strict):
+class ShowRequest(Strict):
     model: Name
     verbose: bool = False

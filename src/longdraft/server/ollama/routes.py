@@ -14,19 +14,19 @@ from longdraft.models.chat import has_template
 from longdraft.server.app import owner_of, unless_gone
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.service import Service
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.events import Ends
 from longdraft.server.http.pieces import at_once
 from longdraft.server.http.problems import Problem
 from longdraft.server.models import Models
-from longdraft.server.ollama.ollama_schema import Asked, Chat, Generate, Named
+from longdraft.server.ollama.ollama_schema import Chat, Generate, OllamaRequest, ShowRequest
 from longdraft.server.openai.schema import ChatRequest, CompletionRequest
 from longdraft.version import __version__
 
 Json = dict[str, Any]
 
 
-class Lines(Ends, StreamingResponse):
+class JsonLines(Ends, StreamingResponse):
     """An answer as lines of JSON."""
 
     def __init__(self, answer: Answer, parts: AsyncIterator[Json]):
@@ -71,8 +71,8 @@ async def parts_of(answer: Answer, chat: bool) -> AsyncIterator[Json]:
         "total_duration": end - begin,
         "load_duration": 0,
         "prompt_eval_duration": (first or end) - begin,
+        "eval_duration": end - (first or end),
     }
-    times["eval_duration"] = end - (first or end)
     counts = {"prompt_eval_count": count["prompt_tokens"], "eval_count": count["completion_tokens"]}
     yield part(
         "", done_reason=finish, **counts, **{name: int(s * 1e9) for name, s in times.items()}
@@ -86,9 +86,9 @@ async def whole(answer: Answer, chat: bool) -> Response:
         text += last["message"]["content"] if "message" in last else last.get("response", "")
     if "error" in last:
         return JSONResponse({"error": last["error"]}, last["status"])
-    return JSONResponse(
-        last | ({"message": {"role": "assistant", "content": text}} if chat else {"response": text})
-    )
+    if chat:
+        return JSONResponse(last | {"message": {"role": "assistant", "content": text}})
+    return JSONResponse(last | {"response": text})
 
 
 def about(service: Service) -> Json:
@@ -97,6 +97,7 @@ def about(service: Service) -> Json:
         "family": service.target.config.model_type,
         "families": None,
         "parameter_size": "",
+        "quantization_level": "",
     }
     return {
         "name": service.model,
@@ -104,11 +105,12 @@ def about(service: Service) -> Json:
         "modified_at": now(),
         "size": 0,
         "digest": "",
-    } | {"details": details | {"quantization_level": ""}}
+        "details": details,
+    }
 
 
-def check_room(service: Service, body: Asked) -> None:
-    """Raises Problem for a larger context than there is."""
+def check_room(service: Service, body: OllamaRequest) -> None:
+    """Raises Problem for a context that is larger than the server's."""
     if (wanted := body.options.num_ctx or 0) > service.room:
         raise Problem(
             400,
@@ -120,12 +122,14 @@ def check_room(service: Service, body: Asked) -> None:
 def add_ollama(app: FastAPI, models: Models) -> None:
     """Add the paths, which /openapi.json leaves out: Ollama documents them."""
 
-    async def answered(service: Service, work: Work, body: Asked, request: Request) -> Response:
+    async def answered(
+        service: Service, work: RequestWork, body: OllamaRequest, request: Request
+    ) -> Response:
         work.owner = owner_of(request)
         chat = isinstance(body, Chat)
         answer = service.submit(work)
         if body.stream:
-            return Lines(answer, parts_of(answer, chat))
+            return JsonLines(answer, parts_of(answer, chat))
         return await unless_gone(lambda: whole(answer, chat), answer, request)
 
     async def talk(service: Service, body: Chat | Generate, request: Request) -> Response:
@@ -158,7 +162,7 @@ def add_ollama(app: FastAPI, models: Models) -> None:
         return {"models": [about(service) for service in models]}
 
     @app.post("/api/show", include_in_schema=False)
-    async def show(body: Named) -> Json:
+    async def show(body: ShowRequest) -> Json:
         service = models.of(body.model)
         kind = service.target.config.model_type
         info = {"general.architecture": kind, f"{kind}.context_length": service.room}

@@ -1,4 +1,4 @@
-"""What a chat request tells the model's template beside messages and tools."""
+"""The options that a chat request passes to the model's template, beside messages and tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from longdraft.models.chat import RESERVED, Turn
-from longdraft.server.openai.fields import FEW, MOST_FIELDS
+from longdraft.server.openai.request_fields import FEW, MOST_FIELDS
 from longdraft.server.openai.tools import is_shallow
 
 LARGEST = 1 << 14  # characters of all variables as JSON
@@ -41,5 +41,8 @@ Variables = Annotated[
 
 
 def turn(begins: bool | None, continues: bool, variables: dict[str, Any]) -> Turn:
-    """begins: add_generation_prompt; not given: unless the last message is continued."""
+    """The options as the template reads them.
+
+    begins: add_generation_prompt; not given: unless the last message is continued.
+    """
     return Turn(not continues if begins is None else begins, continues, variables)

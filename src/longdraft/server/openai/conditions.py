@@ -10,27 +10,28 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 
-class Present:
-    """As a condition: the field is given, whatever its value."""
+class Given:
+    """A condition that the field is given, whatever its value."""
 
 
-class Absent:
-    """As a condition: the field is not given, or null."""
+class NotGiven:
+    """A condition that the field is not given, or null."""
 
 
-# by field: Present, Absent, its value, or a tuple of values; a default may be left out
+# by field: Given, NotGiven, its value, or a tuple of values; a default may be left out
 Condition = Mapping[str, Any]
 
 
 def wrong(field: str, why: str) -> PydanticCustomError:
-    """What a validator of a model raises about one of its fields."""
+    """The error with which a model's validator reports one of its fields."""
     return PydanticCustomError("wrong", "{why}", {"why": why, "field": field})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where every field is as `given` says, every one must be as `then` says; `why`: the message,
-    about `field`.
+    """A rule between fields: if every field is as `given` says, every one must be as `then` says.
+
+    why: the message, about `field`.
     """
 
     field: str
@@ -43,7 +44,10 @@ class Rule:
             raise wrong(self.field, self.why)
 
     def schema(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The rule in JSON Schema. fields: those of the model."""
+        """The rule in JSON Schema.
+
+        fields: those of the model.
+        """
         return {"if": _schema(fields, self.given), "then": _schema(fields, self.then)}
 
 
@@ -52,12 +56,13 @@ def _values(wanted: Any) -> tuple[Any, ...]:
 
 
 def _holds(body: BaseModel, condition: Condition) -> bool:
-    return all(
-        (name in body.model_fields_set) == (wanted is Present)
-        if wanted in (Present, Absent)
-        else getattr(body, name) in _values(wanted)
-        for name, wanted in condition.items()
-    )
+    return all(_matches(body, name, wanted) for name, wanted in condition.items())
+
+
+def _matches(body: BaseModel, name: str, wanted: Any) -> bool:
+    if wanted in (Given, NotGiven):
+        return (name in body.model_fields_set) == (wanted is Given)
+    return getattr(body, name) in _values(wanted)
 
 
 def _schema(fields: Mapping[str, Any], condition: Condition) -> dict[str, Any]:
@@ -65,10 +70,10 @@ def _schema(fields: Mapping[str, Any], condition: Condition) -> dict[str, Any]:
     required = []
     for field, wanted in condition.items():
         name = fields[field].alias or field
-        if wanted is Present:
+        if wanted is Given:
             properties[name] = {"not": {"type": "null"}}
             required.append(name)
-        elif wanted is Absent:
+        elif wanted is NotGiven:
             properties[name] = {"type": "null"}
         elif fields[field].default in _values(wanted):
             properties[name] = {

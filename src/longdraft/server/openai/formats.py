@@ -1,6 +1,4 @@
-"""Answers in the shapes of OpenAI's API: chat completions and completions, whole and as chunks of a
-stream.
-"""
+"""Chat completions and completions in the shapes of OpenAI's API, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -17,15 +15,14 @@ Json = dict[str, Any]
 
 
 def usage(prompt: int, replies: list[Reply], n: int) -> Json:
-    """Tokens read and written, and in its details how many were cached, drafted and accepted.
+    """The tokens read and written, with details of cached, drafted and accepted ones.
 
     prompt: tokens of all prompts, each of which has n replies.
     """
     written = sum(r.tokens for r in replies)
     drafts = [r.drafts for r in replies]
-    steps, drafted, accepted = (
-        sum(getattr(d, k) for d in drafts) for k in ("steps", "drafted", "accepted")
-    )
+    steps = sum(counts.steps for counts in drafts)
+    accepted = sum(counts.accepted for counts in drafts)
     mean = 1 + accepted / steps if steps else 1.0
     return {
         "prompt_tokens": prompt,
@@ -38,7 +35,7 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
         },
         "completion_tokens_details": {
             "draft_steps": steps,
-            "drafted_tokens": drafted,
+            "drafted_tokens": sum(counts.drafted for counts in drafts),
             "accepted_draft_tokens": accepted,
             "reasoning_tokens": sum(r.reasoning_tokens for r in replies),
             "mean_acceptance_length": round(mean, 4),
@@ -47,11 +44,12 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
 
 
 @dataclass
-class Format:
-    """The fields of every chunk of an answer. word: a token's own bytes.
+class AnswerFormat:
+    """The fields of every chunk of an answer.
 
-    top: how many alternatives a log-probability has; None: none is given. with_usage: the last
-    chunk has the usage, and if in_parts, every chunk has the usage so far.
+    word: a token's own bytes. top: how many alternatives a log-probability has; None: none is
+    given. with_usage: the last chunk has the usage, and if in_parts, every chunk has the usage so
+    far.
     """
 
     id: str
@@ -65,8 +63,9 @@ class Format:
     kind = ""
 
     def log_probabilities(self, tokens: int) -> int:
-        """How many there are for this many tokens, alternatives included: what formatting them
-        costs.
+        """The number of log-probabilities for this many tokens, alternatives included.
+
+        It is the cost of formatting them.
         """
         return 0 if self.top is None else tokens * (self.top + 1)
 
@@ -77,13 +76,19 @@ class Format:
         return self.head() | {"choices": choices} | ({"usage": None} if self.with_usage else {})
 
     def last(self, counted: Json, metrics: Json | None) -> Json:
-        """The chunk with the usage, after all choices have finished. metrics: see Answer."""
+        """The chunk with the usage, after all choices have finished.
+
+        metrics: see Answer.
+        """
         return self.head() | {"choices": [], "usage": counted, "metrics": metrics}
 
 
 @dataclass
-class ChatFormat(Format):
-    """call_id: makes the ids of calls."""
+class ChatFormat(AnswerFormat):
+    """A chat completion.
+
+    call_id: makes the ids of calls.
+    """
 
     call_id: Callable[[], str] = str
 
@@ -123,7 +128,7 @@ class ChatFormat(Format):
         if self.top is None:
             return None
         return {
-            "content": [self._entry(x.token, x.logprob, x.top) for x in entries],
+            "content": [self._entry(entry.token, entry.logprob, entry.top) for entry in entries],
             "refusal": None,
         }
 
@@ -132,9 +137,9 @@ class ChatFormat(Format):
     ) -> Json:
         word = self.word(token)
         entry = {"token": shown(word), "logprob": logprob, "bytes": _numbers(word)}
-        return (
-            entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
-        )
+        if top is None:
+            return entry
+        return entry | {"top_logprobs": [self._entry(token, value) for token, value in top]}
 
 
 _numbers = lru_cache(1 << 16)(tuple[int, ...])  # of a token's bytes
@@ -147,8 +152,9 @@ def shown(word: bytes) -> str:
 
 @dataclass
 class Echo:
-    """A prompt as its choices repeat it. offsets: where in its text each token begins, if that is
-    asked for.
+    """A prompt as its choices repeat it.
+
+    offsets: where in its text each token begins, if that is asked for.
     """
 
     tokens: list[int]
@@ -158,9 +164,11 @@ class Echo:
 
 
 @dataclass
-class CompletionFormat(Format):
-    """echoes: each prompt's tokens, text and log-probabilities, with which its n choices begin;
-    empty: none does.
+class CompletionFormat(AnswerFormat):
+    """A completion.
+
+    echoes: each prompt's tokens, text and log-probabilities, with which its n choices begin; empty:
+    none does.
     """
 
     echoes: list[Echo] = field(default_factory=list)
@@ -200,37 +208,41 @@ class CompletionFormat(Format):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _echoed(self, echo: Echo) -> Json | None:
-        """Of a prompt, whose first token has no log-probability."""
+        """The log-probabilities of a prompt, whose first token has none."""
         return self._scores(echo.tokens, [None], echo.logprobs, echo.offsets)
 
     def _logprobs(self, index: int, delta: Delta) -> Json | None:
         echo = self.echo(index)
         before = 0 if echo is None else len(echo.text)
         offsets = [before + offset for offset in delta.offsets]
-        return self._scores([x.token for x in delta.logprobs], [], delta.logprobs, offsets)
+        tokens = [entry.token for entry in delta.logprobs]
+        return self._scores(tokens, [], delta.logprobs, offsets)
 
     def _scores(
         self, tokens: list[int], none: list[None], entries: list[TokenLogprobs], offsets: list[int]
     ) -> Json | None:
-        """none: for the first tokens, which have no entries."""
+        """The log-probabilities of these tokens.
+
+        none: for the first tokens, which have no entries.
+        """
         if self.top is None:
             return None
         return {
             "tokens": [shown(self.word(t)) for t in tokens],
-            "token_logprobs": [*none, *(x.logprob for x in entries)],
+            "token_logprobs": [*none, *(entry.logprob for entry in entries)],
             "top_logprobs": [*none, *map(self._top, entries)],
             "text_offset": offsets,
         }
 
-    def _top(self, x: TokenLogprobs) -> Json:
+    def _top(self, entry: TokenLogprobs) -> Json:
         """The most likely tokens and the token itself, by text.
 
         Where texts are equal, the token itself or else the likeliest token has the text, and the
         others their ids.
         """
-        keys = {x.token: shown(self.word(x.token))}
-        for token, _ in x.top:
+        keys = {entry.token: shown(self.word(entry.token))}
+        for token, _ in entry.top:
             if token not in keys:
                 text = shown(self.word(token))
                 keys[token] = f"token_id:{token}" if text in keys.values() else text
-        return {keys[token]: p for token, p in [*x.top, (x.token, x.logprob)]}
+        return {keys[token]: p for token, p in [*entry.top, (entry.token, entry.logprob)]}

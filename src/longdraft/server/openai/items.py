@@ -1,6 +1,4 @@
-"""What requests to the Responses API contain: messages, reasoning, calls and their results, and
-tools.
-"""
+"""The items of requests to the Responses API: messages, reasoning, calls, results, and tools."""
 
 from __future__ import annotations
 
@@ -10,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from longdraft.models.chat import Message
-from longdraft.server.openai.fields import Name, Parsed, Strict, Text
+from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text
 from longdraft.server.openai.schema import MOST_MESSAGES, joined, only_text
 from longdraft.server.openai.tools import MOST_TOOLS, Function, FunctionCall
 
 
-class TextPart(Strict):
+class ItemTextPart(Strict):
     type: Literal["input_text", "output_text"]
     text: Text
     annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
@@ -24,7 +22,7 @@ class TextPart(Strict):
 
 
 Content = Annotated[
-    Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+    Text | Annotated[list[ItemTextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
     BeforeValidator(only_text),
 ]
 
@@ -46,11 +44,8 @@ class MessageItem(Item):
             "role": "system" if self.role == "developer" else self.role,
             "content": joined(self.content),
         }
-        if (
-            self.role == "assistant"
-            and messages
-            and set(messages[-1]) == {"role", "content", "reasoning_content"}
-        ):
+        reasoning = {"role", "content", "reasoning_content"}
+        if self.role == "assistant" and messages and set(messages[-1]) == reasoning:
             message = messages.pop() | message  # the reasoning before it
         messages.append(message)
 
@@ -124,8 +119,9 @@ Input = Annotated[
 def messages_of(
     items: Iterable[MessageItem | CallItem | ResultItem | ReasoningItem],
 ) -> list[Message]:
-    """The conversation. Reasoning, a message and calls that follow each other are one message of
-    the assistant.
+    """The messages of a conversation.
+
+    Reasoning, a message and calls that follow each other are one message of the assistant.
     """
     messages = list[Message]()
     for item in items:
@@ -138,7 +134,7 @@ class FunctionTool(Function):
 
 
 def _functions(tools: Any) -> Any:
-    """Without tools of other types, which only OpenAI's own servers can run."""
+    """The tools without those of other types, which only OpenAI's own servers can run."""
     if not isinstance(tools, list):
         return tools
     return [t for t in tools if not isinstance(t, dict) or t.get("type", "function") == "function"]

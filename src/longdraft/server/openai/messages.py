@@ -1,18 +1,19 @@
-"""Parts of an answer as chat completions have them."""
+"""The parts of an answer in the shape of chat completions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from longdraft.server.calls.reader import Part
+from longdraft.server.calls.answer_reader import AnswerPart
 
 FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
-def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any]:
-    """The delta of a stream's chunk. A call's id and name come with its first part, and each part
-    adds arguments.
+def delta_of(parts: Iterable[AnswerPart], call_id: Callable[[], str]) -> dict[str, Any]:
+    """The delta of a stream's chunk.
+
+    A call's id and name come with its first part, and each part adds arguments.
     """
     delta: dict[str, Any] = {}
     for kind, text, index in parts:
@@ -30,8 +31,8 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any
     return delta
 
 
-def message_of(parts: Iterable[Part], call_id: Callable[[], str]) -> dict[str, Any]:
-    """A whole message. Its content is null if it has calls and no content."""
+def message_of(parts: Iterable[AnswerPart], call_id: Callable[[], str]) -> dict[str, Any]:
+    """A whole message; its content is null if it has calls and no content."""
     delta = delta_of(parts, call_id)
     calls = [
         {key: value for key, value in call.items() if key != "index"}

@@ -1,5 +1,6 @@
-"""OpenAI's Responses API, without state: a request brings the whole conversation, and nothing is
-stored.
+"""OpenAI's Responses API, without state.
+
+A request brings the whole conversation, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from longdraft.models.chat import Message
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.talk import Offer
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.entry import current
 from longdraft.server.http.events import sse
 from longdraft.server.http.problems import Problem
-from longdraft.server.openai.conditions import Present, Rule
-from longdraft.server.openai.fields import MaxTokens, Strict, Text
+from longdraft.server.openai.conditions import Given, Rule
 from longdraft.server.openai.formats import Json
 from longdraft.server.openai.items import ChosenTool, FunctionTools, Input, messages_of
-from longdraft.server.openai.output import Emit, Output
-from longdraft.server.openai.schema import Sampled
+from longdraft.server.openai.request_fields import MaxTokens, Strict, Text
+from longdraft.server.openai.response_output import Emit, ResponseOutput
+from longdraft.server.openai.schema import SampledRequest
 from longdraft.server.openai.structured import Schema, Structure
 from longdraft.server.openai.tools import Function, check_choice
 
@@ -33,18 +34,18 @@ STATELESS = "this server stores no responses: send the whole conversation as `in
 
 
 class TextFormat(Strict):
-    """As `response_format` of a chat, with the schema's fields beside the type."""
+    """The `response_format` of a chat, with the schema's fields beside the type."""
 
     rules = (
         Rule(
             "schema_",
             {"type": "json_schema"},
-            {"schema_": Present},
+            {"schema_": Given},
             "schema is missing: this type needs it",
         ),
         Rule(
             "schema_",
-            {"schema_": Present},
+            {"schema_": Given},
             {"type": "json_schema"},
             "schema belongs to the type 'json_schema'",
         ),
@@ -61,9 +62,11 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] = "medium"
 
 
-class ResponsesRequest(Sampled):
-    """include: the reasoning is never encrypted; what clients that keep no state ask for is in its
-    item anyway.
+class ResponsesRequest(SampledRequest):
+    """The body of a request for a response.
+
+    include: the reasoning is never encrypted; its item always has the parts for which clients that
+    keep no state ask.
     """
 
     input: Input
@@ -89,21 +92,19 @@ class ResponsesRequest(Sampled):
 
     @property
     def structure(self) -> Structure | None:
-        """None for any text."""
+        """The structure of the answer; None for any text."""
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return None
-        return (
-            Structure("json_object")
-            if form.schema_ is None
-            else Structure("json", closed(form.schema_))
-        )
+        if form.schema_ is None:
+            return Structure("json_object")
+        return Structure("json", closed(form.schema_))
 
     @property
     def messages(self) -> list[Message]:
-        first: list[Message] = (
-            [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        )
+        first: list[Message] = []
+        if self.instructions is not None:
+            first.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
         return first + messages_of(self.input)
@@ -121,18 +122,16 @@ class ResponsesRequest(Sampled):
 
 
 class ResponseObject:
-    """The response object as it stands, and its events, numbered in order."""
+    """The response object in its present state, and its events, numbered in order."""
 
-    def __init__(self, body: ResponsesRequest, work: Work, service: Service):
+    def __init__(self, body: ResponsesRequest, work: RequestWork, service: Service):
         self.body = body
         self.work = work
         self.number = 0
         asked = None if body.text is None else body.text.format
-        self.format = (
-            {"type": "text"}
-            if asked is None
-            else asked.model_dump(by_alias=True, exclude_none=True)
-        )
+        self.format: Json = {"type": "text"}
+        if asked is not None:
+            self.format = asked.model_dump(by_alias=True, exclude_none=True)
         self.head = {
             "id": current().identify("resp_"),
             "object": "response",
@@ -145,16 +144,20 @@ class ResponseObject:
         self.number += 1
         return sse(event, kind)
 
-    def output(self, emit: Emit) -> Output:
+    def output(self, emit: Emit) -> ResponseOutput:
         assert self.work.talk is not None
-        return Output(emit, self.work.talk.dialect.call_id)
+        return ResponseOutput(emit, self.work.talk.dialect.call_id)
 
     def response(
         self, status: str, items: Sequence[Json] = (), counted: Json | None = None
     ) -> Json:
-        """status: in_progress, completed, or incomplete where the limit of tokens ended it."""
+        """The response object.
+
+        status: in_progress, completed, or incomplete where the limit of tokens ended it.
+        """
         body = self.body
         cut = status == "incomplete"
+        choice = body.tool_choice
         return self.head | {
             "status": status,
             "error": None,
@@ -167,9 +170,7 @@ class ResponseObject:
             "store": False,
             "temperature": body.temperature,
             "text": {"format": self.format},
-            "tool_choice": body.tool_choice
-            if isinstance(body.tool_choice, str)
-            else body.tool_choice.model_dump(),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
             "top_p": body.top_p,
             "truncation": "disabled",
@@ -201,8 +202,9 @@ class ResponseObject:
         return self.response(status, output.items, answer.usage)
 
     async def events(self, answer: Answer) -> AsyncIterator[bytes]:
-        """The answer as server-sent events. An error after the first of them is an event too, and
-        the last.
+        """The answer as server-sent events.
+
+        An error after the first of them is an event too, and the last.
         """
         output = self.output(self.event)
         finish = None
@@ -214,7 +216,8 @@ class ResponseObject:
                 for event in output.take(delta.parts):
                     yield event
         except Problem as problem:
-            current().reason, error = problem.reason, problem.body["error"]
+            current().reason = problem.reason
+            error = problem.body["error"]
             yield self.event(
                 "error",
                 code=error["code"] or error["type"],

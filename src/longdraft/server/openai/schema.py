@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PRESENCE, TOP_K, TOP_P
 from longdraft.server.decode.talk import Offer
 from longdraft.server.openai.chat_options import Turn, Variables, turn
-from longdraft.server.openai.conditions import Absent, Present, Rule, wrong
-from longdraft.server.openai.fields import (
+from longdraft.server.openai.conditions import Given, NotGiven, Rule, wrong
+from longdraft.server.openai.request_fields import (
     FEW,
     MOST_ENTRIES,
     Bias,
@@ -30,14 +30,12 @@ from longdraft.server.openai.fields import (
     TopP,
 )
 from longdraft.server.openai.structured import Structured
-from longdraft.server.openai.tools import MOST_TOOLS, Choice, Tool, ToolCall, check_choice
+from longdraft.server.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice, check_choice
 
-# choices of a prompt, and of a request
-MOST_N = 8
-MOST_CHOICES = 64
-# stop strings, and characters of one
+MOST_N = 8  # choices of a prompt
+MOST_CHOICES = 64  # choices of a request
 MOST_STOPS = 16
-LONGEST_STOP = 256
+LONGEST_STOP = 256  # characters
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_MESSAGES = 1000
 MOST_TOKENS = 1 << 31
@@ -95,7 +93,9 @@ def one_effort(schema: dict[str, Any]) -> None:
 
 
 class StreamOptions(Strict):
-    """continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load
+    """The options of a stream.
+
+    continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load
     generators ask).
     """
 
@@ -103,11 +103,11 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class Sampled(Strict):
-    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's
-    additions to OpenAI's.
+class SampledRequest(Strict):
+    """The fields of every request that is answered with text.
 
-    A temperature that is not given is 1, as in OpenAI's API.
+    top_k to stop_token_ids are vLLM's additions to OpenAI's. A temperature that is not given is 1,
+    as in OpenAI's API.
 
     user to metadata are labels. Of store and service_tier only the values that ask for nothing are
     accepted. min_tokens: no end token, stop token or stop string ends the answer before it has this
@@ -117,7 +117,7 @@ class Sampled(Strict):
     rules = (
         Rule(
             "stream_options",
-            {"stream_options": Present},
+            {"stream_options": Given},
             {"stream": True},
             "stream_options needs stream=true",
         ),
@@ -153,7 +153,7 @@ class Sampled(Strict):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
 
-class TextPart(Strict):
+class ChatTextPart(Strict):
     type: Literal["text"]
     text: Text
 
@@ -168,8 +168,9 @@ SENSES = {
 
 
 def only_text(content: Any) -> Any:
-    """The content of a message. Raises ValueError for parts that are images, sound, video or files,
-    by name.
+    """The content of a message.
+
+    Raises ValueError for parts that are images, sound, video or files, by name.
     """
     parts = content if isinstance(content, list) else []
     kinds = [
@@ -192,29 +193,29 @@ class ChatMessage(Strict):
     rules = (
         Rule(
             "tool_calls",
-            {"tool_calls": Present},
+            {"tool_calls": Given},
             {"role": "assistant"},
             "tool_calls are the assistant's",
         ),
         Rule(
             "reasoning_content",
-            {"reasoning_content": Present},
+            {"reasoning_content": Given},
             {"role": "assistant"},
             "it is the assistant's",
         ),
-        Rule("reasoning", {"reasoning": Present}, {"role": "assistant"}, "it is the assistant's"),
-        Rule("tool_call_id", {"role": "tool"}, {"tool_call_id": Present}, A_TOOLS),
-        Rule("tool_call_id", {"tool_call_id": Present}, {"role": "tool"}, A_TOOLS),
+        Rule("reasoning", {"reasoning": Given}, {"role": "assistant"}, "it is the assistant's"),
+        Rule("tool_call_id", {"role": "tool"}, {"tool_call_id": Given}, A_TOOLS),
+        Rule("tool_call_id", {"tool_call_id": Given}, {"role": "tool"}, A_TOOLS),
         Rule(
             "content",
-            {"content": Absent},
-            {"tool_calls": Present},
+            {"content": NotGiven},
+            {"tool_calls": Given},
             "content is missing: give a text",
         ),
     )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
+        Text | Annotated[list[ChatTextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
         BeforeValidator(only_text),
     ] = ""
     name: Name | None = None
@@ -230,25 +231,24 @@ class ChatMessage(Strict):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it; a developer's message is the system's."""
+        """The message as chat templates read it; a developer's message is the system's."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": joined(self.content)}
         message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
-        message |= {} if self.thought is None else {"reasoning_content": self.thought}
-        return message | (
-            {}
-            if self.tool_calls is None
-            else {"tool_calls": [call.plain for call in self.tool_calls]}
-        )
+        if self.thought is not None:
+            message["reasoning_content"] = self.thought
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.plain for call in self.tool_calls]
+        return message
 
 
-class ChatRequest(Structured, Sampled):
+class ChatRequest(Structured, SampledRequest):
     model_config = ConfigDict(json_schema_extra=one_effort)
     rules = (
-        *Sampled.rules,
+        *SampledRequest.rules,
         Rule(
             "top_logprobs",
-            {"top_logprobs": Present},
+            {"top_logprobs": Given},
             {"logprobs": True},
             "top_logprobs needs logprobs=true",
         ),
@@ -261,7 +261,7 @@ class ChatRequest(Structured, Sampled):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none", "required"] | Choice = "auto"
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -271,12 +271,9 @@ class ChatRequest(Structured, Sampled):
 
     @property
     def offer(self) -> Offer:
-        choice = (
-            self.tool_choice
-            if isinstance(self.tool_choice, str)
-            else self.tool_choice.function.name
-        )
-        return Offer([tool.function for tool in self.tools], choice, self.parallel_tool_calls)
+        choice = self.tool_choice
+        name = choice if isinstance(choice, str) else choice.function.name
+        return Offer([tool.function for tool in self.tools], name, self.parallel_tool_calls)
 
     @model_validator(mode="after")
     def _choice_is_a_tool(self) -> ChatRequest:
@@ -285,15 +282,11 @@ class ChatRequest(Structured, Sampled):
 
     @property
     def turn(self) -> Turn:
-        """How the conversation ends, and what its template is told."""
-        effort = (
-            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        )
-        return turn(
-            self.add_generation_prompt,
-            self.continue_final_message,
-            self.chat_template_kwargs | effort,
-        )
+        """The options that end the conversation, and the variables of its template."""
+        variables = self.chat_template_kwargs
+        if self.reasoning_effort is not None:
+            variables = variables | {"reasoning_effort": self.reasoning_effort}
+        return turn(self.add_generation_prompt, self.continue_final_message, variables)
 
     @model_validator(mode="after")
     def _once(self) -> ChatRequest:
@@ -301,10 +294,8 @@ class ChatRequest(Structured, Sampled):
             raise wrong(
                 "reasoning_effort", "reasoning_effort is in chat_template_kwargs too: give it once"
             )
-        if self.max_tokens is not None and self.max_completion_tokens not in (
-            None,
-            self.max_tokens,
-        ):
+        same = (None, self.max_tokens)
+        if self.max_tokens is not None and self.max_completion_tokens not in same:
             why = (
                 f"it is {self.max_completion_tokens}, and max_tokens, its older name, is "
                 f"{self.max_tokens}: give one"
@@ -317,10 +308,10 @@ class ChatRequest(Structured, Sampled):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionRequest(Structured, Sampled):
+class CompletionRequest(Structured, SampledRequest):
     model_config = ConfigDict(json_schema_extra=few_choices)
     rules = (
-        *Sampled.rules,
+        *SampledRequest.rules,
         Rule("max_tokens", {"max_tokens": 0}, {"echo": True}, "max_tokens=0 needs echo=true"),
     )
 
@@ -335,8 +326,8 @@ class CompletionRequest(Structured, Sampled):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, of which choices k * n to k * n + n - 1 answer number k."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item]
+        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_single else list(self.prompt)  # type: ignore[list-item]
 
     @model_validator(mode="after")
     def _few_choices(self) -> CompletionRequest:
@@ -355,23 +346,23 @@ class TokenizeRequest(Strict):
     rules = (
         Rule(
             "prompt",
-            {"prompt": Absent},
-            {"messages": Present},
+            {"prompt": NotGiven},
+            {"messages": Given},
             "there is neither a prompt nor messages: give one of them",
         ),
         Rule(
             "messages",
-            {"prompt": Present},
-            {"messages": Absent},
+            {"prompt": Given},
+            {"messages": NotGiven},
             "there are a prompt and messages: give one of them",
         ),
         *(
-            Rule(name, {name: Present}, {"messages": Present}, f"{name} needs messages")
+            Rule(name, {name: Given}, {"messages": Given}, f"{name} needs messages")
             for name in OF_CHATS
         ),
         Rule(
             "add_special_tokens",
-            {"messages": Present},
+            {"messages": Given},
             {"add_special_tokens": (False, None)},
             BY_TEMPLATE,
         ),

@@ -1,6 +1,4 @@
-"""Structured output as requests ask for it: OpenAI's `response_format` and vLLM's
-`structured_outputs`.
-"""
+"""Structured output: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from longdraft.constraints import (
     read_schema,
     relaxed_schema,
 )
-from longdraft.server.openai.conditions import Present, Rule, wrong
-from longdraft.server.openai.fields import Strict, Text
+from longdraft.server.openai.conditions import Given, Rule, wrong
+from longdraft.server.openai.request_fields import Strict, Text
 from longdraft.server.openai.tools import is_shallow
 
 MOST_CHOICES = 1000
@@ -33,8 +31,9 @@ Schema = Annotated[dict[str, Any], AfterValidator(is_shallow)]
 
 @dataclass(frozen=True)
 class Structure:
-    """What a text must be. kind: what `value` is; "json" is a schema. compact: JSON without
-    spaces.
+    """The structure of a text.
+
+    kind: the kind of `value`; "json" is a schema. compact: JSON without spaces.
     """
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar"]
@@ -42,10 +41,9 @@ class Structure:
     compact: bool = False
 
     def relaxed(self) -> tuple[Structure, list[str]]:
-        """Without what cannot be enforced of a schema and leaves JSON of its shape, and the names
-        of these keywords.
+        """The structure without keywords that cannot be enforced, and the names of these keywords.
 
-        Raises InputError.
+        Only keywords that leave JSON of the schema's shape are left out. Raises InputError.
         """
         if self.kind != "json":
             return self, []
@@ -53,7 +51,10 @@ class Structure:
         return replace(self, value=schema), lost
 
     def made(self, constraints: Constraints) -> Grammar:
-        """Raises InputError."""
+        """The grammar of the structure.
+
+        Raises InputError.
+        """
         if self.kind == "json":
             return constraints.json_schema(self.value, self.compact)
         if self.kind == "json_object":
@@ -61,8 +62,9 @@ class Structure:
         return getattr(constraints, self.kind)(self.value)
 
     def rule(self) -> str | None:
-        """As part of a grammar in Lark's notation; None where it cannot be one. Raises
-        InputError.
+        """The structure as a part of a grammar in Lark's notation; None where it cannot be one.
+
+        Raises InputError.
         """
         if self.kind == "json":
             return json_rule(read_schema(self.value), self.compact)
@@ -74,8 +76,10 @@ class Structure:
 
 
 class JsonSchema(Strict):
-    """name, description and strict change nothing: all of a schema is always enforced, and its
-    objects are closed.
+    """A schema with its name.
+
+    name, description and strict change nothing: all of a schema is always enforced, and its objects
+    are closed.
     """
 
     name: Annotated[Text, Field(max_length=64)]
@@ -89,12 +93,12 @@ class ResponseFormat(Strict):
         Rule(
             "json_schema",
             {"type": "json_schema"},
-            {"json_schema": Present},
+            {"json_schema": Given},
             "is missing: this type needs it",
         ),
         Rule(
             "json_schema",
-            {"json_schema": Present},
+            {"json_schema": Given},
             {"type": "json_schema"},
             "belongs to the type 'json_schema'",
         ),
@@ -104,14 +108,17 @@ class ResponseFormat(Strict):
 
     @property
     def structure(self) -> Structure | None:
-        """None for plain text."""
+        """The structure of the answer; None for plain text."""
         if self.json_schema is not None:
             return Structure("json", closed(self.json_schema.schema_))
         return Structure("json_object") if self.type == "json_object" else None
 
 
 class StructuredOutputs(Strict):
-    """One of vLLM's kinds. disable_any_whitespace: JSON without spaces too."""
+    """A structure of one of vLLM's kinds.
+
+    disable_any_whitespace: JSON without spaces too.
+    """
 
     json_: Annotated[Schema | Text | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -153,7 +160,7 @@ class StructuredOutputs(Strict):
 
 
 class Structured(Strict):
-    """The fields of a request for structured output. Only one of them may ask for a structure."""
+    """The fields of a request for structured output; only one of them may ask for a structure."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -174,7 +181,7 @@ class Structured(Strict):
 
     @property
     def structure(self) -> Structure | None:
-        """None for any text."""
+        """The structure of the answer; None for any text."""
         if self.structured_outputs is not None:
             return self.structured_outputs.structure
         return None if self.response_format is None else self.response_format.structure

@@ -1,4 +1,4 @@
-"""Tokens of texts and conversations, and what a tokenizer has: in the shapes of vLLM's server."""
+"""Tokens of texts and conversations, and facts about a tokenizer, as vLLM's server gives them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ async def tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         tokens = await service.tokens(
             body.prompt or "", body.add_special_tokens is not False, MOST_TOKENIZED
         )
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
+    answer: dict[str, Any] = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": service.room,
+    }
     if body.return_token_strs:
-        found["token_strs"] = await service.aside(
+        answer["token_strs"] = await service.aside(
             len(tokens), service.tokenizer.convert_ids_to_tokens, tokens
         )
-    return found
+    return answer
 
 
 def about_tokenizer(service: Service) -> dict[str, Any]:

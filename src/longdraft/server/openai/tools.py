@@ -1,6 +1,4 @@
-"""Tools that a model may call, as a chat request defines them, and earlier calls in its
-messages.
-"""
+"""The tools of a chat request, which a model may call, and earlier calls in its messages."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from longdraft.server.openai.fields import Name, Parsed, Strict, Text, encodable
+from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text, encodable
 
 MOST_TOOLS = 128
 DEEPEST = 32  # levels of a tool's JSON
@@ -28,15 +26,17 @@ def _is_object(text: str) -> str:
 
 
 def is_shallow(value: Any) -> Any:
-    """The value. Raises ValueError for more levels than DEEPEST, and for text that cannot be
-    encoded.
+    """The value.
+
+    Raises ValueError for more levels than DEEPEST, and for text that cannot be encoded.
     """
     level = [value]
     for _ in range(DEEPEST):
-        lists = (
-            x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)
-        )
-        level = [inner for values in lists for inner in values]
+        inner = list[Any]()
+        for entry in level:
+            if isinstance(entry, dict | list):
+                inner += entry.values() if isinstance(entry, dict) else entry
+        level = inner
     if level:
         raise ValueError(f"a schema or a call may have {DEEPEST} levels at most")
     encodable(dumps(value, ensure_ascii=False))
@@ -44,7 +44,10 @@ def is_shallow(value: Any) -> Any:
 
 
 class FunctionCall(Strict):
-    """arguments: a JSON object, as text."""
+    """A call of a function.
+
+    arguments: a JSON object, as text.
+    """
 
     name: Name
     arguments: Annotated[Text, AfterValidator(_is_object)]
@@ -63,14 +66,15 @@ class ToolCall(Strict):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """The call as chat templates read it."""
         function = {"name": self.function.name, "arguments": self.function.given}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 class Function(Strict):
-    """parameters: a JSON schema, for the model to read. strict: a call's arguments must follow
-    it.
+    """A function that a model may call.
+
+    parameters: a JSON schema, for the model to read. strict: a call's arguments must follow it.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -88,7 +92,7 @@ class ChosenFunction(Strict):
     name: Name
 
 
-class Choice(Strict):
+class ToolChoice(Strict):
     """The function that must be called."""
 
     type: Literal["function"]

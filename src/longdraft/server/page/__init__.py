@@ -1,5 +1,6 @@
-"""The page at `GET /`: speculative decoding made visible. One HTML document that loads nothing
-else.
+"""The page at `GET /`: speculative decoding made visible.
+
+It is one HTML document that loads nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def page(trace: str | None = None) -> tuple[str, str]:
 
 @cache
 def _parts() -> tuple[str, str, str]:
-    """What comes before and after an embedded trace, and the policy without `frame-ancestors`."""
+    """The document before and after an embedded trace, and the policy without `frame-ancestors`."""
     script = bundle(ENTRY, _read)
     style = _read("style.css")
     policy = (

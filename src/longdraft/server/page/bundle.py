@@ -1,6 +1,6 @@
-"""The page's ES modules as one script: its Content-Security-Policy lets it load no others.
+"""Joins the page's ES modules into one script: its Content-Security-Policy lets it load no others.
 
-All modules then share one scope. What ES modules promise is checked before: what a module imports
+All modules then share one scope. The promises of ES modules are checked before: an imported name
 exists, and no two modules declare the same name. Only these forms are read, each at the start of a
 line:
 
@@ -41,9 +41,9 @@ def parse(name: str, text: str) -> Module:
     code = _DECLARATION.sub(lambda m: m[0].removeprefix("export "), text)
     if other := _OTHER.search(code):
         raise ValueError(f"{name}: this form cannot be joined: {other[0]}")
-    return Module(
-        imports, [x for _, x in declarations], {x for export, x in declarations if export}, code
-    )
+    declared = [declaration for _, declaration in declarations]
+    exported = {declaration for export, declaration in declarations if export}
+    return Module(imports, declared, exported, code)
 
 
 def bundle(entry: str, read: Callable[[str], str]) -> str:
@@ -60,16 +60,17 @@ def bundle(entry: str, read: Callable[[str], str]) -> str:
                 raise ValueError(
                     f"{name} imports {', '.join(sorted(missing))}, which {file} does not export"
                 )
-        for x in module.declared:
-            if x in declared:
-                raise ValueError(f"{name} and {declared[x]} both declare {x}")
-            declared[x] = name
+        for declaration in module.declared:
+            if declaration in declared:
+                raise ValueError(f"{name} and {declared[declaration]} both declare {declaration}")
+            declared[declaration] = name
     return "\n".join(module.code for module in modules.values())
 
 
 def in_order(entry: str, read: Callable[[str], str]) -> dict[str, Module]:
-    """{file name: module} in the order in which a browser runs them. Raises ValueError for cycles
-    and missing files.
+    """{file name: module} in the order in which a browser runs them.
+
+    Raises ValueError for cycles and missing files.
     """
     modules: dict[str, Module] = {}
 

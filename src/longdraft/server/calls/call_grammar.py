@@ -1,5 +1,6 @@
-"""Grammars, in llguidance's kind of Lark, in which every text is calls that a format's reader can
-read.
+"""Makes grammars in which every text is calls that a format's reader can read.
+
+They are written in llguidance's variant of Lark.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from json import dumps
 from typing import Any
 
 from longdraft.constraints import closed, json_rule, literal
-from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.openai.tools import Function
 
 ANY = r"/(.|\n)*/"
@@ -28,10 +29,9 @@ OPEN = {
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """What a function's arguments must be: an object of those that are named, unless the schema
-    says more of others.
+    """The schema of a function's arguments: an object with no other properties than its named ones.
 
-    The same holds for objects in them.
+    Other properties are allowed where the schema says so. The same holds for objects inside it.
     """
     given = function.parameters or {"properties": {}}
     named = {} if OPEN & given.keys() else {"properties": {}}
@@ -39,21 +39,22 @@ def schema_of(function: Function) -> dict[str, Any]:
 
 
 def arguments_rule(function: Function) -> str:
-    """What a schema asks for that cannot be enforced is an error for a strict function, and left
-    out for another.
+    """The rule for a function's arguments.
+
+    A keyword that cannot be enforced is an error for a strict function, and left out for another.
     """
     return json_rule(schema_of(function), lenient=not function.strict)
 
 
 def object_rule(function: Function, key: str = "arguments") -> str:
-    """A call as an object."""
+    """The rule for a call as an object."""
     head = f'{{"name": {dumps(function.name)}, "{key}": '
     return f"{literal(head)} {arguments_rule(function)} {literal('}')}"
 
 
 @dataclass
-class Rules:
-    """A grammar in the making: rules by name."""
+class GrammarRules:
+    """A grammar in the making: its rules by name."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -86,15 +87,16 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What an answer must be. least: how many calls it has at least, 0 or 1. many: whether there
-    may be several.
+class RequiredCalls:
+    """The calls that an answer must have.
+
+    least: the minimum number of calls, 0 or 1. many: whether there may be several.
     """
 
     functions: Sequence[Function]
     least: int
     many: bool
 
-    def calls(self, one: str, separator: str) -> str:
-        """One call, or several."""
-        return f"{one} ({separator} {one})*" if self.many else one
+    def calls(self, call: str, separator: str) -> str:
+        """The rule for one call, or several."""
+        return f"{call} ({separator} {call})*" if self.many else call

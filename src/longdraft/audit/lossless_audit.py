@@ -1,5 +1,6 @@
-"""Checks that a method is lossless on a model and texts: every difference from plain decoding,
-found and explained.
+"""Checks that a method is lossless on a model and texts.
+
+Every difference from plain decoding is found and explained.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from longdraft.audit.audit_plan import AuditPrompt, DecodingWay
 from longdraft.audit.passage import Comparison, Passage
-from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import WIDTH
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters import Drafter, PlainDecoding
@@ -21,8 +22,7 @@ from longdraft.prompts.prompt_file import PromptFiles
 
 @dataclass
 class Audit:
-    """Decodes each prompt in each way, plainly and by the method that `build` makes a new drafter
-    of.
+    """Decodes each prompt in each way: plainly, and with a new drafter that `build` makes.
 
     tolerance: the largest difference of two logits that counts as a tie; 0: every difference is a
     failure. Where ties are allowed, plain decoding is also compared with itself in passes of WIDTH
@@ -32,22 +32,22 @@ class Audit:
 
     target: LM
     build: Callable[[], Drafter]
-    prompts: list[Prompt]
-    ways: list[Way]
+    prompts: list[AuditPrompt]
+    ways: list[DecodingWay]
     tolerance: float
     verify: Verifier | None = None
     kept: PromptFiles | None = None
 
     def check(self) -> None:
-        """Raises InputError for whatever would fail later."""
+        """Raises InputError for arguments that would fail later."""
         if not self.tolerance >= 0:
             raise InputError(f"tolerance is {self.tolerance}: give 0 or more")
         for p in self.prompts:
             engine.check(self.target, [p.tokens], p.new, PlainDecoding(), match)
         self.build()
 
-    def cost(self, prompt: Prompt) -> int:
-        """Progress steps of one prompt decoded in one way."""
+    def cost(self, prompt: AuditPrompt) -> int:
+        """The progress steps of one prompt decoded in one way."""
         return 2 * prompt.new + (-(-prompt.new // WIDTH) if self.tolerance else 0)
 
     @property
@@ -57,8 +57,9 @@ class Audit:
     def run(
         self, tick: Callable[[int, str], None], known: Callable[[int, str], bool]
     ) -> Iterator[dict[str, Any]]:
-        """Yields one record per prompt and way that is not known yet; after an interrupt, the
-        unfinished one too.
+        """Yields one record per prompt and way that is not known yet.
+
+        After an interrupt, the unfinished one is yielded too.
         """
         for i, prompt in enumerate(self.prompts):
             passage: Passage | None = None

@@ -1,6 +1,4 @@
-"""The server's log: lines on standard error, as text or JSON, that no client can write or hold
-up.
-"""
+"""The server's log on standard error, as text or JSON: no client can write to it or hold it up."""
 
 from __future__ import annotations
 
@@ -27,37 +25,42 @@ LONGEST = 500  # characters of a value
 
 
 def say(level: int, message: str, **fields: Any) -> None:
-    """One line; fields that are None are left out. Nothing that a request or an answer contains
-    belongs in it.
+    """Log one line; fields that are None are left out.
+
+    Nothing that a request or an answer contains belongs in it.
     """
     LOG.log(level, message, extra={"fields": fields})
 
 
 def note(text: str) -> None:
-    """What a part of the server has to say, if anything."""
+    """Log the report of a part of the server, unless it is empty."""
     if text:
         say(logging.WARNING, text)
 
 
 def failure(error: BaseException) -> None:
-    """An error of ours: its type and where it came from, without its message, which can quote a
-    request.
+    """Log an error of the server: its type and where it came from.
+
+    Its message is left out, because it can quote a request.
     """
     LOG.error("failed", exc_info=error)
 
 
 def safe(text: str, spaces: bool = False) -> str:
-    """A text as visible ASCII, so that it cannot begin a line or a field. spaces: keep them."""
-    kept = r"[^ -~]" if spaces else r"[^!-~]"
-    return re.sub(
-        kept,
-        lambda c: c[0].encode("unicode_escape").decode() if c[0] != " " else r"\x20",
-        text[:LONGEST],
-    )
+    """A text as visible ASCII, so that it cannot begin a line or a field.
+
+    spaces: keep them.
+    """
+    unsafe = r"[^ -~]" if spaces else r"[^!-~]"
+
+    def escaped(match: re.Match[str]) -> str:
+        return r"\x20" if match[0] == " " else match[0].encode("unicode_escape").decode()
+
+    return re.sub(unsafe, escaped, text[:LONGEST])
 
 
 def check(level: str, form: str) -> None:
-    """Raises InputError for a level or a format that there is not."""
+    """Raises InputError for an unknown level or format."""
     for option, given, known in (("--log-level", level, LEVELS), ("--log-format", form, FORMATS)):
         if given not in known:
             raise InputError(f"{option} is {given!r}: give {', '.join(known[:-1])} or {known[-1]}")
@@ -65,11 +68,12 @@ def check(level: str, form: str) -> None:
 
 @contextmanager
 def logging_to(level: str, form: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Write lines of this level and above, uvicorn's errors too, to a stream: standard error, if it
-    is None.
+    """Write lines of this level and above, also uvicorn's errors, to a stream.
+
+    None: standard error.
     """
     check(level, form)
-    lines = Lines(stream or sys.stderr, form)
+    lines = LogHandler(stream or sys.stderr, form)
     loggers = (LOG, UVICORN)
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -86,9 +90,10 @@ def logging_to(level: str, form: str, stream: TextIO | None = None) -> Iterator[
         lines.close()
 
 
-class Lines(logging.Handler):
-    """Writes in a thread: a standard error that nobody reads delays no answer. Lines that find no
-    room are counted.
+class LogHandler(logging.Handler):
+    """Writes log lines in a thread, so that a standard error that nobody reads delays no answer.
+
+    Lines for which there is no room are counted.
     """
 
     def __init__(self, stream: TextIO, form: str):
@@ -107,7 +112,7 @@ class Lines(logging.Handler):
             self.lost += 1
 
     def close(self) -> None:
-        """Write what waits, but do not wait for a reader that does not come."""
+        """Write the waiting lines, but do not wait for a reader that does not come."""
         super().close()
         try:
             self._queue.put(None, timeout=1)

@@ -1,4 +1,4 @@
-"""What all request bodies have in common."""
+"""The fields and rules that all request bodies share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MOST_FIELDS = 64  # of any other; each unknown one would be a separate error
 
 
 def encodable(text: str) -> str:
-    """The text. Half a surrogate pair, which JSON can spell, is not text."""
+    """The text.
+
+    Raises ValueError for half a surrogate pair, which JSON can spell, but is not text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -25,7 +28,7 @@ def encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[Text, Field(max_length=256)]
 
-# what a client made of a text beside it, and sends back; it is not read
+# a client's own reading of a text, which it sends back beside it; it is not used here
 Parsed = Annotated[Any, Field(exclude=True)]
 
 Temperature = Annotated[float, Field(**parameters.TEMPERATURE.limits)]
@@ -51,8 +54,7 @@ FEW = BeforeValidator(_few)
 
 
 class Strict(BaseModel):
-    """Types are not converted, unknown fields are errors, and null is as if the field were not
-    there.
+    """A body whose types are not converted; unknown fields are errors, and null counts as absent.
 
     rules: between fields; the document has them too.
     """
@@ -65,9 +67,9 @@ class Strict(BaseModel):
     def _without_null(cls, given: Any) -> Any:
         if isinstance(given, dict) and len(given) > MOST_FIELDS:
             raise ValueError(f"an object has {len(given)} fields: give at most {MOST_FIELDS}")
-        return (
-            {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
-        )
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
 
     @model_validator(mode="after")
     def _between_fields(self) -> Self:
@@ -77,10 +79,10 @@ class Strict(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
-        found = handler(core)
-        schema = handler.resolve_ref_schema(found)
+        reference = handler(core)
+        schema = handler.resolve_ref_schema(reference)
         if cls.rules:
             schema.setdefault("allOf", []).extend(
                 rule.schema(cls.model_fields) for rule in cls.rules
             )
-        return found
+        return reference

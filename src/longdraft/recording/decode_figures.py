@@ -1,5 +1,6 @@
-"""What one decoding produced and what it cost, as records name it; all that a method adds counts
-against it.
+"""The output and the costs of one decoding, as records name them.
+
+All costs that a method adds count against it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from longdraft.recording.record_origin import bytes_per_step
 
 Record = dict[str, Any]
 # Each speedup divides one rate by plain decoding's. The rates leave out, in this order: the
-# target's prefill; nothing;
-# the target's prefill and the drafter's start (a small model's own prefill, for example).
+# target's prefill; nothing; the target's prefill and the drafter's start (a small model's own
+# prefill, for example).
 SPEEDUPS = {"speedup" + kind: "tokens_per_s" + kind for kind in ("", "_end_to_end", "_steady")}
 
 
 @dataclass
-class Output:
+class DecodedRows:
     """The new tokens of each row, as far as decoding came, and its statistics."""
 
     rows: list[list[int]]
@@ -35,24 +36,30 @@ class Output:
     def describe(
         self, prompts: list[list[int]], text_of: Callable[[list[int]], str], depth: int
     ) -> dict[str, Any]:
-        """Fields of a record: its figures, and what exists per row, as lists if there are several
-        rows.
+        """The fields of a record: its figures, and facts about each row.
+
+        These are lists if there are several rows.
         """
-        each = {
+        each: dict[str, Any] = {
             "text": [text_of(row) for row in self.rows],
             "token_ids": self.rows,
             "prompt_tokens": [len(p) for p in prompts],
             "new_tokens": [len(row) for row in self.rows],
         }
-        per_row = {k: v[0] if len(self.rows) == 1 else v for k, v in each.items()}
-        return per_row | figures(self.stats, depth) | diversity(self.rows)
+        if len(self.rows) == 1:
+            each = {name: values[0] for name, values in each.items()}
+        return each | figures(self.stats, depth) | diversity(self.rows)
 
 
 def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
-    """Figures of one decoding. acceptance_per_position has at least `depth` values: 0 where no
-    draft was accepted.
+    """The figures of one decoding.
+
+    acceptance_per_position has at least `depth` values: 0 where no draft was accepted.
     """
     by_position = stats.acceptance_per_position
+    forecast = {}
+    if stats.predicted_speedup is not None:
+        forecast["predicted_speedup"] = stats.predicted_speedup
     return {
         **timings(stats),
         "mean_acceptance_length": stats.mean_acceptance_length,
@@ -60,18 +67,12 @@ def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
         "verify_steps": stats.steps,
         "draft_s": stats.draft_s,
         "verify_s": stats.verify_s,
-        **(
-            {}
-            if stats.predicted_speedup is None
-            else {"predicted_speedup": stats.predicted_speedup}
-        ),
+        **forecast,
     }
 
 
 def distinct(rows: list[list[int]], n: int = 3) -> float:
-    """Share of distinct n-grams among the n-grams of each row: low where an output repeats
-    itself.
-    """
+    """The share of distinct n-grams among all of each row: low where an output repeats itself."""
     grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in rows]
     total = sum(map(len, grams))
     return sum(len(set(g)) for g in grams) / total if total else 1.0
@@ -82,9 +83,10 @@ def diversity(rows: list[list[int]]) -> dict[str, float]:
     return {f"distinct_{n}": distinct(rows, n) for n in range(1, 5)}
 
 
-def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
-    """How close plain decoding comes to reading the weights and the cache at this machine's memory
-    bandwidth.
+def traffic(session: DecodeSession, plain: DecodedRows) -> dict[str, Any]:
+    """The share of this machine's memory bandwidth with which plain decoding reads its data.
+
+    The data are the weights and the cache.
     """
     passes = max(map(len, plain.rows))
     if not passes:
@@ -98,8 +100,7 @@ def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """Seconds of the target's prefill, of the drafter's start and of all decoding steps, and the
-    rates they give.
+    """Seconds of the target's prefill, the drafter's start and all steps, and the rates they give.
 
     Rates are new tokens per second: after the target's prefill, in total, and in steps alone; 0 for
     0 seconds.
@@ -111,21 +112,20 @@ def timings(stats: Stats) -> dict[str, float]:
 
 
 def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
-    """A record's rates divided by the medians of plain decoding's; None where a rate is not
-    known.
-    """
+    """A record's rates divided by the medians of plain decoding's; None: a rate is not known."""
     gains: dict[str, float | None] = {}
     for name, rate in SPEEDUPS.items():
-        known = [p[rate] for p in plains if p.get(rate)]
-        gains[name] = (
-            record[rate] / median(known) if known and record.get(rate) is not None else None
-        )
+        known = [plain[rate] for plain in plains if plain.get(rate)]
+        gains[name] = None
+        if known and record.get(rate) is not None:
+            gains[name] = record[rate] / median(known)
     return gains
 
 
 def completed(records: list[Record]) -> list[Record]:
-    """Records with the rates above. Older ones count the drafter's start as prefill: what exceeds
-    plain decoding's.
+    """The records with the rates above.
+
+    Older ones count the drafter's start as prefill: the time by which it exceeds plain decoding's.
     """
 
     def place(r: Record) -> tuple:
@@ -144,6 +144,7 @@ def completed(records: list[Record]) -> list[Record]:
             whole = Stats(
                 prefill_s=prefill_s, start_s=start_s, decode_s=r["decode_s"], emitted=emitted
             )
-            r = r | ({"start_s": 0.0} if r["method"].startswith("hf-") else timings(whole))
+            is_peer = r["method"].startswith("hf-")
+            r = r | ({"start_s": 0.0} if is_peer else timings(whole))
         complete.append(r)
     return complete

@@ -6,10 +6,15 @@ import re
 from secrets import token_hex
 
 from longdraft.constraints import literal
-from longdraft.server.calls.format import Format
-from longdraft.server.calls.grammar import Asked, Rules, arguments_rule, object_rule
-from longdraft.server.calls.marks import Marks
-from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.calls.answer_reader import AnswerReader, Steps
+from longdraft.server.calls.call_grammar import (
+    GrammarRules,
+    RequiredCalls,
+    arguments_rule,
+    object_rule,
+)
+from longdraft.server.calls.format import CallFormat
+from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.ways import Way, read_marked
 
 CALLS = "[TOOL_CALLS]"
@@ -17,9 +22,10 @@ ARGS = "[ARGS]"
 ID = "[CALL_ID]"
 
 
-class Mistral(Format):
-    """Reads both ways of writing calls; `named` is the newer, where the template has it, which
-    grammars follow.
+class Mistral(CallFormat):
+    """Reads both ways of writing calls.
+
+    named: the template has the newer one, which grammars then follow.
     """
 
     names = (CALLS, ARGS, ID)
@@ -45,19 +51,18 @@ class Mistral(Format):
     def ways(self) -> tuple[Way, ...]:
         return (Way(self.marks[CALLS], "", self._read),)
 
-    def _read(self, reader: Reader, begin: int) -> Steps[bool]:
-        at = yield from reader.space(begin)
-        written = at is not None and reader.rest[at] in "[{<`"
-        return (yield from (read_marked(reader, begin) if written else self._named(reader, begin)))
+    def _read(self, reader: AnswerReader, begin: int) -> Steps[bool]:
+        first = yield from reader.space(begin)
+        written = first is not None and reader.rest[first] in "[{<`"
+        if written:
+            return (yield from read_marked(reader, begin))
+        return (yield from self._named(reader, begin))
 
-    def _named(self, reader: Reader, begin: int) -> Steps[bool]:
+    def _named(self, reader: AnswerReader, begin: int) -> Steps[bool]:
         while not (head := self._head.match(reader.rest, begin)):
             text = reader.rest[begin:]
-            for mark in (self.marks[ARGS], self.marks[ID]):  # one that has come in part
-                text = next(
-                    (text[:-n] for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])),
-                    text,
-                )
+            for mark in (self.marks[ARGS], self.marks[ID]):
+                text = _without_begun(text, mark)
             if not self._begun.match(text) or not (yield from reader.more()):
                 return False
         if head[1] not in reader.schemas:
@@ -67,7 +72,7 @@ class Mistral(Format):
         yield from reader.arguments()
         return True
 
-    def grammar(self, rules: Rules, asked: Asked) -> str:
+    def grammar(self, rules: GrammarRules, asked: RequiredCalls) -> str:
         opened = self.marks.lark(CALLS)
         if self.named:
             bodies = [
@@ -80,8 +85,16 @@ class Mistral(Format):
             bodies = [
                 object_rule(f).removesuffix(' "}"') + f' ({id})? "}}"' for f in asked.functions
             ]
-            one = rules.choice("function", bodies)
-            calls = rules.add("calls", f'"[" {asked.calls(one, literal(", "))} "]"')
+            call = rules.choice("function", bodies)
+            calls = rules.add("calls", f'"[" {asked.calls(call, literal(", "))} "]"')
         if asked.least:
             return f"{opened} {calls}"
         return f"{rules.upto('before', self.marks, CALLS)} {calls} | {rules.any()}"
+
+
+def _without_begun(text: str, mark: str) -> str:
+    """A text without the beginning of a mark at its end, of which the rest has not come yet."""
+    for length in range(len(mark) - 1, 0, -1):
+        if text.endswith(mark[:length]):
+            return text[:-length]
+    return text

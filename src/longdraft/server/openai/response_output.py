@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from longdraft.server.calls.reader import Part
+from longdraft.server.calls.answer_reader import AnswerPart
 
 Json = dict[str, Any]
 Emit = Callable[..., bytes]
@@ -18,9 +18,10 @@ KINDS = {
 }
 
 
-class Output:
-    """Items in the order in which the model wrote them; all but the last are complete. emit: writes
-    an event.
+class ResponseOutput:
+    """The items of an answer, in the order in which the model wrote them.
+
+    All but the last are complete. emit: writes an event.
     """
 
     def __init__(self, emit: Emit, call_id: Callable[[], str]):
@@ -36,7 +37,7 @@ class Output:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return place if self._kind == "arguments" else place | {"content_index": 0}
 
-    def take(self, parts: Iterable[Part]) -> Iterator[bytes]:
+    def take(self, parts: Iterable[AnswerPart]) -> Iterator[bytes]:
         """The events of these parts."""
         for kind, text, _ in parts:
             if kind == "call" or kind != self._kind:
@@ -54,12 +55,10 @@ class Output:
         item: Json = {"id": f"{letters}_{uuid4().hex}", "type": type_, "status": "in_progress"}
         if kind == "arguments":
             item |= {"call_id": self.call_id(), "name": name, "arguments": ""}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
         else:
-            item |= (
-                {"summary": [], "content": []}
-                if kind == "reasoning"
-                else {"role": "assistant", "content": []}
-            )
+            item |= {"role": "assistant", "content": []}
         self.items.append(item)
         self._kind = kind
         self._text = ""
@@ -93,7 +92,10 @@ class Output:
         self._kind = ""
 
     def finish(self, status: str) -> Iterator[bytes]:
-        """The last events. An answer without any text is an empty message."""
+        """The last events.
+
+        An answer without any text is an empty message.
+        """
         if not self.items:
             yield from self._open("content")
         yield from self.close(status)

@@ -1,6 +1,4 @@
-"""Special tokens that a format needs to see in an answer's text, which has no special tokens
-otherwise.
-"""
+"""Special tokens that a format needs to see in an answer's text, which otherwise has none."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ HIDDEN = dict.fromkeys(UNMARKED, "\ufffd")
 
 
 class Marks:
-    """Which token each mark of a format is, if it is one.
+    """The token of each mark of a format, if the mark is a token.
 
     A mark that is a special token is one character in an answer's text. One that is an added token
     not marked special, or ordinary text in this vocabulary, stays unchanged there.
@@ -34,22 +32,23 @@ class Marks:
         self.shown = {self.ids[name]: sign for name, sign in self.signs.items()}
 
     def __getitem__(self, name: str) -> str:
-        """What stands for a mark in an answer's text."""
+        """The text that stands for a mark in an answer."""
         return self.signs.get(name, name)
 
     def lark(self, name: str) -> str:
-        """A mark in a grammar, where llguidance reads added tokens, special or not, by their ids
-        alone.
-        """
+        """A mark in a grammar: llguidance reads added tokens, special or not, only by their ids."""
         return f"<[{self.ids[name]}]>" if name in self.ids else dumps(name)
 
     def spelled(self, name: str) -> bool:
-        """Whether other tokens that spell a mark are read as it."""
+        """Tells whether other tokens that spell a mark are read as the mark."""
         return name not in self.signs
 
 
 class MarkedText:
-    """As Detokenizer, and with the characters that stand for marks, which no other text has."""
+    """A Detokenizer whose text also has the characters that stand for marks.
+
+    No other text has these characters.
+    """
 
     def __init__(self, tokenizer: Any, shown: dict[int, str]):
         self.tokenizer = tokenizer
@@ -70,7 +69,8 @@ class MarkedText:
             else:
                 rest = self.flush()
                 text += rest + mark
-                self.before, self._text = len(rest), Detokenizer(self.tokenizer)
+                self.before = len(rest)
+                self._text = Detokenizer(self.tokenizer)
         return text
 
     def flush(self) -> str:

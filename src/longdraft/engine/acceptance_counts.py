@@ -1,4 +1,4 @@
-"""How the drafts of a request fared, in the names of vLLM's per-request metrics.
+"""Counts of a request's accepted drafts, in the names of vLLM's per-request metrics.
 
 The object is `metrics.speculative_decoding` of vLLM 0.29 to 0.32 (its pull request 48915): the same
 fields in the same place of a response, so that a client that reads vLLM's, such as AIPerf, reads
@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass
-class Acceptance:
+class AcceptanceCounts:
     """Counts of the steps that verified a draft; a step without a draft does not count.
 
     histogram[n]: steps that accepted n draft tokens. drafted: the depths of all drafts, summed;
@@ -25,9 +25,7 @@ class Acceptance:
     deepest: int = 0
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Count a step whose draft was `drafted` tokens deep and had `accepted` of them
-        accepted.
-        """
+        """Count a step whose draft was `drafted` tokens deep, `accepted` of which were accepted."""
         if drafted:
             self.histogram[accepted] += 1
             self.drafted += drafted
@@ -42,8 +40,9 @@ class Acceptance:
         return sum(n * steps for n, steps in self.histogram.items())
 
     def metrics(self) -> dict[str, Any]:
-        """vLLM's fields. num_spec_tokens, the configured depth there, is the deepest draft: ours
-        vary in depth.
+        """The fields of vLLM.
+
+        num_spec_tokens, the configured depth there, is the deepest draft: ours vary in depth.
         """
         steps = self.steps
         accepted = self.accepted

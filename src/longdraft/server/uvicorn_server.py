@@ -21,14 +21,14 @@ from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.ops.threads import release
 from longdraft.server.app import create_app
-from longdraft.server.decode.decoding_thread import Engine
+from longdraft.server.decode.decoding_thread import DecodingThread
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.work import Times
 from longdraft.server.http.access import Access
 from longdraft.server.http.connection import Connection
 from longdraft.server.http.guard import Guard
-from longdraft.server.http.log import failure, say
+from longdraft.server.http.server_log import failure, say
 from longdraft.server.models import Models
 from longdraft.server.ollama.routes import add_ollama
 from longdraft.server.traces import Tracer
@@ -41,9 +41,7 @@ CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 
 @dataclass(frozen=True)
 class Served:
-    """Another model of a server: its session and tokenizer, its name in the API, and its
-    method's.
-    """
+    """A further model of a server: its session and tokenizer, and the names of model and method."""
 
     session: Session
     tokenizer: Any
@@ -52,10 +50,10 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in
-    bytes.
+class ServerSettings:
+    """The settings of a server.
 
+    hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
     page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
     client_s: how long a client may take to send a request, or to read what was sent.
     """
@@ -78,7 +76,10 @@ class Settings:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket at this address. Raises InputError if there can be none."""
+    """A socket that listens at this address.
+
+    Raises InputError if there can be none.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=CONNECTIONS)
@@ -90,15 +91,16 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Drains at the first SIGTERM or SIGINT (Guard), and ends when running requests have, or the
-    grace time has.
+    """Drains at the first SIGTERM or SIGINT (see Guard).
+
+    It ends when the running requests have ended, or the grace time has.
     """
 
     def __init__(
         self,
         session: Session,
         tokenizer: Any,
-        settings: Settings,
+        settings: ServerSettings,
         weights: DrafterWeights | None = None,
         others: Sequence[Served] = (),
     ):
@@ -147,16 +149,16 @@ class Server(uvicorn.Server):
         settings = self.settings
         metrics = Metrics(served.session, served.model, served.method)
         times = Times(settings.queue_s, settings.request_s)
-        engine = Engine(served.session, alone)
+        engine = DecodingThread(served.session, alone)
         return Service(engine, served.tokenizer, served.model, metrics, times, settings.most_new)
 
     @property
     def _failed(self) -> bool:
-        """Whether decoding has failed for good."""
+        """Tells whether decoding has failed for good."""
         return any(service.engine.failure is not None for service in self.models)
 
     def run(self, sockets: list[socket.socket] | None = None) -> int:  # type: ignore[override]
-        """Serve until a signal -> the exit status: 1 if decoding has failed for good.
+        """Serve until a signal, and return the exit status: 1 if decoding has failed for good.
 
         sockets: where it listens; None: at its settings' address. Raises InputError.
         """
@@ -197,15 +199,17 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or drained or self._failed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port and all connections; answers that were decoded may be read for what is
-        left of the grace.
+        """Close the port and all connections.
+
+        Answers that were decoded may be read for the rest of the grace time.
         """
         self.config.timeout_graceful_shutdown = int(max(self.until - monotonic(), 0)) + 5
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal ends the process at once. The inherited method would end it by the first
-        one, at last.
+        """Drain; a second signal ends the process at once.
+
+        The inherited method would end the process by the first signal, after draining.
         """
         if self.service.stopping:
             os._exit(1)
@@ -220,7 +224,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self.settings.grace_s, self._cut)
 
     def _cut(self) -> None:
-        """The grace time is over."""
+        """End the running requests, since the grace time is over."""
         say(logging.WARNING, "grace time is over", requests=self.guard.busy)
         for service in self.models:
             service.engine.cancel_all()

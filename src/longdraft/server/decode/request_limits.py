@@ -1,16 +1,14 @@
-"""What a request may not ask for because of this model or this server's room; the schema has the
-other limits.
-"""
+"""Limits of requests that depend on this model or this server's room; the schema has the others."""
 
 from __future__ import annotations
 
 from longdraft.engine.session import Session
-from longdraft.server.decode.work import Work
+from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.problems import Problem
-from longdraft.server.openai.schema import Sampled
+from longdraft.server.openai.schema import SampledRequest
 
 
-def check_choices(work: Work, session: Session) -> None:
+def check_choices(work: RequestWork, session: Session) -> None:
     """Raises Problem for more choices than can run and wait together."""
     if session.queue is not None and work.choices > (most := session.queue + session.batch):
         field = "n" if len(work.prompts) == 1 else "prompt"
@@ -21,9 +19,10 @@ def check_choices(work: Work, session: Session) -> None:
         )
 
 
-def check_numbers(body: Sampled, wanted: int, vocab: int) -> None:
-    """Raises Problem for tokens outside the vocabulary, and if the minimum length exceeds the
-    maximum.
+def check_numbers(body: SampledRequest, wanted: int, vocab: int) -> None:
+    """Raises Problem for tokens outside the vocabulary, and for contradicting lengths.
+
+    The minimum length must not exceed the maximum.
     """
     if any(int(token) >= vocab for token in body.logit_bias):
         why = f"a biased token is not in the model's vocabulary of {vocab}: leave it out"

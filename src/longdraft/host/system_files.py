@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def text(file: Path) -> str:
-    """What a file contains, without white space at its ends; "" if it is absent or unreadable."""
+    """The content of a file, without white space at its ends; "" if it is absent or unreadable."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

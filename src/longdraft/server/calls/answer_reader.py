@@ -1,13 +1,13 @@
-"""A model's answer, split as it comes into content, reasoning and calls of functions."""
+"""Splits a model's answer, as it comes, into content, reasoning and calls of functions."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from json import dumps
 from typing import Any, NamedTuple, TypeVar
 
-from longdraft.server.calls.marks import UNMARKED
+from longdraft.server.calls.format_marks import UNMARKED
 from longdraft.server.calls.value import Value
 
 T = TypeVar("T")
@@ -15,9 +15,11 @@ APART = "\n\n"  # between the texts of two messages
 Steps = Generator[None, None, T]  # reading that pauses where more text has to come
 
 
-class Part(NamedTuple):
-    """kind: content, reasoning, call (its text is the function's name) or arguments (JSON of the
-    call `index`).
+class AnswerPart(NamedTuple):
+    """A part of an answer.
+
+    kind: content, reasoning, call (its text is the function's name) or arguments (JSON of the call
+    `index`).
     """
 
     kind: str
@@ -25,20 +27,31 @@ class Part(NamedTuple):
     index: int = 0
 
 
-def joined(parts: list[Part]) -> list[Part]:
-    """The same with fewer parts: neighbors that continue each other are one."""
-    found = list[Part]()
+def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
+    """The same parts, with neighbors that continue each other joined into one."""
+    merged = list[AnswerPart]()
     for part in parts:
-        if found and part.kind != "call" and found[-1][::2] == part[::2]:
-            found[-1] = Part(part.kind, found[-1].text + part.text, part.index)
+        if merged and part.kind != "call" and merged[-1][::2] == part[::2]:
+            merged[-1] = AnswerPart(part.kind, merged[-1].text + part.text, part.index)
         else:
-            found.append(part)
-    return found
+            merged.append(part)
+    return merged
 
 
-class Reader:
-    """Its parts are final, and together are the text without the format's marks, however the text
-    comes in pieces.
+def begun(text: str, marks: Iterable[str]) -> int:
+    """The number of a text's last characters that may be the beginning of one of these marks."""
+    longest = 0
+    for mark in marks:
+        for length in range(1, len(mark)):
+            if text.endswith(mark[:length]):
+                longest = max(longest, length)
+    return longest
+
+
+class AnswerReader:
+    """Splits an answer into parts: together they are its text without the format's marks.
+
+    Parts are final, and do not depend on the pieces in which the text comes.
 
     schemas: the parameters of each function that may be called; a call of any other is content.
     most: after this many calls the answer has ended (`done`). bound: a grammar binds the answer, so
@@ -53,14 +66,15 @@ class Reader:
         self.most = most
         self.bound = bound
         self.rest = ""  # came, but neither given out nor dropped
-        # said: characters of content
         self.calls = 0
         self.taken = 0
-        self.said = 0
+        self.said = 0  # characters of content
         self.opening = 0  # where what may be a call begins, of the characters taken
         self.run: int | None = None  # where the calls begin that nothing has followed yet
         self.last = ""  # the last character of the content since the last call
-        self.openers = self.closers = tuple[str, ...]()  # tags that calls may stand between
+        # tags that calls may stand between
+        self.openers: tuple[str, ...] = ()
+        self.closers: tuple[str, ...] = ()
         self.thoughts: list[tuple[int, int]] = []  # where the text was reasoning, in characters
         self.ended = False
         self.done = False
@@ -68,7 +82,7 @@ class Reader:
         self.aside = ""  # text that is kept back as a whole
         # of characters of content, in the content and in the text
         self._places = list[tuple[int, int]]()
-        self._parts: list[Part] = []
+        self._parts: list[AnswerPart] = []
         self._said = set[str]()
         self._apart = set[str]()
         self._steps: Steps[None] = self.steps()
@@ -80,8 +94,11 @@ class Reader:
             if not (yield from self.more()):
                 return
 
-    def push(self, text: str) -> list[Part]:
-        """What is known now that this text has come. After `done` further text has no effect."""
+    def push(self, text: str) -> list[AnswerPart]:
+        """The parts that are known now that this text has come.
+
+        After `done` further text has no effect.
+        """
         if not self.done:
             self.rest += text
             next(self._steps, None)
@@ -89,18 +106,19 @@ class Reader:
         self._parts = []
         return parts
 
-    def end(self, cut: bool = False) -> list[Part]:
-        """What is left when no more text comes. cut: because of a limit; then a call that is not
-        complete stays so.
+    def end(self, cut: bool = False) -> list[AnswerPart]:
+        """The parts that are left when no more text comes.
+
+        cut: because of a limit; then a call that is not complete stays so.
         """
         self.ended = True
         self.cut = cut
         return self.push("")
 
     def place(self, offset: int) -> int:
-        """Where in the text a character of the content is."""
-        at = bisect_right(self._places, offset, key=lambda pair: pair[0])
-        said, taken = self._places[at - 1] if at else (0, 0)
+        """The position in the text of a character of the content."""
+        count = bisect_right(self._places, offset, key=lambda pair: pair[0])
+        said, taken = self._places[count - 1] if count else (0, 0)
         return taken + offset - said
 
     # For formats ----------------------------------------------------------------------------------
@@ -132,8 +150,9 @@ class Reader:
             self._places.append((self.said - count, taken))
 
     def add(self, kind: str, text: str) -> None:
-        """Give out a text, without marks. kind: also "quoted", arguments inside a JSON string, or
-        "aside".
+        """Give out a text, without marks.
+
+        kind: also "quoted", arguments inside a JSON string, or "aside".
         """
         if kind == "aside":
             self.aside += text
@@ -154,7 +173,7 @@ class Reader:
             if not text.isspace():
                 self.run = None
         index = self.calls - 1 if kind == "arguments" else 0
-        self._parts.append(Part(kind, text, index))
+        self._parts.append(AnswerPart(kind, text, index))
 
     def separate(self, kind: str) -> None:
         """Another message's text of this kind follows."""
@@ -166,12 +185,13 @@ class Reader:
         self.last = ""
         if self.run is None:
             self.run = self.opening
-        self._parts.append(Part("call", name, self.calls))
+        self._parts.append(AnswerPart("call", name, self.calls))
         self.calls += 1
 
     def space(self, begin: int = 0) -> Steps[int | None]:
-        """Where the first character that is no white space is, from `begin` on. None: the text
-        ended before one.
+        """The position of the first character from `begin` on that is no white space.
+
+        None: the text ended before one.
         """
         while not (text := self.rest[begin:]).strip():
             if not (yield from self.more()):
@@ -203,32 +223,32 @@ class Reader:
                 return
 
     def until(self, marks: tuple[str, ...], kind: str, strip: bool = True) -> Steps[int | None]:
-        """Give out what precedes the first of these marks. The length of that mark, or None if the
-        text ended first.
+        """Give out what precedes the first of these marks.
 
-        strip: the length includes white space before the mark. What may be a part of it is not
-        given out until more has come.
+        Returns the length of that mark, or None if the text ended first. strip: the length includes
+        white space before the mark. What may be a part of it is not given out until more has come.
         """
         while True:
-            found = self._first(marks)
-            end = len(self.rest) - self._begun(marks) if found is None else found[0]
+            first = self._first(marks)
+            end = len(self.rest) - self._begun(marks) if first is None else first[0]
             free = len(self.rest[:end].rstrip()) if strip else end
             self.give(kind, free)
-            if found is not None:
-                return found[0] - free + found[1]
+            if first is not None:
+                return first[0] - free + first[1]
             if not (yield from self.more()):
                 return None
 
     def _first(self, marks: tuple[str, ...]) -> tuple[int, int] | None:
-        """Where the first of these marks begins, and its length."""
-        found = [(i, -len(mark)) for mark in marks if (i := self.rest.find(mark)) >= 0]
-        return (min(found)[0], -min(found)[1]) if found else None
+        """The position of the first of these marks, and its length."""
+        places = [(i, -len(mark)) for mark in marks if (i := self.rest.find(mark)) >= 0]
+        if not places:
+            return None
+        begin, length = min(places)
+        return begin, -length
 
     def _begun(self, marks: tuple[str, ...]) -> int:
-        """How many of the last characters may be a part of a mark."""
-        return max(
-            (n for m in marks for n in range(1, len(m)) if self.rest.endswith(m[:n])), default=0
-        )
+        """The number of last characters that may be a part of a mark."""
+        return begun(self.rest, marks)
 
     def arguments(self) -> Steps[None]:
         """Give out a JSON object that comes next as the arguments of the last call."""
@@ -243,20 +263,24 @@ class Reader:
                 return
 
     def finish(self) -> None:
-        """Give out what is left at the end: content, or nothing if it is white space after a
-        call.
+        """Give out what is left at the end.
+
+        It is content, or nothing if it is white space after a call.
         """
         if self.calls and not self.rest.strip():
             self.drop(len(self.rest))
         self.give("content", len(self.rest))
 
-    def think(self, marks: tuple[str, str], opened: bool, watch: Reader | None) -> Steps[None]:
-        """Give out reasoning at the beginning of an answer. opened: the prompt has its first mark
-        already.
+    def think(
+        self, marks: tuple[str, str], opened: bool, watch: AnswerReader | None
+    ) -> Steps[None]:
+        """Give out reasoning at the beginning of an answer.
 
-        Some models write that mark once more. watch: see `reason`.
+        opened: the prompt has its first mark already. Some models write that mark once more. watch:
+        see `reason`.
         """
-        begin, (first, last) = self.taken, marks
+        begin = self.taken
+        first, last = marks
         if not (yield from self.skip(first)) and not opened:
             return
         self.drop((yield from self.space()) or 0)
@@ -268,21 +292,22 @@ class Reader:
         self.thoughts.append((begin, self.taken))
         self.drop((yield from self.space()) or 0)
 
-    def reason(self, marks: tuple[str, ...], watch: Reader | None) -> Steps[int | None]:
-        """As `until`, for reasoning. If it ends without a mark, although no limit cut it, the calls
-        in it are made.
+    def reason(self, marks: tuple[str, ...], watch: AnswerReader | None) -> Steps[int | None]:
+        """Give out reasoning up to a mark, as `until` does.
+
+        If it ends without a mark, although no limit cut it, the calls in it are made.
 
         watch: reads the reasoning as if it were the answer. Calls that end it are not given out as
         reasoning.
         """
         begin = self.taken
         seen = 0
-        called = list[Part]()
+        called = list[AnswerPart]()
         while True:
-            found = self._first(marks)
-            end = len(self.rest) - self._begun(marks) if found is None else found[0]
+            first = self._first(marks)
+            end = len(self.rest) - self._begun(marks) if first is None else first[0]
             safe = end
-            if watch is not None and found is None:
+            if watch is not None and first is None:
                 called += watch.push(self.rest[seen - (self.taken - begin) : end])
                 seen = self.taken - begin + end
                 safe = min(
@@ -290,8 +315,8 @@ class Reader:
                 )
             before = len(self.rest[:safe].rstrip())
             self.give("reasoning", before)
-            if found is not None:
-                return found[0] - before + found[1]
+            if first is not None:
+                return first[0] - before + first[1]
             if not (yield from self.more()):
                 break
         if watch is not None and not self.cut:
@@ -305,7 +330,7 @@ class Reader:
         self.give("reasoning", len(self.rest.rstrip()))
         return None
 
-    def _call_again(self, parts: list[Part]) -> None:
+    def _call_again(self, parts: list[AnswerPart]) -> None:
         """Make the calls that another reader has read, as many as there may be."""
         self.drop(len(self.rest))
         made = [

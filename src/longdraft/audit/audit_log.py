@@ -1,11 +1,10 @@
-"""The results of an audit: a JSON file that is complete after every comparison, totals, and a
-table.
-"""
+"""The results of an audit: a JSON file, complete after every comparison, totals, and a table."""
 
 from __future__ import annotations
 
 import json
 import os
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,8 +19,8 @@ FIRST = 5  # number of failures that are shown
 class AuditLog:
     """Holds the comparisons made so far; the file, if there is one, always contains `record()`.
 
-    settings: what must be equal to resume. Raises InputError for a file of another, or of an
-    unfinished, audit.
+    settings: must be equal to resume. Raises InputError for a file of another, or of an unfinished,
+    audit.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], expected: int, resume: bool):
@@ -36,9 +35,8 @@ class AuditLog:
         if old is None:
             return
         if resume:
-            odd = next(
-                (k for k, v in settings.items() if old.get("settings", {}).get(k) != v), None
-            )
+            before = old.get("settings", {})
+            odd = next((k for k, v in settings.items() if before.get(k) != v), None)
             if odd:
                 raise InputError(
                     f"{path} is an audit with another {odd}: resume it with the same "
@@ -59,12 +57,12 @@ class AuditLog:
 
     def record(self) -> dict[str, Any]:
         totals = _totals(self.runs)
+        interrupted = any(run.get("interrupted") for run in self.runs)
         return {
             "task": "audit",
             **totals,
             **_rates(totals),
-            "complete": len(self.runs) == self.expected
-            and not any(r.get("interrupted") for r in self.runs),
+            "complete": len(self.runs) == self.expected and not interrupted,
             "settings": self.settings,
             **self.shared,
             "runs": self.runs,
@@ -85,22 +83,22 @@ class AuditLog:
 
 
 def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over some runs, the largest gap of their ties, and their mean acceptance length."""
+    """The sums over some runs, the largest gap of their ties, and their mean acceptance length."""
     counted = ("tokens", "differences", "ties", "failures", "verify_steps")
     counted += ("control_tokens", "control_ties", "control_failures")
     totals: dict[str, Any] = {k: sum(r[k] for r in runs) for k in counted}
-    totals["largest_tie"] = max(
-        (d["gap"] for r in runs for d in r["found"] if d["kind"] == "tie"), default=None
-    )
+    differences = chain.from_iterable(run["found"] for run in runs)
+    gaps = (difference["gap"] for difference in differences if difference["kind"] == "tie")
+    totals["largest_tie"] = max(gaps, default=None)
     length = 1 + sum(r["accepted"] for r in runs) / max(totals["verify_steps"], 1)
     return totals | {"mean_acceptance_length": length}
 
 
 def _rates(totals: dict[str, Any]) -> dict[str, Any]:
-    """Tie rates of the method and of the control, and the highest rate of the method that is
-    accepted.
-    """
-    tokens, ties, control = (totals[k] for k in ("tokens", "ties", "control_tokens"))
+    """The tie rates of the method and of the control, and the method's highest accepted rate."""
+    tokens = totals["tokens"]
+    ties = totals["ties"]
+    control = totals["control_tokens"]
     most = most_ties(tokens, totals["control_ties"], control) if control else 0
     return {
         "tie_rate": ties / tokens if tokens else 0.0,
@@ -156,7 +154,9 @@ def table(runs: list[dict[str, Any]]) -> Any:
 
 def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
     """The first failures and the result of an audit, in words."""
-    failures = [(r, d) for r in record["runs"] for d in r["found"] if d["kind"] == "failure"]
+    failures = list[tuple[dict[str, Any], dict[str, Any]]]()
+    for r in record["runs"]:
+        failures += [(r, d) for d in r["found"] if d["kind"] == "failure"]
     lines = []
     for r, d in failures[:FIRST]:
         gap = "unknown: not among the best scores" if d.get("gap") is None else f"{d['gap']:.3g}"
@@ -192,7 +192,7 @@ def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
 
 
 def _about_ties(record: dict[str, Any]) -> str:
-    """The tie rates, and whether the method's is too high."""
+    """The tie rates; tells whether the method's is too high."""
     rates = f"Ties: {record['tie_rate']:.2%} of the method's tokens"
     if record["control_rate"] is not None:
         rates += (

@@ -1,6 +1,4 @@
-"""The builds of the native kernels: which one is used, why not a better one, and whether it
-computes what it should.
-"""
+"""The builds of the native kernels: the one in use, problems with better ones, and a check."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
-from longdraft.doctor.part import Part, Problem
+from longdraft.doctor.part import Finding, PartReport
 from longdraft.ops import native
 from longdraft.ops.native import self_check as check
 
@@ -24,8 +22,8 @@ WITHOUT = {
 
 
 @dataclass(frozen=True)
-class Build:
-    """A build for this kind of processor, and why it is not used.
+class KernelBuild:
+    """A build for this kind of processor, and the reason why it is not used.
 
     state: "in use", "can run", "turned off" or "cannot run"; why: of the last two.
     """
@@ -46,87 +44,89 @@ def known() -> list[str]:
 
 
 def compiled(kind: str) -> bool:
-    """Whether this installation has that build, usable or not."""
+    """Tells whether this installation has that build, usable or not."""
     return (native.FOLDER / f"{kind}.so").exists()
 
 
-def described(kind: str, used: str | None) -> Build:
-    """used: the build that is used; None: none is."""
+def described(kind: str, used: str | None) -> KernelBuild:
+    """A build and its state.
+
+    used: the build that is used; None: none is.
+    """
     lib, why = native.opened(kind)
     if lib is None:
-        return Build(kind[1:], "cannot run", why)
+        return KernelBuild(kind[1:], "cannot run", why)
     if kind[1:] == used:
-        return Build(kind[1:], "in use")
+        return KernelBuild(kind[1:], "in use")
     order = list(native.NEEDS)
     if used is None or order.index(kind) < order.index(f"_{used}"):
-        return Build(
-            kind[1:],
-            "turned off",
-            f"turned off by LONGDRAFT_NATIVE={os.environ.get('LONGDRAFT_NATIVE')}",
-        )
-    return Build(kind[1:], "can run")
+        why = f"turned off by LONGDRAFT_NATIVE={os.environ.get('LONGDRAFT_NATIVE')}"
+        return KernelBuild(kind[1:], "turned off", why)
+    return KernelBuild(kind[1:], "can run")
 
 
-def builds() -> Part:
+def builds() -> PartReport:
     lib = native.library()
     used = None if lib is None else native.name_of(lib)
     listed = [described(kind, used) for kind in known()]
     facts = {"used": used, "builds": [asdict(build) for build in listed]}
+    none = "none: torch computes everything (the eager backend)"
     if not any(map(compiled, known())):
-        return Part(
-            ["none: torch computes everything (the eager backend)"], facts, [_nothing_built()]
-        )
-    first = "none: torch computes everything (the eager backend)" if used is None else used
-    return Part([first, *(build.line for build in listed)], facts, _problems(listed))
+        return PartReport([none], facts, [_nothing_built()])
+    first = none if used is None else used
+    return PartReport([first, *(build.line for build in listed)], facts, _problems(listed))
 
 
-def _nothing_built() -> Problem:
+def _nothing_built() -> Finding:
     if not known():
-        return Problem(
+        return Finding(
             f"there are no kernels for {platform.machine()}",
             "nothing, or use an x86-64 or Arm processor",
         )
     do = WITHOUT.get(sys.platform, f"install g++, then {AGAIN}")
-    return Problem("no kernels were compiled, so decoding is slower", do)
+    return Finding("no kernels were compiled, so decoding is slower", do)
 
 
-def _problems(listed: list[Build]) -> list[Problem]:
-    """What keeps better builds than the one in use from being used, if it is not the processor or
-    the system.
+def _problems(listed: list[KernelBuild]) -> list[Finding]:
+    """The problems that keep better builds than the one in use from being used.
+
+    Limits of the processor and of the system are none of them.
     """
     better = list(takewhile(lambda build: build.state != "in use", listed))
     unused = [b.name for b in better if b.state == "cannot run" and native.runs(f"_{b.name}")]
     missing = [name for name in unused if not compiled(f"_{name}")]
     broken = [name for name in unused if name not in missing]
-    found = []
+    problems = []
     if any(b.state == "turned off" for b in better):
-        found.append(Problem("LONGDRAFT_NATIVE turns better builds off", "unset LONGDRAFT_NATIVE"))
+        problems.append(
+            Finding("LONGDRAFT_NATIVE turns better builds off", "unset LONGDRAFT_NATIVE")
+        )
     if os.environ.get("LONGDRAFT_CPU") == "haswell":
-        found.append(
-            Problem("LONGDRAFT_CPU hides what the processor offers", "unset LONGDRAFT_CPU")
+        problems.append(
+            Finding("LONGDRAFT_CPU hides what the processor offers", "unset LONGDRAFT_CPU")
         )
     if missing:
-        found.append(
-            Problem(
+        problems.append(
+            Finding(
                 f"not compiled, but could run: {', '.join(missing)}", f"install g++, then {AGAIN}"
             )
         )
     if broken:
-        found.append(
-            Problem(f"compiled for another version: {', '.join(broken)}", AGAIN, fails=True)
+        problems.append(
+            Finding(f"compiled for another version: {', '.join(broken)}", AGAIN, fails=True)
         )
-    return found
+    return problems
 
 
-def self_check() -> Part:
+def self_check() -> PartReport:
     lib = native.library()
     if lib is None:
-        return Part(["nothing to check: no kernels are used"], {"ok": None})
+        return PartReport(["nothing to check: no kernels are used"], {"ok": None})
     name = native.name_of(lib)
     if not (fault := check.fault(lib)):
-        return Part(
+        return PartReport(
             [f"ok: {name} computes attention and products as the reference does"], {"ok": True}
         )
     do = f"set LONGDRAFT_NATIVE=0 to decode without {name}, and report this with the whole output"
     line = f"{name} computes something else than the reference"
-    return Part([line], {"ok": False, "fault": fault}, [Problem(fault, do, fails=True)])
+    return PartReport([line], {"ok": False, "fault": fault}, [Finding(fault, do, fails=True)])
