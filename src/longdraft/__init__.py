@@ -61,7 +61,7 @@ _HOMES = {
     "core.sampling": ("Sampler",),
     "core.verify": ("match", "reject"),
     "drafters": ("AdaptiveDraft",),
-    "engine.prefix_cache": ("PrefixCache",),
+    "prompts.prefix_cache": ("PrefixCache",),
     "prompts.prompt_file": ("PromptFile",),
     "prompts.prompt_folder": ("PromptFolder",),
     "engine.generate": ("Stats", "Step", "generate", "stream"),
