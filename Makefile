@@ -80,10 +80,13 @@ test-full: $(READY)
 	@$(PYTEST) -m "full and not weekly"
 
 test-native: $(READY)
-	@set -e; for part in $$($(BIN)/python tests/changed.py); do case $$part in \
+	@set -e; tests=; for part in $$($(BIN)/python tests/changed.py); do case $$part in \
 	  oldest) ;; \
-	  products) $(PYTEST) -m full tests/ops/test_products.py ;; \
-	  *) $(BIN)/python tests/harder.py $$part ;; esac; done
+	  products) tests="$$tests tests/ops/test_products.py" ;; \
+	  kinds) tests="$$tests tests/models/test_coverage.py tests/models/test_multimodal.py" ;; \
+	  gpu) tests="$$tests tests/backends/test_gpu.py tests/backends/test_gpu_bench.py" ;; \
+	  *) $(BIN)/python tests/harder.py $$part ;; esac; done; \
+	[ -z "$$tests" ] || $(PYTEST) -m weekly -k "not all_methods" $$tests
 
 test-versions: $(READY)
 	@case "$$($(BIN)/python tests/changed.py)" in *oldest*) of= ;; *) of="tests/core tests/hf tests/models" ;; esac; \

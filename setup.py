@@ -70,6 +70,10 @@ class SeparateObjects(build_ext):
     the same names.
     """
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = True  # each build takes minutes; an editable install drops this option
+
     def build_extension(self, ext: Extension) -> None:
         separate = copy(self)
         separate.build_temp = str(Path(self.build_temp) / ext.name)
@@ -92,7 +96,6 @@ class AnyPython(bdist_wheel):
 # one pool of threads.
 setup(
     cmdclass={"build_ext": SeparateObjects, "bdist_wheel": AnyPython},
-    options={"build_ext": {"parallel": True}},  # each build takes a minute
     ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-g0", "-std=c++17"])]
     + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()],
 )

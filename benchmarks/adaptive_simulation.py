@@ -1,5 +1,4 @@
-"""How much AdaptiveDraft loses against the best fixed depth and against an oracle, on drafters of
-known cost.
+"""What AdaptiveDraft loses against the best fixed depth and an oracle, at known costs.
 
     python benchmarks/adaptive_simulation.py
     python benchmarks/adaptive_simulation.py --trace runs/vegas.json --trace runs/suffix.json
@@ -29,6 +28,7 @@ from arguments import Arguments, at_least, status
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Tree, Verdict
 from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.drafters.price import Lengths
 from longdraft.recording.trace import Trace
 
 LENGTHS = (96, 512)
@@ -163,16 +163,16 @@ class Known:
     def __init__(self, case: Case):
         self.case = case
 
-    def plain(self, seqs: Any) -> float:
+    def plain(self, lengths: Lengths) -> float:
         return 1.0
 
-    def verify(self, seqs: Any, nodes: int, spec: CaptureSpec) -> float:
+    def verify(self, lengths: Lengths, nodes: int, spec: CaptureSpec) -> float:
         return self.case.verified(nodes - 1) + (self.case.capture if spec.rows else 0.0)
 
-    def draft(self, drafter: Drafter, seqs: Any, depth: int, width: int) -> float:
+    def draft(self, drafter: Drafter, lengths: Lengths, depth: int, width: int) -> float:
         return self.case.drafted(depth) * self.case.wrong
 
-    def ready(self, drafter: Drafter, seqs: Any) -> float:
+    def ready(self, passes: Any) -> float:
         return 0.0
 
     anchored = True

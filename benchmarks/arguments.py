@@ -1,5 +1,4 @@
-"""The options of the benchmarks: those that several of them have are declared here, once, and
-nowhere else.
+"""The options of the benchmarks; those that several of them have are declared here, once.
 
 A benchmark composes its parser from them: `share` takes options unchanged, `change` takes one with
 another default and the reason for it, which the help shows, and `add_argument` declares what only

@@ -1,6 +1,4 @@
-"""Requests that a server must survive: malformed, oversized, odd, or at the edge of what is
-allowed, from a seed.
-"""
+"""Malformed, oversized, odd or barely allowed requests that a server must survive, by seed."""
 
 from __future__ import annotations
 

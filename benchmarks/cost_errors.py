@@ -1,5 +1,4 @@
-"""How well costs that are measured on some passes predict others, with the present build of the
-kernels.
+"""How well costs measured on some passes predict others, with the present kernels.
 
     python benchmarks/cost_errors.py -m smollm2 --contexts 1024,4096,16384,32000
 

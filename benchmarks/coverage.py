@@ -1,5 +1,4 @@
-"""Which of Transformers' causal and multimodal language models longdraft runs, and which methods on
-them.
+"""Which of Transformers' language models longdraft runs, and which methods on them.
 
     python benchmarks/coverage.py
     python benchmarks/coverage.py --kind gpt2 --kind falcon

@@ -1,5 +1,4 @@
-"""Tables of default settings beside the best fixed ones and plain decoding, from records of
-default.sh.
+"""Tables of default settings beside the best fixed ones, from records of default.sh.
 
     python benchmarks/default_table.py runs/default/default.jsonl
 

@@ -1,5 +1,4 @@
-"""Acceptance of drafts whose keys each process selects by its own heads, or all by the mean over
-all heads.
+"""Acceptance where each process selects keys by its own heads, or all by the mean.
 
     torchrun --nproc-per-node 2 benchmarks/divided_scores.py --contexts 4096 --texts 6
 

@@ -1,5 +1,4 @@
-"""How often greedy hf_generate chooses the tokens that Transformers' generate chooses, and where
-they differ.
+"""How often greedy hf_generate and Transformers' generate choose the same tokens.
 
     python benchmarks/hf_agreement.py -m bundled
 

@@ -1,5 +1,4 @@
-"""Whether a model uses a long context: its loss after more and more of a text, and facts that it
-finds in one.
+"""Whether a model uses a long context: its loss on texts, and facts it must find.
 
     python benchmarks/long_context.py -m smollm2 --books 'books/*.txt' --ropes none,yarn:2
 

@@ -1,7 +1,6 @@
 """How acceptance and repetition change along a long output.
 
-    python benchmarks/long_output.py -m smollm2 --rope yarn:4 --method tokenswift --drafter FOLDER
-    --prompt-file FILE
+    python benchmarks/long_output.py -m smollm2 --method tokenswift --drafter D --prompt-file FILE
 
 Decodes plainly and with the method, compares the outputs, and appends one record per `--part`
 tokens.

@@ -1,6 +1,4 @@
-"""Prompts far beyond the context, several at once beside small chats: memory, and what the small
-ones wait.
-"""
+"""Prompts far beyond the context beside small chats: memory, and waiting times."""
 
 from __future__ import annotations
 

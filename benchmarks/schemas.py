@@ -1,5 +1,4 @@
-"""200 JSON schemas in the manner of what applications ask for, each with a question, for
-structured.py and grammars.py.
+"""200 JSON schemas like those of applications, with questions, for structured output.
 
 They are generated from families with a fixed seed, so they are the same everywhere. About one in
 seven has a keyword that no token mask can enforce.

@@ -1,5 +1,4 @@
-"""A server for an hour under four clients: structured output, calls, long prompts, streams, and
-clients that leave.
+"""A server for an hour under four clients: structured output, calls, long prompts, streams.
 
     python benchmarks/soak.py --soak-minutes 60
 

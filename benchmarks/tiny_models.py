@@ -1,5 +1,4 @@
-"""Tiny random models of every causal and multimodal language model in Transformers, from their
-default configurations.
+"""Tiny random models of every language model in Transformers, from default configs.
 
 A configuration keeps its architecture's flags and shape of layers; numbers that are sizes become
 small. Each kind of layer that the default pattern has occurs at least once.

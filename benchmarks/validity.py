@@ -1,6 +1,4 @@
-"""Whether a text is JSON that is valid by a schema, by the package jsonschema and not by what made
-the text.
-"""
+"""Whether a text is valid JSON by a schema, as judged by the package jsonschema."""
 
 from __future__ import annotations
 

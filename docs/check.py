@@ -1,4 +1,4 @@
-"""Checks that each page and figure written from records is up to date: every script's `--check`, in
+"""Checks that each page and figure written by a script is up to date: every script's `--check`, in
 one process.
 """
 
@@ -15,8 +15,20 @@ import peers
 import qwen_coder
 import smollm2
 import structured_output
+import tests_page
 
-SCRIPTS = (figures, pays, smollm2, qwen_coder, peers, headlines, models, structured_output, diagram)
+SCRIPTS = (
+    figures,
+    pays,
+    smollm2,
+    qwen_coder,
+    peers,
+    headlines,
+    models,
+    structured_output,
+    diagram,
+    tests_page,
+)
 
 if __name__ == "__main__":
     sys.exit(max(script.main(["--check"]) for script in SCRIPTS))

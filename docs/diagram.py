@@ -24,6 +24,7 @@ ROOMS = {
     "errors": "the exceptions meant for users",
     "version": "the version number",
     "sampling_parameters": "ranges and defaults of sampling parameters",
+    "families": "families of models, by the names of their classes in Transformers",
     "launch": "torchrun's settings for each process",
     "proposers": "names and labels of the sources of drafted nodes",
     "ops": "attention, noise and selection: the reference, torch, C++ and Triton",

@@ -153,14 +153,16 @@ def filled(page: str, block: str, text: str) -> str:
     return f"{head}{begin}{about}{arrow}\n{text.strip()}\n{end}{tail}"
 
 
-def write_or_check(pages: dict[Path, str], arguments: list[str]) -> int:
-    """Write the pages, or with --check return 1 and name those that are not what the records
-    say.
+def write_or_check(
+    pages: dict[Path, str], arguments: list[str], source: str = "the records say"
+) -> int:
+    """Write the pages, or with --check return 1 and name those that are not what their source
+    says.
     """
     old = {page: page.read_text(encoding="utf-8") for page in pages}
     if arguments == ["--check"]:
         for page in (wrong := [page for page in pages if pages[page] != old[page]]):
-            print(f"{page.relative_to(ROOT)} is not what the records say")
+            print(f"{page.relative_to(ROOT)} is not what {source}")
         return int(bool(wrong))
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")

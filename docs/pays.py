@@ -19,7 +19,6 @@ from transformers import LlamaConfig
 from longdraft.bench.grouping import spread
 from longdraft.bench.plan.acceptance import from_records, of_model, usual
 from longdraft.bench.plan.candidates import Candidate, candidates
-from longdraft.bench.plan.drafts import breadth
 from longdraft.bench.plan.outlines import Target, quantized, target_on
 from longdraft.bench.plan.prediction import predicted
 from longdraft.bench.plots.style import legend, looks, panels, shade_losses, size
@@ -76,7 +75,7 @@ def curves(target: Target, methods: Sequence[str], rows: int, files: Sequence[st
 
     def speedup(c: Candidate, context: int) -> float:
         def of_depth(depth: int) -> list[int]:
-            return breadth(c.drafter, min(depth, c.drafter.max_depth), UNBOUNDED)
+            return c.drafter.price().breadth(min(depth, c.drafter.max_depth), UNBOUNDED)
 
         acceptance = from_records(known, c.spec, context, of_depth) or usual(c.spec.name)
         return predicted(target, c, rows, context, acceptance).speedup

@@ -25,7 +25,21 @@ NATIVE = (
 PARTS = {
     "haswell": NATIVE,
     "asan": NATIVE,
-    "products": ("src/longdraft/ops/native/", "setup.py"),
+    "products": ("src/longdraft/ops/native/", "tests/support/native_products.cpp"),
+    "gpu": (
+        "constraints.txt",
+        "src/longdraft/ops/triton/",
+        "src/longdraft/backends/",
+        "benchmarks/gpu.py",
+        "tests/support/gpu_",
+    ),
+    "kinds": (
+        "pyproject.toml",
+        "constraints.txt",
+        "src/longdraft/backends/",
+        "src/longdraft/models/",
+        "benchmarks/coverage.py",
+    ),
     "oldest": ("pyproject.toml", "constraints.txt", "src/longdraft/backends/", "tests/oldest.py"),
 }
 

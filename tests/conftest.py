@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -15,6 +16,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from longdraft.ops import native
+
+gc.disable()  # until tests are collected: a quarter of that time went into garbage among modules
 
 pytest.register_assert_rewrite("support.checks", "support.structure")
 pytest_plugins = ["support.added", "support.place"]
@@ -65,6 +68,11 @@ def pytest_collection_modifyitems(items) -> None:
     from support.covering import thin
 
     thin(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session) -> None:

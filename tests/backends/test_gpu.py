@@ -17,6 +17,9 @@ pytest.importorskip("triton", reason="triton is not installed: the GPU's kernels
 HERE = Path(__file__).parents[1]
 OTHERS = "Kimi-Linear", "Nemotron-3-Nano"  # of gpu_compiled.RECURRENT
 
+# What takes minutes is run when a GPU's code changed (tests/changed.py), and weekly.
+CHANGED = (pytest.mark.full, pytest.mark.weekly)
+
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[str]:
@@ -33,6 +36,7 @@ def interpreted() -> list[str]:
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
 def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
     from support.gpu_interpreted import CHECKS
@@ -41,6 +45,7 @@ def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
 def test_every_planted_fault_is_caught(interpreted):
     from support.gpu_interpreted import FAULTS
@@ -55,7 +60,7 @@ def test_every_planted_fault_is_caught(interpreted):
     [
         (1, 90),
         *(
-            pytest.param(n, c, marks=pytest.mark.full)
+            pytest.param(n, c, marks=CHANGED)
             for n in (1, 69)
             for c in (80, 90, 100)
             if (n, c) != (1, 90)
@@ -79,12 +84,8 @@ def test_noise_and_norms_compile(capability):
     gpu_compiled.rows(capability)
 
 
-@pytest.mark.parametrize(
-    "name", ["Qwen3.5-27B", *(pytest.param(n, marks=pytest.mark.full) for n in OTHERS)]
-)
-@pytest.mark.parametrize(
-    "capability", [90, *(pytest.param(c, marks=pytest.mark.full) for c in (80, 100))]
-)
+@pytest.mark.parametrize("name", ["Qwen3.5-27B", *(pytest.param(n, marks=CHANGED) for n in OTHERS)])
+@pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=CHANGED) for c in (80, 100))])
 def test_scans_compile(name, capability):
     from support import gpu_compiled
 
@@ -92,6 +93,7 @@ def test_scans_compile(name, capability):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_causal_convolutions_compile(capability):
     from support import gpu_compiled

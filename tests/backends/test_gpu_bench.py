@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.weekly]  # and when a GPU's code changed
 pytest.importorskip(
     "triton", reason="triton is not installed: nothing of the GPU's can be measured"
 )

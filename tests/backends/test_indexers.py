@@ -163,6 +163,7 @@ def test_each_node_reads_its_own_path(kind):
     check_paths(kind)
 
 
+@pytest.mark.each_value
 @full
 @pytest.mark.parametrize("kind", [*KINDS, TIES])
 @pytest.mark.parametrize("seed", range(1, 6))
@@ -256,6 +257,7 @@ def check_method(kind: str, method: str, sampler: str, lm: LM | None = None) -> 
     assert generate(lm, prompts(50, 21), BUILD[method](lm), **options) == want
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["deepseek_v32", pytest.param("glm_moe_dsa", marks=full)])
 @pytest.mark.parametrize("sampler", ["greedy", pytest.param("T=1", marks=full)])
 @pytest.mark.parametrize("method", METHODS)

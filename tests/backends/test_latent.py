@@ -180,6 +180,7 @@ def test_scores_are_those_of_expanded_heads(rows):
 # Lossless decoding --------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampler", ["greedy", pytest.param("T=1", marks=full)])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_what_plain_decoding_says(method, sampler):

@@ -252,7 +252,9 @@ def test_a_node_reads_the_states_of_its_path(seed):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(4, 60))
+@pytest.mark.parametrize(
+    "seed", [*range(4, 12), *(pytest.param(n, marks=pytest.mark.weekly) for n in range(12, 60))]
+)
 def test_a_node_reads_the_states_of_its_path_in_many_histories(seed):
     live(seed, 60)
     edit(seed, 100)

@@ -16,10 +16,9 @@ from support.listed import OPTIONS, make
 from transformers import AutoConfig, LlamaConfig
 
 from longdraft import Sampler
-from longdraft.bench.plan import acceptance, drafts, table
+from longdraft.bench.plan import acceptance, table
 from longdraft.bench.plan.acceptance import Acceptance, accepted, share_of
 from longdraft.bench.plan.candidates import candidates
-from longdraft.bench.plan.drafts import Place, passes, shape
 from longdraft.bench.plan.outlines import Target, quantized, target_on
 from longdraft.bench.plan.planner import Options, Planner
 from longdraft.bench.plan.prediction import plain_step, predicted
@@ -27,11 +26,13 @@ from longdraft.cli import main
 from longdraft.core import UNBOUNDED
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.step import speculative_step
+from longdraft.drafters.view_price import SelfDraftPrice, ViewPrice
 from longdraft.engine.generate import prefill
 from longdraft.errors import InputError
 from longdraft.methods import METHODS
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.outline import outline, outline_of
+from longdraft.views import Guided
 
 LLAMA = LlamaConfig(
     vocab_size=128256,
@@ -45,7 +46,6 @@ LLAMA = LlamaConfig(
 READING = PassCosts(read=1.0, key=1.0)  # a byte is a second, and all else costs nothing
 WEIGHTS = 2 * (128256 * 4096 + 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336 + 2 * 4096) + 4096)
 SLOT = 32 * 2 * 8 * 128 * 2  # bytes of a token's keys and values
-shape_of = shape
 # n-grams of the text: as many as are found
 FOUND = {
     "lookup",
@@ -90,19 +90,22 @@ def test_bytes_decide_where_nothing_else_costs():
     check_bytes()
 
 
-def everything(policy):
+def everything(self, lengths):
     """A view that shows every slot."""
-    return None, None
+    return lengths
 
 
-def forgets_a_level(drafter, depth, width):
+def forgets_a_level(self, costs, lengths, depth, width, seconds=SelfDraftPrice.seconds):
     """No pass for the root."""
-    return shape(drafter, depth, width)[: depth - 1]
+    return seconds(self, costs, lengths, depth - 1, width)
 
 
-@pytest.mark.parametrize(("name", "planted"), [("shown", everything), ("beam", forgets_a_level)])
-def test_wrong_counts_are_seen(monkeypatch, name, planted):
-    monkeypatch.setattr(drafts, name, planted)
+@pytest.mark.parametrize(
+    ("owner", "name", "planted"),
+    [(Guided, "seen", everything), (SelfDraftPrice, "seconds", forgets_a_level)],
+)
+def test_wrong_counts_are_seen(monkeypatch, owner, name, planted):
+    monkeypatch.setattr(owner, name, planted)
     with pytest.raises(AssertionError):
         check_bytes()
 
@@ -147,7 +150,7 @@ def compare_with_drafts(name: str) -> None:
     outlined = planned(
         name, target_on(outline_of(tiny.CONFIGS["llama-loops"], torch.float32), "CPU")
     )
-    count = sum(shape(outlined, outlined.max_depth, UNBOUNDED))
+    count = outlined.price().nodes(outlined.max_depth, UNBOUNDED)
     assert outlined.max_depth == drafter.max_depth and outlined.is_chain == drafter.is_chain
     assert most <= count if name in FOUND else most == count
 
@@ -158,9 +161,8 @@ def test_planned_drafts_are_those_that_are_made(name):
 
 
 def test_a_draft_of_another_size_is_seen(monkeypatch):
-    monkeypatch.setitem(
-        globals(), "shape", lambda drafter, depth, width: shape_of(drafter, depth, width)[1:]
-    )
+    levels = ViewPrice.levels
+    monkeypatch.setattr(ViewPrice, "levels", lambda self, d, w: levels(self, d, w)[1:])
     with pytest.raises(AssertionError):
         compare_with_drafts("vegas-tree")
 
@@ -179,11 +181,10 @@ def test_every_method_is_predicted_or_left_out_with_a_reason(kind, device):
     assert {"vegas", "suffix", "sd"} <= {c.spec.name for c in found}
     for c in found:
         p = predicted(target, c, 4, 1 << 20, Acceptance(0.7, "usual"))
-        assert (
-            0 < p.plain < p.step and p.verify > 0 and p.draft >= 0 and 1 < p.tokens <= p.depth + 1
-        )
-        at = Place(target, [1 << 20], c.copy)
-        assert all(part.seconds(target.costs) > 0 for part in passes(c.drafter, at, p.depth, 1))
+        assert 0 < p.plain < p.step
+        assert p.verify > 0
+        assert p.draft > 0
+        assert 1 < p.tokens <= p.depth + 1
 
 
 def test_a_wider_draft_is_chosen_where_nodes_cost_nothing():

@@ -302,6 +302,7 @@ def test_a_wrong_value_of_each_parameter_is_one_line(name, tried):
 
 
 @pytest.mark.full
+@pytest.mark.weekly  # up to a minute for each command; one value of each parameter is tried daily
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", KNOWN)
 def test_no_value_of_any_parameter_makes_a_traceback(name, tried):

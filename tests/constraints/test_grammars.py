@@ -46,6 +46,7 @@ def check_lossless(
     return stats
 
 
+@pytest.mark.each_value
 @each_method
 @pytest.mark.parametrize(
     "sampler", [Sampler(), Sampler(1.0, top_p=0.9)], ids=["greedy", "T=1 top-p"]
@@ -54,6 +55,7 @@ def test_output_is_plain_decoding_under_the_same_constraint(method, sampler):
     check_lossless(method, sampler)
 
 
+@pytest.mark.each_value
 @full
 @each_method
 @pytest.mark.parametrize("kind", KINDS)

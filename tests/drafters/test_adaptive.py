@@ -4,6 +4,7 @@ losslessness.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from longdraft.drafters.adaptive.adaptive_draft import ANCHOR
 from longdraft.drafters.adaptive.budget import ALLOWED, EARLY, Budget
 from longdraft.drafters.adaptive.pace import CAPTURE, PLAIN, STAYS, Choice, Pace
 from longdraft.drafters.adaptive.prices import FARTHEST, Predicted, Table, levels_of, tabulate
+from longdraft.drafters.price import DraftPrice
 from longdraft.views import Full, Guided
 
 NEW = 400
@@ -297,6 +299,14 @@ def test_ranks_count_real_nodes_of_the_same_depth():
 # Widths, rows, views ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class BushPrice(DraftPrice):
+    wide: int
+
+    def levels(self, depth, width):
+        return [min(self.wide, width)] * min(depth, self.max_depth)
+
+
 class Bush(Drafter):
     """At every depth `nodes` drafts, of which the right one stands at place `rank`, below the right
     one before.
@@ -309,8 +319,8 @@ class Bush(Drafter):
         self.rank = rank
         self.shapes = []
 
-    def most_nodes(self, depth, width):
-        return min(depth, self.max_depth) * min(self.wide, width)
+    def price(self):
+        return BushPrice(max_depth=self.max_depth, wide=self.wide)
 
     def grow(self, tree, seqs, limits):
         below = 0
@@ -549,7 +559,7 @@ def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch)
             def grow(self, tree, seqs, limits, seen=seen, shape=shape):
                 tree = super().grow(tree, seqs, limits)
                 inner = self.inner.inner if isinstance(self.inner, AdaptiveDraft) else self.inner
-                most = UNBOUNDED if isinstance(inner, Auto) else inner.most_nodes(*shape)
+                most = UNBOUNDED if isinstance(inner, Auto) else inner.price().nodes(*shape)
                 seen.append(
                     (tree.widest, int(tree.depth.max()), (tree.parent >= 0).sum(1).max() - most)
                 )
@@ -567,6 +577,7 @@ def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch)
             assert max(over for *_, over in seen) <= 0, seen
 
 
+@pytest.mark.each_value
 @each_method
 @pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1 min-p penalty"])
 def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):

@@ -60,6 +60,7 @@ def test_every_drafter_on_states_is_tried():
     assert sorted(found) == sorted(ON_STATES)
 
 
+@pytest.mark.each_value
 @every
 @pytest.mark.parametrize(
     "length", [1100, *(pytest.param(n, marks=full) for n in (700, 1024, 3000))]

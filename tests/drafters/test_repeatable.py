@@ -180,6 +180,7 @@ def text_differs(*call) -> bool:
 # Text and trees -----------------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @each_sampler
 @each_drafter
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def some_ends(model: str, sampler: str) -> tuple[int, ...]:
     return tuple({row[i] for row, i in zip(alone(model, sampler), (3, 5, 13), strict=False)})
 
 
+@pytest.mark.each_value
 @each_method_on("llama", "llama-bf16", "qwen3-bf16", "qwen3.5")
 def test_every_method_in_places_that_change_hands(model, method):
     """Three places for seven prompts, of which some end early."""

@@ -12,8 +12,8 @@ import torch
 from support import tiny
 from support.checks import SAMPLERS
 from support.listed import BUILD, full
+from support.tiny import Words
 from support.uncopied import counted_only, shapes_of_the_latest_row
-from test_trace import Words
 
 from longdraft import InputError, PrefixCache, PromptFolder, Session, generate, serve, stream
 from longdraft.core import KVCache, PromptSpec

@@ -63,6 +63,7 @@ def texts(events: dict[int, list[Event]]) -> dict[int, list[int]]:
     return {id: [t for e in found for t in e.tokens] for id, found in events.items()}
 
 
+@pytest.mark.each_value
 @each_method_on("llama", "llama-bf16", "mistral-window")
 def test_every_request_has_its_own_sampler(model, method):
     s = Session(tiny.target(exact(model)), BUILD[method](tiny.target(model)), 3, SLOTS)

@@ -22,6 +22,7 @@ from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided
 
 
+@pytest.mark.each_value
 @each_method_on("llama", "llama-bf16", "mistral-window", "llama-kv8", "qwen3.5")
 def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
     """Requests of different lengths, limits, seeds and ends enter and leave at staggered times."""

@@ -37,6 +37,7 @@ def plain_alone(model: str) -> list[list[int]]:
     return [generate(lm, [p], seed=row_seed(SEED, b), **OPTIONS)[0] for b, p in enumerate(prompts)]
 
 
+@pytest.mark.each_value
 @each_method_on(*MODELS)
 def test_three_rows_say_what_each_says_alone(model, method):
     lm = tiny.target(exact(model))

@@ -14,6 +14,7 @@ from longdraft import InputError, generate, stream
 INSIDE = {"llama": (70, 31), "gpt-oss": (70, 31, 50), "mistral-window": (24, 1, 70)}
 
 
+@pytest.mark.each_value
 @each_method_on(*INSIDE)
 def test_an_end_token_inside_an_accepted_branch(model, method):
     check_eos(BUILD[method], model, INSIDE[model])
@@ -62,6 +63,7 @@ def test_short_prompts(model, method, sampler):
         check_lossless(BUILD[method], model, sampler, lengths)
 
 
+@pytest.mark.each_value
 @each_method_on("llama", "gpt-oss", "mistral-window")
 def test_the_last_position_of_the_model(method, model):
     """Rows that end at the very last position, while branches would reach beyond it."""

@@ -20,9 +20,9 @@ sys.path.append(str(Path(__file__).parents[2] / "docs"))
 import models
 
 WORKS = models.WORKS
-# Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs every kind
-# of model with these
-# two methods, and `make test-weekly` with all of them.
+# Of each layout and each kind of layer one, with a tree and a view. Every kind of model runs with
+# these two methods when backends, models or versions changed (tests/changed.py), and weekly with
+# all methods.
 EVERY_KIND_OF_LAYER = [
     "gpt2",
     "opt",
@@ -44,9 +44,8 @@ def test_every_kind_of_layer_runs(kind):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "methods", [FEW, pytest.param(coverage.METHODS, marks=pytest.mark.weekly)], ids=["two", "all"]
-)
+@pytest.mark.weekly
+@pytest.mark.parametrize("methods", [FEW, coverage.METHODS], ids=["two_methods", "all_methods"])
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_every_model_type_runs_or_is_refused(kind, methods):
     record = coverage.examined(kind, methods)

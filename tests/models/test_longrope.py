@@ -44,6 +44,7 @@ def test_plain_decoding_is_transformers_on_both_sides(kind, side):
     assert borders.plain(LM(borders.longrope(kind)), *SIDES[side]) == expected
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("method", "side"),
     [
@@ -56,6 +57,7 @@ def test_methods_are_plain_decoding_on_both_sides(lm, method, side):
     assert not borders.fault(lm, method, *SIDES[side])
 
 
+@pytest.mark.each_value
 @pytest.mark.full
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("method", sorted(set(coverage.METHODS) - {"quantspec"}))

@@ -86,6 +86,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("name", ["llama", "mistral-window"])
 @pytest.mark.parametrize("kind", DRAFTERS)

@@ -208,6 +208,7 @@ def compare(
     assert both.calls >= 4 and both.outputs < 1e-4 and not both.differ
 
 
+@pytest.mark.product
 @each_shape
 @each_kind
 @pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1"])
@@ -216,6 +217,7 @@ def test_one_call_drafts_what_torch_drafts(kind, shape, sampler):
     compare(lm, made(lm, kind), EVERY[sampler], SHAPES[shape])
 
 
+@pytest.mark.product
 @each_kind
 @pytest.mark.parametrize("shape", ["chain", pytest.param("tree, window", marks=full)])
 @pytest.mark.parametrize("sampler", sorted(EVERY.keys() - {"greedy", "T=1"}))
@@ -286,6 +288,7 @@ def test_weights_in_8_bits_are_near(kind, span, build):
         assert float(torch.cosine_similarity(mine, want, dim=-1).min()) > 0.999
 
 
+@pytest.mark.product
 @each_kind
 @pytest.mark.parametrize(
     "shape", ["chain, window", "tree, window", pytest.param("wide tree", marks=full)]

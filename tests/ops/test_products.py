@@ -13,6 +13,8 @@ import pytest
 
 from longdraft.ops import native
 
+# and when the kernels changed (tests/changed.py): each test compiles them for half a minute
+pytestmark = [pytest.mark.full, pytest.mark.weekly]
 SOURCES = Path(native.__file__).parent
 PROGRAM = Path(__file__).parents[1] / "support" / "native_products.cpp"
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
@@ -50,14 +52,12 @@ def run(*command: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.full  # compiling takes half a minute for each build
 @pytest.mark.parametrize(("kind", "width"), [("_avx2", 8), ("_avx512", 16), ("_avx512bf16", 16)])
 def test_every_row_is_right_and_independent_of_the_others(kind, width, tmp_path):
     needs("g++", kind)
     assert run(build("g++", X86[kind], tmp_path)) == (0, f"vectors of {width} floats\n")
 
 
-@pytest.mark.full
 def test_neon_under_an_emulator(tmp_path):
     if platform.machine() == "aarch64":
         assert run(build("g++", [], tmp_path)) == (0, "vectors of 4 floats\n")
@@ -70,7 +70,6 @@ def test_neon_under_an_emulator(tmp_path):
         assert run("qemu-aarch64", program) == (0, "vectors of 4 floats\n")
 
 
-@pytest.mark.full
 def test_clang_compiles_it_without_openmp(tmp_path):
     needs("clang++")
     assert run(build("clang++", X86["_avx2"], tmp_path)) == (0, "vectors of 8 floats\n")
@@ -303,9 +302,6 @@ PLANTED = {
 PAIRED = "pair"
 
 
-@pytest.mark.full
-# and when the kernels change: each is compiled, which takes 14 minutes of a core together
-@pytest.mark.weekly
 @pytest.mark.parametrize("fault", PLANTED)
 def test_it_finds_planted_faults(fault, tmp_path):
     name, right, wrong, found = PLANTED[fault]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import pytest
-from support.covering import covering, pairs, thin
+from support.covering import covering, each_value, pairs, thin
 
 SIZES = {
     "methods x models x samplers x rows": (54, 8, 4, 2),
@@ -46,6 +46,19 @@ def test_only_what_occurs_must_be_covered():
     assert covering(candidates, candidates) == []
 
 
+def test_every_value_occurs_and_none_is_preferred():
+    """54 methods on 5 models: 54 tests, 10 or 11 on each model, also with those of another tier."""
+    candidates = list(product(range(54), range(5)))
+    chosen = [candidates[i] for i in each_value(candidates)]
+    assert sorted(method for method, _ in chosen) == list(range(54))
+    assert set(Counter(model for _, model in chosen).values()) == {10, 11}
+    covered = list(product(range(54), [0]))
+    others = Counter(candidates[i][1] for i in each_value(candidates, covered))
+    assert others.total() == 54 and others[0] == 1  # the covered model is used once more
+    # planted: without one of them, a value is missing
+    assert {method for method, _ in chosen[1:]} != set(range(54))
+
+
 class Item:
     """A test of a product, as far as `thin` knows it."""
 
@@ -78,6 +91,19 @@ def test_what_repeats_pairs_moves_to_the_next_tier():
     assert tiers["daily"] == 8 and 16 <= tiers["full"] <= 18 and tiers.total() == 48
     values = [tuple(x.callspec.params.values()) for x in items]
     assert not missing(values, [i for i, x in enumerate(items) if "weekly" not in x.marks])
+
+
+def test_what_repeats_values_moves_to_the_next_tier():
+    """Of 6 x 4 tests, those of the first two values of `a` are in `make test`."""
+    items = [
+        Item({"a": a, "b": b}, "each_value", *(["full"] if a > 1 else []))
+        for a, b in product(range(6), range(4))
+    ]
+    thin(items)
+    daily = [x.callspec.params for x in items if "full" not in x.marks]
+    kept = [x.callspec.params for x in items if "weekly" not in x.marks]
+    assert len(daily) == 4 and {x["b"] for x in daily} == {0, 1, 2, 3}
+    assert len(kept) == 10 and {x["a"] for x in kept if x not in daily} == set(range(6))
 
 
 def test_other_tests_stay_where_they_are():

@@ -27,6 +27,7 @@ import peers  # noqa: E402
 import qwen_coder  # noqa: E402
 import smollm2  # noqa: E402
 import summary  # noqa: E402
+import tests_page  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("README.md")]
@@ -369,9 +370,14 @@ def test_llama_cpp_has_the_better_kind_of_attention_and_says_how_it_was_built():
     assert "| llama.cpp (wheel) | the wheel of xllamacpp, for any processor | SSE3 |" in text
 
 
-def test_every_test_file_is_in_the_table_of_guarantees():
-    tests = ROOT / "tests"
-    named = re.findall(r"`(\w+/test_\w+\.py)`", (tests / "README.md").read_text(encoding="utf-8"))
-    assert set(named) == {
-        f"{p.parent.name}/{p.name}" for p in tests.glob("*/test_*.py") if p.parent.name != "page"
-    }
+def test_the_table_of_test_files_is_from_their_docstrings(tmp_path):
+    assert tests_page.main(["--check"]) == 0
+    new = tmp_path / "core" / "test_new.py"
+    new.parent.mkdir()
+    new.write_text('"""One | line\nand its end.\n\nMore."""\n')
+    text = tests_page.PAGE.read_text(encoding="utf-8")
+    assert tests_page.page(text, tmp_path) != text
+    assert [*tests_page.rows(tmp_path)] == [("`core/test_new.py`", "One \\| line and its end.")]
+    new.write_text("x = 1\n")
+    with pytest.raises(ValueError, match=r"test_new\.py has no docstring"):
+        tests_page.page(text, tmp_path)

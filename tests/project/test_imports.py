@@ -19,7 +19,7 @@ from diagram import DATA, FACADE, ROOMS, SRC, imports, modules, room
 
 INSIDE = sorted(modules().keys() - {FACADE})
 ORDER = list(ROOMS)
-ABOVE_THE_LOOP = ORDER[ORDER.index("engine") :]  # rooms that may turn gradients off
+ABOVE_THE_LOOP = ORDER[ORDER.index("prompts") :]  # rooms that may turn gradients off
 
 
 def imported_by(*rooms: str) -> list[tuple[str, str]]:

@@ -75,10 +75,12 @@ def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
     [
         (["README.md", "src/longdraft/core/tree.py"], []),
         (["src/longdraft/ops/native/draw.h"], ["haswell", "asan", "products"]),
-        (["src/longdraft/backends/native/step.py"], ["haswell", "asan", "oldest"]),
-        (["src/longdraft/backends/latent.py"], ["oldest"]),
-        (["pyproject.toml", "setup.py"], ["haswell", "asan", "products", "oldest"]),
-        (None, ["haswell", "asan", "products", "oldest"]),
+        (["src/longdraft/backends/native/step.py"], ["haswell", "asan", "gpu", "kinds", "oldest"]),
+        (["src/longdraft/backends/latent.py"], ["gpu", "kinds", "oldest"]),
+        (["src/longdraft/models/lm.py"], ["kinds"]),
+        (["pyproject.toml", "setup.py"], ["haswell", "asan", "kinds", "oldest"]),
+        (["src/longdraft/ops/triton/kernels.py"], ["gpu"]),
+        (None, [*changed.PARTS]),
     ],
 )
 def test_slow_parts_follow_what_changed(files, parts):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import tiny
 from support.listed import BUILD, each_method_on, exact, read_in_any_parts
+from support.tiny import Words
 
 from longdraft import Sampler, Session, generate
 from longdraft.drafters import AdaptiveDraft, Drafter
@@ -25,15 +26,6 @@ from longdraft.recording.trace import Lane, Node, Recorder, Round, Trace, edges,
 from longdraft.views.base import View
 
 NEW = 14
-
-
-class Words:
-    """A tokenizer whose tokens are numbers."""
-
-    backend_tokenizer = None
-
-    def decode(self, tokens, **options) -> str:
-        return " ".join(map(str, tokens))
 
 
 def rounds_of(

@@ -1,11 +1,11 @@
 """Covering arrays: of a product of test parameters, a few combinations in which every pair of
-values occurs.
+values, or every value, occurs.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import combinations
 
 import pytest
@@ -53,34 +53,61 @@ def _agreeing(candidates: Sequence[Values]) -> list[list[int]]:
     return list(groups.values())
 
 
-def thin(items: Iterable[pytest.Item]) -> None:
-    """Move tests of products that repeat pairs of values to the next tier: from `make test` to
-    `full` to `weekly`.
+def each_value(candidates: Sequence[Values], covered: Iterable[Values] = ()) -> list[int]:
+    """Indices of candidates in which every value of every axis occurs.
 
-    Only functions with the mark `product` are thinned. Every pair of their parameters is still
-    tested on each commit.
+    Greedy: the candidate with the most new values; of these, the one whose values are used least,
+    also by `covered`.
     """
-    functions = defaultdict[str, list[pytest.Item]](list)
+    used = Counter(value for values in covered for value in enumerate(values))
+    missing = {value for values in candidates for value in enumerate(values)}
+    chosen: list[int] = []
+
+    def gain(i: int) -> tuple[int, int]:
+        values = set(enumerate(candidates[i]))
+        return len(values & missing), -sum(used[value] for value in values)
+
+    while missing:
+        best = max(range(len(candidates)), key=gain)
+        chosen.append(best)
+        used.update(enumerate(candidates[best]))
+        missing -= set(enumerate(candidates[best]))
+    return sorted(chosen)
+
+
+CHOICES = {"product": covering, "each_value": each_value}  # by mark
+
+
+def thin(items: Iterable[pytest.Item]) -> None:
+    """Move tests that repeat pairs of values (the mark `product`) or values (`each_value`) to the
+    next tier: from `make test` to `full` to `weekly`.
+
+    Every pair of a function's parameters is still tested on each commit; or every value is, in both
+    of the first tiers, in other combinations.
+    """
+    functions = defaultdict[tuple[str, str], list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("product"):
-            functions[item.nodeid.split("[")[0]].append(item)
-    for product in functions.values():
+        for mark in CHOICES:
+            if item.get_closest_marker(mark):
+                functions[mark, item.nodeid.split("[")[0]].append(item)
+    for (mark, _), product in functions.items():
         daily = [item for item in product if not item.get_closest_marker("full")]
-        kept = _kept(daily, [])
-        rest = [item for item in product if id(item) not in set(map(id, kept))]
-        kept += _kept(rest, kept)
-        daily_ids = set(map(id, daily))
-        kept_ids = set(map(id, kept))
-        for item in product:
-            if id(item) not in kept_ids:
-                item.add_marker("full")
+        first = _kept(CHOICES[mark], daily, [])
+        first_ids = set(map(id, first))
+        rest = [item for item in product if id(item) not in first_ids]
+        second_ids = set(map(id, _kept(CHOICES[mark], rest, first)))
+        for item in rest:
+            item.add_marker("full")
+            if id(item) not in second_ids:
                 item.add_marker("weekly")
-            elif id(item) not in daily_ids:
-                item.add_marker("full")
 
 
-def _kept(items: list[pytest.Item], covered: list[pytest.Item]) -> list[pytest.Item]:
-    return [items[i] for i in covering([_values(x) for x in items], [_values(x) for x in covered])]
+def _kept(
+    choice: Callable[[Sequence[Values], Iterable[Values]], list[int]],
+    items: list[pytest.Item],
+    covered: list[pytest.Item],
+) -> list[pytest.Item]:
+    return [items[i] for i in choice([_values(x) for x in items], [_values(x) for x in covered])]
 
 
 def _values(item: pytest.Item) -> Values:

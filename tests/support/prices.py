@@ -8,6 +8,7 @@ from typing import Any
 
 from longdraft.core import CaptureSpec
 from longdraft.drafters import Drafter
+from longdraft.drafters.price import Lengths
 
 
 @dataclass
@@ -26,16 +27,16 @@ class Stated:
     more: Callable[[int], float] = lambda rows: 1.0
     corrects: bool = False
 
-    def plain(self, seqs: Any) -> float:
+    def plain(self, lengths: Lengths) -> float:
         return 1.0
 
-    def verify(self, seqs: Any, nodes: int, spec: CaptureSpec) -> float:
+    def verify(self, lengths: Lengths, nodes: int, spec: CaptureSpec) -> float:
         return 1 + self.node * (nodes - 1) + (self.look if spec.rows or spec.hidden else 0.0)
 
-    def draft(self, drafter: Drafter, seqs: Any, depth: int, width: int) -> float:
-        return (self.fixed + self.each * depth) * self.more(len(seqs.length))
+    def draft(self, drafter: Drafter, lengths: Lengths, depth: int, width: int) -> float:
+        return (self.fixed + self.each * depth) * self.more(lengths.rows)
 
-    def ready(self, drafter: Drafter, seqs: Any) -> float:
+    def ready(self, passes: Any) -> float:
         return self.once
 
     anchored = True

@@ -224,3 +224,12 @@ def corpus() -> data.Corpus:
     return data.Corpus(
         tokens, groups, groups, ["a", "b", "c"], ["a", "b", "c"], ["code", "code", "book"]
     )
+
+
+class Words:
+    """A tokenizer whose tokens are numbers."""
+
+    backend_tokenizer = None
+
+    def decode(self, tokens, **options) -> str:
+        return " ".join(map(str, tokens))

@@ -63,6 +63,7 @@ def best_chunks(
     return sorted(c * chunk + i for c in taken for i in range(chunk)), tail_start
 
 
+@pytest.mark.product
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("score", SCORERS)

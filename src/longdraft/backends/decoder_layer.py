@@ -1,75 +1,205 @@
-"""The decoder layer that native kernels compute: which of Transformers' modules it has, and their
-sizes.
+"""A decoder layer as data: its norms, projections, rotation, attention and MLP.
 
-`stock` checks a model by this list, and `native` gives the kernels its modules: Layer in
-ops/native/interface.h has a field for each of them, and ops/native/forward.h computes with it.
+`describe` finds this in the modules of a model. What computes a layer, counts its weights or checks
+their shapes reads it from here. The default of a field means that a layer has none of it; a backend
+names the fields that it reads, and `unread` finds what it would leave out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Part:
-    """A linear layer or a norm. field: of the kernels' Layer. path: of its module, below
-    Transformers' decoder layer.
+class Linear:
+    """A product with a matrix, plus a bias if the module has one.
 
-    size: names of Sizes' fields: (outputs, inputs) of a linear layer, (numbers,) of a norm.
+    name: of the module. shape: (outputs, inputs) by the config.
     """
 
-    field: str
-    path: str
-    size: tuple[str, ...]
+    module: Any
+    name: str
+    shape: tuple[int, ...]
 
     @property
-    def name(self) -> str:
-        """Of the module alone."""
-        return self.path.rpartition(".")[2]
-
-    def of(self, layer: Any) -> Any | None:
-        """The module in a decoder layer; None if the layer has none, as Llama has no q_norm."""
-        return reduce(lambda module, name: getattr(module, name, None), self.path.split("."), layer)
-
-    def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        return tuple(getattr(sizes, name) for name in self.size)
+    def numbers(self) -> int:
+        """Of the matrix."""
+        return int(self.module.out_features) * int(self.module.in_features)
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """width: of the residual stream. queries, keys: all heads together. mlp: of the hidden layer.
-    head: one head.
+class Norm:
+    """kind "rms": numbers over their root mean square. They are multiplied by weights, or with
+    plus_one by 1 + weights.
+
+    name: of the module. shape: (numbers,) by the config.
     """
 
-    width: int
-    queries: int
-    keys: int
-    mlp: int
-    head: int
-
-    @staticmethod
-    def of(hf: Any) -> Sizes:
-        """Those that a model's config implies, and its first layer for a head."""
-        c = hf.config
-        head = int(hf.model.layers[0].self_attn.head_dim)
-        heads = c.num_attention_heads * head, c.num_key_value_heads * head
-        return Sizes(c.hidden_size, *heads, c.intermediate_size, head)
+    module: Any
+    name: str
+    shape: tuple[int, ...]
+    eps: float
+    kind: Literal["rms"] = "rms"
+    plus_one: bool = False
 
 
-LINEARS = (
-    Part("q", "self_attn.q_proj", ("queries", "width")),
-    Part("k", "self_attn.k_proj", ("keys", "width")),
-    Part("v", "self_attn.v_proj", ("keys", "width")),
-    Part("o", "self_attn.o_proj", ("width", "queries")),
-    Part("gate", "mlp.gate_proj", ("mlp", "width")),
-    Part("up", "mlp.up_proj", ("mlp", "width")),
-    Part("down", "mlp.down_proj", ("width", "mlp")),
-)
-NORMS = (
-    Part("input_norm", "input_layernorm", ("width",)),
-    Part("mlp_norm", "post_attention_layernorm", ("width",)),
-    Part("q_norm", "self_attn.q_norm", ("head",)),
-    Part("k_norm", "self_attn.k_norm", ("head",)),
-)
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary positions. kind: `rope_type` of the config. frequencies: of each pair of numbers; a
+    head begins with the numbers that are rotated. scaling: of cosines and sines.
+    """
+
+    kind: str
+    frequencies: Tensor
+    scaling: float
+
+    @property
+    def size(self) -> int:
+        """How many numbers of a head are rotated."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """heads, key_heads: how many query heads and key heads. dim: numbers of a head.
+
+    scale: of the scores. q_norm, k_norm: of each head, before the rotation. gated: q has the
+    numbers of a head, then gates: the sigmoid of a gate multiplies a number of the output.
+    window: how many positions a node sees; None: all.
+    """
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    heads: int
+    key_heads: int
+    dim: int
+    scale: float
+    rotation: Rotation | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    gated: bool = False
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta net: a recurrence in place of attention.
+
+    qkv: queries, keys and values before `convolution`, whose outputs go through `activation`.
+    z: gates of the outputs, which `norm` reads beside them. b, a: what beta and the decay are
+    computed from, the latter with log_rate and step_bias.
+    """
+
+    qkv: Linear
+    z: Linear
+    b: Linear
+    a: Linear
+    o: Linear
+    convolution: Any
+    activation: str
+    log_rate: Tensor
+    step_bias: Tensor
+    norm: Norm
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)). activation: "silu", or the name of another's class."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: str
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """x + mixer(input_norm(x)), then the same with `mlp` and its norm."""
+
+    mixer: Attention | DeltaNet
+    mlp: GatedMLP
+    input_norm: Norm
+    mlp_norm: Norm
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [part for part in self._parts() if isinstance(part, Linear)]
+
+    @property
+    def norms(self) -> list[Norm]:
+        return [part for part in self._parts() if isinstance(part, Norm)]
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of one node, without attention to keys."""
+        mixer = self.mixer
+        taps = mixer.convolution.weight.numel() if isinstance(mixer, DeltaNet) else 0
+        return taps + sum(linear.numbers for linear in self.linears)
+
+    def _parts(self) -> Iterator[Any]:
+        for part in (self.mixer, self.mlp, self):
+            yield from (getattr(part, field.name) for field in fields(part))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The layers of a model, with the embedding before them and norm and head behind them."""
+
+    embedding: Linear
+    layers: tuple[DecoderLayer, ...]
+    norm: Norm
+    head: Linear
+    rotation: Rotation
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
+
+    @property
+    def delta_nets(self) -> list[DeltaNet]:
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaNet)]
+
+    @property
+    def norms(self) -> list[Norm]:
+        return [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
+
+
+def unread(part: Any, read: Mapping[type, Collection[str]]) -> list[str]:
+    """What a backend that reads these fields of a description would leave out: kinds of parts that
+    it does not know, and fields without their default.
+    """
+    kind = type(part)
+    if kind not in read:
+        return [kind.__name__]
+    left = list[str]()
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.name not in read[kind]:
+            default = field.default
+            left += [] if default is not MISSING and value == default else [field.name]
+        elif is_dataclass(value):
+            left += unread(value, read)
+    return left
+
+
+# The fields of a layer like Llama's, which every kernel of ours reads.
+LLAMA_LIKE: Mapping[type, frozenset[str]] = {
+    DecoderLayer: frozenset({"mixer", "mlp", "input_norm", "mlp_norm"}),
+    Attention: frozenset(
+        {"q", "k", "v", "o", "heads", "key_heads", "dim", "scale", "rotation", "q_norm", "k_norm"}
+    ),
+    GatedMLP: frozenset({"gate", "up", "down", "activation"}),
+    Linear: frozenset({"module", "name", "shape"}),
+    Norm: frozenset({"module", "name", "shape", "eps"}),  # of the default kind
+    Rotation: frozenset({"kind", "frequencies", "scaling"}),
+}

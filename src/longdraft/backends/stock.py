@@ -4,22 +4,15 @@ code.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
-from transformers.activations import ACT2FN
-
-from longdraft.backends.decoder_layer import LINEARS, NORMS, Sizes
+from longdraft.backends.decoder_layer import Decoder
+from longdraft.backends.describe import described
 from longdraft.backends.layer_configs import layer_configs
-from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
+from longdraft.backends.packed_linear import PackedLinear
 from longdraft.errors import InputError
-
-FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-PLAIN = {nn.Linear, PackedLinear, EightBitInputs, nn.Embedding, nn.ModuleList}
-RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks only record
-SILU = {nn.SiLU, type(ACT2FN["silu"])}
+from longdraft.families import family_of
 
 
 def refuse(hf: Any, windows: Mapping[int, object]) -> None:
@@ -48,9 +41,10 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
                 f"this {kind} has a sliding_window of {window} in layer {layer}: it must "
                 "be 1 or more"
             )
-    if not is_stock(hf):
+    decoder = stock_decoder(hf)
+    if decoder is None:
         return
-    for name, actual, expected in _shapes(hf):
+    for name, actual, expected in _shapes(decoder, c.num_hidden_layers):
         if actual != expected:
             wrong, right = ("x".join(map(str, shape)) for shape in (actual, expected))
             raise InputError(
@@ -58,31 +52,30 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
                 f"{right}: use weights and a config"
                 " that belong together"
             )
-    rotary = hf.model.rotary_emb
-    dim = hf.model.layers[0].self_attn.head_dim
-    if 2 * len(rotary.inv_freq) != dim:
+    rotated = decoder.rotation.size
+    dim = decoder.attentions[0].dim
+    if rotated != dim:
         raise InputError(
-            f"this {kind} rotates {2 * len(rotary.inv_freq)} of a head's {dim} dimensions, "
+            f"this {kind} rotates {rotated} of a head's {dim} dimensions, "
             f"but {kind} rotates all of"
             " them: remove partial_rotary_factor from its config.json"
         )
 
 
-def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """(name, shape, shape by the config) of every weight, bias and norm that a model of FAMILY
-    computes with.
+def _shapes(
+    decoder: Decoder, layers: int
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """(name, shape, shape by the config) of every weight, bias and norm of a decoder that has this
+    many layers by its config.
     """
-    c = hf.config
-    model = hf.model
-    sizes = Sizes.of(hf)
-    yield "list of layers", (len(model.layers),), (c.num_hidden_layers,)
-    yield from _module("embed_tokens", model.embed_tokens, (c.vocab_size, sizes.width))
-    yield from _module("lm_head", hf.lm_head, (c.vocab_size, sizes.width))
-    yield from _module("norm", model.norm, (sizes.width,))
-    for i, layer in enumerate(model.layers):
-        yield f"layer {i}'s head", (layer.self_attn.head_dim,), (sizes.head,)
-        for part in (*LINEARS, *NORMS):
-            yield from _module(f"layer {i}'s {part.name}", part.of(layer), part.shape(sizes))
+    yield "list of layers", (len(decoder.layers),), (layers,)
+    for part in (decoder.embedding, decoder.head, decoder.norm):
+        yield from _module(part.name, part.module, part.shape)
+    first = decoder.attentions[0]
+    for i, (layer, attention) in enumerate(zip(decoder.layers, decoder.attentions, strict=True)):
+        yield f"layer {i}'s head", (attention.dim,), (first.dim,)
+        for part in (*layer.linears, *layer.norms):
+            yield from _module(f"layer {i}'s {part.name}", part.module, part.shape)
 
 
 def _module(
@@ -97,32 +90,9 @@ def _module(
         yield f"{name}.bias", tuple(bias.shape), shape[:1]
 
 
-def is_stock(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch: no adapter, quantized weight, hook
-    or wrapper.
+def stock_decoder(hf: Any) -> Decoder | None:
+    """The description of a model whose layers are all like Llama's; None for another model, or one
+    with an adapter, a quantized weight of another library, a hook or a wrapper.
     """
-    kind = type(hf)
-    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
-        return False
-    own = sys.modules[kind.__module__]
-    if not all(known(m, own) and not changed(m) for m in hf.modules()):
-        return False
-    norms = {m.variance_epsilon for m in hf.modules() if hasattr(m, "variance_epsilon")}
-    return (
-        norms <= {hf.config.rms_norm_eps}
-        and len({layer.self_attn.scaling for layer in hf.model.layers}) == 1
-    )
-
-
-def known(module: nn.Module, own: Any) -> bool:
-    kind = type(module)
-    activation = kind.__module__ in ("torch.nn.modules.activation", "transformers.activations")
-    return activation or kind in PLAIN or getattr(own, kind.__name__, None) is kind
-
-
-def changed(module: nn.Module) -> bool:
-    # torch has no public list of a module's hooks
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # pyright: ignore[reportPrivateUsage]
-    # Hooks of Transformers and of Architecture only record what passes through.
-    strange = any(not getattr(hook, "__module__", "").startswith(RECORDERS) for hook in hooks)
-    return strange or "forward" in vars(module)
+    family = family_of(hf)
+    return described(hf) if family is not None and family.native == "decoder" else None

@@ -8,9 +8,10 @@ import re
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from longdraft.errors import InputError
+from longdraft.families import QWEN3, QWEN3_5
 from longdraft.models.lm import LM
 from longdraft.models.loading import DTYPES
 
@@ -71,8 +72,8 @@ def random_model(
     return LM(hf.to(device=device, dtype=DTYPES[dtype]), f"random {shape}")
 
 
-def _dense(layers: int, hidden: int, common: dict[str, Any]) -> Qwen3Config:
-    return Qwen3Config(
+def _dense(layers: int, hidden: int, common: dict[str, Any]) -> Any:
+    return QWEN3.config_class(
         hidden_size=hidden,
         intermediate_size=max(HEAD, round(2.75 * hidden / HEAD) * HEAD),
         num_hidden_layers=layers,
@@ -84,9 +85,9 @@ def _dense(layers: int, hidden: int, common: dict[str, Any]) -> Qwen3Config:
     )
 
 
-def _hybrid(layers: int, hidden: int, common: dict[str, Any]) -> Qwen3_5TextConfig:
+def _hybrid(layers: int, hidden: int, common: dict[str, Any]) -> Any:
     heads = hidden // (2 * HEAD)
-    return Qwen3_5TextConfig(
+    return QWEN3_5.config_class(
         hidden_size=hidden,
         intermediate_size=7 * hidden // 2,
         num_hidden_layers=layers,

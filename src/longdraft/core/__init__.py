@@ -1,5 +1,6 @@
-"""Trees, caches, sampling and verification: what a decoding step is made of, without any model or
-drafter.
+"""The parts of a decoding step that know no model and no drafter.
+
+Trees, caches, sampling and verification.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
@@ -20,9 +21,9 @@ from longdraft.ops import coded
 
 @dataclass
 class _Store:
-    """Each layer's k and v [B,K,S,D], or uint8 [B,K,S,width] for codes, allocated at its first
-    write.
+    """The buffers of each layer, allocated at its first write.
 
+    k and v [B,K,S,D], or uint8 [B,K,S,width] for codes.
     numbers: for each layer the key heads, the D of its keys and of its values, and their dtype
     before they are encoded.
     """
@@ -41,8 +42,9 @@ class _Store:
         self.states = [RowStates() for _ in range(self.batch)]
 
     def reserve(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's buffers, with at least `end` slots; k and v give the shape and dtype of new
-        ones.
+        """The layer's buffers, with at least `end` slots.
+
+        k and v give the shape and dtype of new buffers.
         """
         slots = self.slots if end <= self.slots else end + end // 4
         old = self.layers.get(layer)
@@ -50,46 +52,46 @@ class _Store:
             new = [self._buffer(x, slots) for x in (k, v)]
             for a, b in zip(new, old or (), strict=False):
                 a[:, :, : b.shape[2]] = b
-            self.layers[layer], self.allocations = (new[0], new[1]), self.allocations + 1
+            self.layers[layer] = (new[0], new[1])
+            self.allocations += 1
             self.numbers[layer] = k.shape[1], k.shape[3], v.shape[3], k.dtype
         self.slots = slots  # only once the allocation has succeeded
         return self.layers[layer]
 
     def _buffer(self, x: Tensor, slots: int) -> Tensor:
-        size, dtype = (
-            (coded.width(x.shape[3], self.bits), torch.uint8)
-            if self.bits
-            else (x.shape[3], x.dtype)
-        )
+        size = x.shape[3]
+        dtype = x.dtype
+        if self.bits:
+            size = coded.width(size, self.bits)
+            dtype = torch.uint8
         return zeros((self.batch, x.shape[1], slots, size), dtype, x.device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU they take memory only where they are written: a cache may have room for far
-    more than is used.
+    """A tensor of zeros, which on a CPU takes memory only where it is written.
+
+    A cache may have room for far more slots than are used.
     """
     size = prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
-        return torch.frombuffer(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS), dtype=dtype).view(
-            shape
-        )
+        memory = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
     except OSError as error:  # what torch would raise
         raise MemoryError(f"there is no memory for {size} bytes of keys and values") from error
 
 
 class KVCache(Rewinding):
-    """Slots [0, length) of a row are committed; later slots are scratch: drafts write there,
-    verification overwrites.
+    """The keys and values of a batch: slots [0, length) of a row are committed, later ones scratch.
 
-    A committed slot's index is its token's position in the sequence. length [B]. planned [B]: how
-    many slots the row's text may fill, by which some models choose its rotations; it stays while
-    the row holds keys.
-    bits: 8 if keys and values are stored as codes (ops/coded.py); 0: unchanged. Scratch is encoded
-    too, so a node reads the same numbers of its ancestors whether they are committed or not.
-    Recurrent layers have states instead (states.py), which cannot be shortened by a number alone:
-    `truncate` does that.
+    Drafts write to scratch slots, and verification overwrites them. A committed slot's index is its
+    token's position in the sequence. length [B]. planned [B]: how many slots the row's text may
+    fill, by which some models choose its rotations; it stays while the row holds keys. bits: 8 if
+    keys and values are stored as codes (ops/coded.py); 0: unchanged. Scratch is encoded too, so a
+    node reads the same numbers of its ancestors whether they are committed or not. Recurrent layers
+    have states instead (states.py), which cannot be shortened by a number alone: `truncate` does
+    that.
     """
 
     _known_addresses: tuple[tuple[Any, ...], list[tuple[int, int, int]]] | None = None
@@ -136,8 +138,9 @@ class KVCache(Rewinding):
         return coded.decode(k, self.bits, key, dtype), coded.decode(v, self.bits, value, dtype)
 
     def stored(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
-        """One row's keys and values as they are stored: what `read` returns, or codes uint8
-        [K,S,width].
+        """One row's stored keys and values, undecoded.
+
+        The tensors that `read` returns, or codes uint8 [K,S,width].
         """
         k, v = self._store.layers[layer]
         return k[self._first + b], v[self._first + b]
@@ -148,14 +151,16 @@ class KVCache(Rewinding):
 
     @property
     def shapes(self) -> dict[int, tuple[int, int, int, torch.dtype]]:
-        """For each layer its key heads, the numbers of a key and of a value, and their dtype before
-        any coding.
+        """Each layer's key heads, the sizes of a key and of a value, and their dtype.
+
+        The dtype is that before any coding.
         """
         return dict(self._store.numbers)
 
     def allocate(self, shapes: dict[int, tuple[int, int, int, torch.dtype]], end: int = 0) -> None:
-        """Allocate the layers that were not written yet, so that `stored` has them with at least
-        `end` slots. shapes: those of such a cache.
+        """Allocate the layers that were not written yet, with at least `end` slots.
+
+        Then `stored` has them. shapes: the `shapes` of such a cache.
         """
         for layer, (heads, key, value, dtype) in shapes.items():
             k, v = (
@@ -169,16 +174,15 @@ class KVCache(Rewinding):
         return sum(self.slot_bytes(layer) for layer in self.layers) * length
 
     def slot_bytes(self, layer: int, bits: int = 0) -> int:
-        """Bytes of one slot's key and value in this layer as they are stored, or as codes of this
-        many bits.
+        """Bytes of one slot's key and value in this layer.
+
+        As they are stored, or as codes of this many bits.
         """
         heads, key, value, dtype = self._store.numbers[layer]
         bits = bits or self.bits
-        return heads * (
-            coded.width(key, bits) + coded.width(value, bits)
-            if bits
-            else (key + value) * dtype.itemsize
-        )
+        if bits:
+            return heads * (coded.width(key, bits) + coded.width(value, bits))
+        return heads * (key + value) * dtype.itemsize
 
     def write(self, layer: int, k: Tensor, v: Tensor, starts: list[int]) -> None:
         """Write k, v [B,K,W,D] to the W slots of each row that begin at starts[b]."""
@@ -194,11 +198,10 @@ class KVCache(Rewinding):
     def pointers(
         self, end: int, layers: Sequence[int], heads: int, dim: int, dtype: torch.dtype
     ) -> list[tuple[int, int, int]]:
-        """For each of these layers, with at least `end` slots: the addresses of row 0 in k and in
-        v, and a row's slots.
+        """The addresses of row 0 in k and in v, and a row's slots, for each of these layers.
 
-        The same list object is returned until a buffer moves. Raises InputError for keys of another
-        shape or dtype.
+        Every buffer then has at least `end` slots. The same list object is returned until a buffer
+        moves. Raises InputError for keys of another shape or dtype.
         """
         shape = tuple(layers), heads, dim, dtype
         known = self._known_addresses
@@ -215,19 +218,20 @@ class KVCache(Rewinding):
             for held in self._store.numbers.values():
                 if held != (heads, dim, dim, dtype):
                     raise InputError(
-                        f"this cache holds {held[0]} key heads of size {held[1]} in "
-                        f"{held[3]}, but the model has"
-                        f" {heads} of size {dim} in {dtype}: give each model its own cache"
+                        f"this cache holds {held[0]} key heads of size {held[1]} in {held[3]}, "
+                        f"but the model has {heads} of size {dim} in {dtype}: "
+                        "give each model its own cache"
                     )
-            for x in (x for pair in buffers for x in pair):
-                if len(x) < self._first + len(self.length) or not x.is_contiguous():
+            for buffer in chain.from_iterable(buffers):
+                if len(buffer) < self._first + len(self.length) or not buffer.is_contiguous():
                     raise ValueError(
-                        f"a cache buffer of shape {tuple(x.shape)} has too few rows or is "
+                        f"a cache buffer of shape {tuple(buffer.shape)} has too few rows or is "
                         "not contiguous"
                     )
             row = self._first
             addresses = [(k[row].data_ptr(), v[row].data_ptr(), k.shape[2]) for k, v in buffers]
-            known = self._known_addresses = (self._store.allocations, *shape), addresses
+            known = (self._store.allocations, *shape), addresses
+            self._known_addresses = known
         return known[1]
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
@@ -241,11 +245,10 @@ class KVCache(Rewinding):
         return self._known_table[1]
 
     def keep(self, path: Tensor, count: Tensor) -> None:
-        """Commit scratch nodes path [B,A], ascending, of which the first count [B] are real, as the
-        next tokens.
+        """Commit the first count [B] of the scratch nodes path [B,A] as the next tokens.
 
-        Ascending means path[i] >= i, so rows can be compacted in place. The path of a chain is in
-        place already, and nothing is copied.
+        path is ascending, which means path[i] >= i, so rows can be compacted in place. The path of
+        a chain is in place already, and nothing is copied.
         """
         steps = torch.arange(path.shape[1], device=path.device)
         moves = ((path != steps) & (steps < count[:, None])).any(1)
@@ -260,9 +263,7 @@ class KVCache(Rewinding):
         self.length += count
 
     def wipe(self, begin: int, end: int) -> None:
-        """Write zeros to slots [begin, end) of the rows, so that nothing of an earlier text is left
-        there.
-        """
+        """Write zeros to slots [begin, end) of the rows, which erases an earlier text."""
         rows = slice(self._first, self._first + len(self.length))
         for buffers in self._store.layers.values():
             for x in buffers:
@@ -270,7 +271,8 @@ class KVCache(Rewinding):
 
     def move(self, source: int, to: int) -> None:
         """Copy row `source` over row `to`."""
-        self.length[to], self.planned[to] = self.length[source], self.planned[source]
+        self.length[to] = self.length[source]
+        self.planned[to] = self.planned[source]
         n = int(self.length[to])
         for buffers in self._store.layers.values():
             for x in buffers:
@@ -279,7 +281,7 @@ class KVCache(Rewinding):
 
     @contextmanager
     def rollback(self) -> Generator[None]:
-        """What is committed inside the block is scratch again after it."""
+        """Commits inside the block are undone after it: the slots become scratch again."""
         saved = self.length.clone()
         with self.holding():
             try:
@@ -289,8 +291,9 @@ class KVCache(Rewinding):
 
     @contextmanager
     def reopen(self, count: int) -> Generator[None]:
-        """Inside the block the last `count` committed slots are scratch; after it they are restored
-        bit for bit.
+        """Makes the last `count` committed slots scratch inside the block.
+
+        After it they are restored bit for bit.
         """
         ends = self.length.tolist()
         spans = [
@@ -308,9 +311,10 @@ class KVCache(Rewinding):
 
     @contextmanager
     def reopen_from(self, first: int) -> Generator[int]:
-        """As `reopen`, of a single row: from slot `first` on, or where its states cannot be taken
-        back that far, from the nearest later slot whose states are kept -> which slot it is, the
-        row's length if there is none before.
+        """Like `reopen`, for a single row, from slot `first` on -> the first slot that is reopened.
+
+        Where the row's states cannot be taken back that far, it is the nearest later slot whose
+        states are kept, or the row's length if there is none before.
         """
         first = self.earliest(first)
         with self.reopen(int(self.length[0]) - first):

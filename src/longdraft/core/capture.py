@@ -1,4 +1,4 @@
-"""What a forward pass is requested to keep for drafters, and what it kept."""
+"""Requests to a forward pass to keep scores or states for drafters, and the tensors it kept."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class CaptureSpec:
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """A request to a prefill: the states of the last `count` tokens after these layers, as in
-    CaptureSpec.hidden.
+    """A request to a prefill: states of the last `count` tokens after the layers `hidden`.
+
+    Layers are numbered as in CaptureSpec.hidden.
     """
 
     hidden: tuple[int, ...] = ()
@@ -55,15 +56,15 @@ class PromptSpec:
 
     @staticmethod
     def union(specs: Iterable[PromptSpec]) -> PromptSpec:
-        """What satisfies all of these requests."""
+        """The smallest request that satisfies all of these."""
         requests = list(specs)
-        hidden = {layer for spec in requests for layer in spec.hidden}
+        hidden = set[int]().union(*(spec.hidden for spec in requests))
         return PromptSpec(tuple(sorted(hidden)), max((spec.count for spec in requests), default=0))
 
 
 @dataclass
 class Captures:
-    """What a pass kept of what its spec requests.
+    """The scores and states that a pass kept, as its spec requests.
 
     scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}; covered [B]: how many slots were
     scored; states {layer: [B,W,d]}. A speculative step adds, for drafters: the target, the logits

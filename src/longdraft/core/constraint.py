@@ -1,4 +1,4 @@
-"""What a sampler asks of a constraint on the text that a row generates, such as a JSON schema."""
+"""The protocol of a constraint on the text that a row generates, such as a JSON schema."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from longdraft.core.tree import Tree
 
 
 class Constraint(Protocol):
-    """The tokens that may follow a node depend on the tokens generated up to it, on its own path,
-    and on nothing else.
+    """Limits the tokens that may follow a node.
 
-    about: what it is, in a few words.
+    They depend on the tokens generated up to the node, on its own path, and on nothing else.
+    about: the constraint in a few words.
     """
 
     about: str
@@ -28,21 +28,20 @@ class Constraint(Protocol):
         ...
 
     def forced(self, rows: Rows) -> list[list[int]]:
-        """For each row, the tokens that it will emit next whatever the logits are: none, one or
-        several.
+        """For each row, the tokens that it must emit next: none, one or several.
+
+        They are the same for any logits.
         """
         ...
 
     def failure(self, rows: Rows, row: int) -> str:
-        """Why the text of a row is not what the constraint asks for although it has ended; empty:
-        it is, or goes on.
+        """The reason why a row's ended text does not satisfy the constraint, or an empty string.
 
-        A text that was cut at the row's limit has not ended.
+        It is empty if the text satisfies the constraint or goes on. A text that was cut at the
+        row's limit has not ended.
         """
         ...
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
-        """Begin to compute what `masked` will be asked of this tree, beside the pass that computes
-        its logits.
-        """
+        """Begin computing what `masked` needs for this tree, while the pass computes its logits."""
         ...

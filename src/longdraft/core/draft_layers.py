@@ -1,4 +1,4 @@
-"""A drafter's own layers as backends see them, and what they make of them."""
+"""A drafter's own layers, as data for backends, and the protocol of the compiled layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from longdraft.core.tree import Tree
 
 @dataclass(frozen=True)
 class DraftLayer:
-    """A Llama-like layer: attention, then an MLP. input_norm None: attention reads what the stream
-    begins with.
+    """A Llama-like layer: attention, then an MLP.
 
-    A layer of keys only has k and v.
+    input_norm None: attention reads the stream's initial value. A layer of keys only has k and v.
     """
 
     k: nn.Linear
@@ -35,8 +34,7 @@ class DraftLayer:
 
 @dataclass(frozen=True)
 class DraftLayers:
-    """Layers over their own keys, from what the residual stream begins with to logits of the
-    target's tokens.
+    """Layers with their own keys, from the start of the residual stream to the target's logits.
 
     starts: "given": with what the caller passes. "fused": with fuse [token; feature], each after
     its norm.
@@ -72,7 +70,7 @@ class DraftLayers:
 
 @dataclass(frozen=True)
 class DraftKeys:
-    """Where the keys of draft layers lie, with room for the nodes of a pass after them.
+    """Addresses of the keys of draft layers, with room for the nodes of a pass after them.
 
     places: for each layer the addresses of the first row's keys and values [B,K,slots,D], and the
     slots of a row. length [B]: slots of each row that hold keys; None with a ring. tail [B], sink:
@@ -88,8 +86,9 @@ class DraftKeys:
 
 
 class CompiledLayers(Protocol):
-    """Computes the passes of draft layers. Its numbers may differ from those of the modules by
-    rounding.
+    """Computes the passes of draft layers.
+
+    Its numbers may differ from those of the modules by rounding.
     """
 
     def forward(
@@ -103,9 +102,9 @@ class CompiledLayers(Protocol):
         sources: bool = False,
         logits: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Nodes [start, size) at position [B,W], after features [B,W,d] -> (next features [B,W,d],
-        logits).
+        """Compute nodes [start, size) at position [B,W] after features [B,W,d].
 
+        Returns the next features [B,W,d] and the logits.
         mask: bool [B,W,size], the nodes that each sees; with a ring [B,W,ring+size]. sources: the
         features are what `fuse` makes features of. logits: of this many last nodes
         [B,logits,known], 0 for all; None: none.
@@ -121,9 +120,9 @@ class CompiledLayers(Protocol):
         draws: ChainDraws,
         seen: Tensor | None,
     ) -> Tensor:
-        """A chain below the roots [B], given the layers' output [B,1,d] for the roots -> its tokens
-        [B,count].
+        """Draw a chain below the roots [B] -> its tokens [B,count].
 
+        output [B,1,d]: of the layers, for the roots.
         position [B]: of the first drafted token's node. seen: bool [B,count-1,ring+count-1], with a
         ring.
         """

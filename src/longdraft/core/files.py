@@ -14,7 +14,10 @@ MAX_BYTES = 1 << 24  # a config has a few thousand
 
 
 def read_bytes(file: Path) -> bytes:
-    """What a file or a pipe holds. Raises OSError, also for a device: some never end."""
+    """The content of a file or a pipe.
+
+    Raises OSError, also for a device: some never end.
+    """
     mode = file.stat().st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise OSError(errno.EINVAL, "it is a device", str(file))

@@ -1,5 +1,6 @@
-"""Top-p without sorting the vocabulary: on a CPU a full sort takes a quarter of a decoding step of
-a small model.
+"""Top-p without sorting the vocabulary.
+
+On a CPU a full sort takes a quarter of a decoding step of a small model.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ MORE = 8
 
 
 def nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """logits [N,V] -> the same, with -inf for all but the fewest most likely tokens whose
-    probabilities reach top_p.
+    """logits [N,V], with -inf for all but the fewest most likely tokens that reach top_p together.
 
-    As Transformers' TopPLogitsWarper, up to rounding: that one sums the probabilities of the
+    Equals Transformers' TopPLogitsWarper up to rounding, which sums the probabilities of the
     unlikely tokens. Of tokens with equal logits at the limit, those with the lowest ids are kept,
     as `ops.draw` does; Transformers leaves that to `torch.sort`. A row's result does not depend on
     the other rows.
@@ -41,8 +41,9 @@ def _most_likely(logits: Tensor, top_p: float) -> Tensor:
 
 
 def _first(logits: Tensor, kept: Tensor) -> Tensor:
-    """The tokens of these largest logits, sorted; of the tokens with the last one, those with the
-    lowest ids.
+    """The tokens of these largest logits, sorted.
+
+    Of the tokens with the last logit, those with the lowest ids.
     """
     if not len(kept):  # no number is the largest: there are NaNs
         return torch.empty(0, dtype=torch.long, device=logits.device)

@@ -1,5 +1,6 @@
-"""The options of a function: its parameters that have a default, checked by pydantic against their
-annotations.
+"""The options of a function, which are its parameters that have a default.
+
+They are checked by pydantic against their annotations.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 def _widths(value: Any) -> tuple[int, ...]:
     """Numbers, or text like "4,16,16", as a tuple."""
-    widths = tuple(int(w) for w in (value.split(",") if isinstance(value, str) else value))
+    numbers = value.split(",") if isinstance(value, str) else value
+    widths = tuple(int(number) for number in numbers)
     if not widths or min(widths) < 1 or sum(widths) > MAX_NODES:
         raise ValueError
     return widths
@@ -72,6 +74,7 @@ def read(
     owner: str, model: type[BaseModel], given: Mapping[str, Any], text: bool = False
 ) -> BaseModel:
     """Every option of `model`, at its default where it is not given; text: the values are words.
+
     Raises InputError.
     """
     known = model.model_fields

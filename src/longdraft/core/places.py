@@ -21,25 +21,21 @@ def new_folder(path: Path, option: str = "--out", replaced: Collection[str] | No
         if not folder.is_dir():
             raise InputError(f"{option} is {path}, which exists and is a file: give a new folder")
         with _writable(path, option):
-            odd = (
-                None
-                if replaced is None
-                else next((n for n in os.listdir(folder) if n not in replaced), None)
-            )
+            names = [] if replaced is None else os.listdir(folder)
+        odd = next((name for name in names if name not in (replaced or ())), None)
         if odd is not None:
-            problem = (
-                "exists and is not empty"
-                if not replaced
-                else f"has other files in it, such as {odd}"
-            )
+            problem = f"has other files in it, such as {odd}"
+            if not replaced:
+                problem = "exists and is not empty"
             raise InputError(f"{option}: {path} {problem}: give a new folder, or an empty one")
     _probe(folder.parent, path, option)
     return folder
 
 
 def new_file(path: Path, option: str = "--out") -> Path:
-    """The absolute path of a file that can be written; one that is there may be replaced. Raises
-    InputError.
+    """The absolute path of a file that can be written; one that is there may be replaced.
+
+    Raises InputError.
     """
     file = _named(path, option)
     if file.is_dir():
@@ -51,8 +47,9 @@ def new_file(path: Path, option: str = "--out") -> Path:
 
 
 def _named(path: Path, option: str) -> Path:
-    """The absolute path, without links; the current folder and those around it have no name to be
-    written under.
+    """The absolute path, without links.
+
+    The current folder and the folders around it are refused: they have no name to be written under.
     """
     absolute = Path(os.path.realpath(os.path.expanduser(path)))
     if Path.cwd().is_relative_to(absolute):

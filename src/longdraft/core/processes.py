@@ -24,7 +24,9 @@ _interrupted = threading.Event()
 
 @dataclass(frozen=True)
 class Team:
-    """Every process calls the same methods in the same order; only the first one writes files and
+    """One of several processes that compute together.
+
+    Every process calls the same methods in the same order; only the first one writes files and
     output.
     """
 
@@ -36,8 +38,9 @@ class Team:
         return self.rank == 0
 
     def share(self, parts: int) -> range:
-        """The parts of a step that this process computes. Raises InputError if they cannot be
-        divided evenly.
+        """The parts of a step that this process computes.
+
+        Raises InputError if they cannot be divided evenly.
         """
         if parts % self.size:
             problem = f"{self.size} processes cannot share {parts} parts of a step"
@@ -45,7 +48,10 @@ class Team:
         return range(self.rank, parts, self.size)
 
     def part(self, x: Tensor) -> Tensor:
-        """This process's part of x along its first dimension, which the team's size divides."""
+        """The part of x that this process computes.
+
+        x is divided along its first dimension, which the team's size divides.
+        """
         return x.chunk(self.size)[self.rank]
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
@@ -79,11 +85,10 @@ class Team:
                 dist.barrier()
 
     def agree(self, action: str, *facts: Tensor | int) -> None:
-        """Returns if all processes do `action` next, with the same facts. Otherwise all of them
-        raise InputError.
+        """Returns if all processes do `action` next, with the same facts.
 
-        All raise KeyboardInterrupt if one was interrupted (see `share_interrupts`), so that they
-        stop at one step.
+        Otherwise all of them raise InputError. All raise KeyboardInterrupt if one was interrupted
+        (see `share_interrupts`), so that they stop at one step.
         """
         if self.size == 1:
             return
@@ -100,8 +105,7 @@ class Team:
         if len({digest for _, digest in reports}) > 1:
             raise InputError(
                 f"the {self.size} processes disagree on what to compute next ({action}): "
-                "start them with the same"
-                " arguments, files and versions, on processors of one kind"
+                "start them with the same arguments, files and versions, on processors of one kind"
             )
 
 
@@ -109,8 +113,9 @@ ALONE = Team()
 
 
 def joined(seconds: float | None = None) -> Team:
-    """This process's place among those that `torchrun` started; ALONE otherwise. seconds: how long
-    to wait for others, in every exchange (default: torch's). Raises InputError.
+    """The place of this process among those that `torchrun` started; ALONE otherwise.
+
+    seconds: how long to wait for others, in every exchange (default: torch's). Raises InputError.
     """
     _, size = world()
     if size == 1:
@@ -130,9 +135,7 @@ def joined(seconds: float | None = None) -> Team:
 
 
 def share_interrupts() -> None:
-    """From now on a keyboard interrupt is raised by the next `Team.agree`, in all processes at
-    once.
-    """
+    """Let keyboard interrupts be raised by the next `Team.agree`, in all processes at once."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, lambda number, frame: _interrupted.set())
 

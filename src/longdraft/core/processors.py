@@ -1,6 +1,4 @@
-"""Transformers' own logits processors, applied to every node of a tree along the node's own
-path.
-"""
+"""Applies Transformers' own logits processors to every node of a tree, along its own path."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from longdraft.core.nucleus import nucleus
 from longdraft.core.rows import Rows
 from longdraft.core.tree import Tree
 
-# What a processor reads besides the scores: nothing, or the number of tokens. All others are given
-# the whole path.
+# Processors that read nothing besides the scores, and those that read the number of tokens. All
+# others are given the whole path.
 READS_NOTHING = (
     lp.TemperatureLogitsWarper,
     lp.TopKLogitsWarper,
@@ -77,11 +75,10 @@ def chain(
     vocab: int,
     device: torch.device,
 ) -> list[Any]:
-    """The processors that `generate` applies, in its order, to a prompt of this length that may
-    grow to `total` tokens.
+    """The processors that `generate` applies, in its order.
 
-    vocab and device are part of the cache's key: after their first call some processors keep
-    tensors of that size.
+    The prompt has this length and may grow to `total` tokens. vocab and device are part of the
+    cache's key: after their first call some processors keep tensors of that size.
     """
     options = {name: _thawed(value) for name, value in settings}
     if not eos:
@@ -96,17 +93,17 @@ def chain(
     host: Any = _Host()
     made = list(host._get_logits_processor(config, input_ids_seq_length=prompt, device=str(device)))
     for process in made:
-        if isinstance(
-            process, lp.SequenceBiasLogitsProcessor
-        ):  # its first call changes it: not safe in a thread
+        # its first call changes it, which is not safe in a thread
+        if isinstance(process, lp.SequenceBiasLogitsProcessor):
             ids: Any = torch.zeros(1, 1, dtype=torch.long, device=device)
             process(ids, torch.zeros(1, vocab, device=device))
     return made
 
 
 def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-    """Processed logits [B,W,V] of nodes [start, start+W), each after its own path: committed
-    tokens, then ancestors.
+    """Processed logits [B,W,V] of nodes [start, start+W), each after its own path.
+
+    A path has the committed tokens, then the node's ancestors.
     """
     B, W, V = logits.shape
     device = logits.device
@@ -124,10 +121,9 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
     spans = [
         (n, n + most) for n, most in zip(rows.prompt.tolist(), rows.limit.tolist(), strict=True)
     ]
-    chains = [
-        chain(settings, rows.eos[0], *(s if names & ROW_DEPENDENT else (1, 1)), V, device)
-        for s in spans
-    ]
+    if not names & ROW_DEPENDENT:
+        spans = [(1, 1)] * B
+    chains = [chain(settings, rows.eos[0], *span, V, device) for span in spans]
     return run(chains, logits, tree, rows, start)
 
 
@@ -139,9 +135,9 @@ def run(
     start: int,
     before: tuple[int, ...] = (),
 ) -> Tensor:
-    """logits [B,W,V] of nodes [start, start+W) after each row's processors, which are of the same
-    kinds in all rows.
+    """logits [B,W,V] of nodes [start, start+W) after each row's processors.
 
+    The processors are of the same kinds in all rows.
     before: tokens in front of every row that the processors see, and the model does not.
     """
     B, W, V = logits.shape
@@ -167,9 +163,9 @@ def run(
 
 
 def within(constrained: Tensor, processed: Tensor) -> Tensor:
-    """Processed logits, without the tokens that a constraint excludes; as constrained where nothing
-    else is left.
+    """Processed logits, without the tokens that a constraint excludes.
 
+    Where no other token is left, the logits are those that the constraint gave.
     Some processors give a token that was excluded a score, and some leave a very low one instead of
     -inf.
     """
@@ -186,17 +182,16 @@ def _warped(process: Any, no_ids: Any, logits: Tensor) -> Tensor:
 
 
 def usual(process: Any) -> bool:
-    """Whether a processor that removes tokens keeps at least one, and gives the others no
-    chance.
-    """
+    """Whether a processor that removes tokens keeps one or more, and gives the others no chance."""
     kept = getattr(process, "min_tokens_to_keep", 1)
     filler = getattr(process, "filter_value", -math.inf)
     return kept == 1 and filler == -math.inf
 
 
 def penalized(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N], which
-    may repeat.
+    """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N].
+
+    Tokens may repeat.
     """
     scores = logits.gather(-1, tokens)
     return logits.scatter(-1, tokens, torch.where(scores > 0, scores / penalty, scores * penalty))
@@ -226,32 +221,34 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
 def repeated(
     logits: Tensor, tree: Tree, rows: Rows, start: int, frequency: float, presence: float
 ) -> Tensor:
-    """A copy of logits [B,W,V] in float32, lower by `frequency` for every time that a token was
-    generated before a node's draw, on the node's own path, and by `presence` if it was at all.
+    """A copy of logits [B,W,V] in float32, with the penalties of generated tokens subtracted.
 
+    A token's logit is lower by `frequency` for every time that the token was generated before a
+    node's draw, on the node's own path, and by `presence` if it was generated at all.
     Only the logits of such tokens are computed, and by NumPy: torch's threads wait for each other
     in every operation, which takes several passes' time where other processes compute too.
     """
     B, W, _ = logits.shape
     on_cpu = logits.is_cpu and logits.dtype == torch.float32
-    changed = (
-        torch.from_numpy(logits.numpy().copy()) if on_cpu else logits.to(torch.float32, copy=True)
-    )
+    if on_cpu:
+        changed = torch.from_numpy(logits.numpy().copy())
+    else:
+        changed = logits.to(torch.float32, copy=True)
     for b in range(B):
         tokens, count = _generated(tree, rows, b, start, W)
         lower = frequency * count + presence * (count > 0)
         if logits.is_cpu:
             changed.numpy()[b][:, tokens] -= lower
         else:
-            changed[b][:, torch.from_numpy(tokens).to(logits.device)] -= torch.from_numpy(lower).to(
-                logits.device
-            )
+            columns = torch.from_numpy(tokens).to(logits.device)
+            changed[b][:, columns] -= torch.from_numpy(lower).to(logits.device)
     return changed
 
 
 def _generated(tree: Tree, rows: Rows, b: int, start: int, W: int) -> tuple[Any, Any]:
-    """The tokens [N] that row b has generated and drafted, and how often each is on the path [W,N]
-    of each node.
+    """The tokens [N] that row b has generated and drafted, and their counts [W,N].
+
+    A count is how often the token is on the path of each node.
     """
     # the root is the last
     committed = rows.tokens[b, int(rows.prompt[b]) : int(rows.length[b])].numpy(force=True)
@@ -267,10 +264,10 @@ def _generated(tree: Tree, rows: Rows, b: int, start: int, W: int) -> tuple[Any,
 def _paths(
     tree: Tree, rows: Rows, start: int, W: int, with_tokens: bool, before: tuple[int, ...] = ()
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each row and depth: b, its nodes counted from `start`, and their paths [nodes,length],
-    `before` first.
+    """The nodes of each row and depth, with their paths: b, nodes, paths [nodes,length].
 
-    Without tokens a path has the right length but is one expanded zero, which costs no memory.
+    Nodes are counted from `start`; a path begins with `before`. Without tokens a path has the right
+    length but is one expanded zero, which costs no memory.
     """
     depths = tree.depth[:, start : start + W]
     front = rows.tokens.new_tensor(before)

@@ -1,4 +1,4 @@
-"""Where a record comes from: versions, checkout, command line, time."""
+"""The origin of a record: versions, checkout, command line, time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def versions() -> dict[str, str]:
 
 
 def processor(device: torch.device | str = "cpu") -> str:
-    """The model name of the processor or GPU; an x86 processor's with its family and model, as
-    names can be vague.
+    """The model name of the processor or GPU.
+
+    An x86 processor's has its family and model, as names can be vague.
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -36,15 +37,14 @@ def processor(device: torch.device | str = "cpu") -> str:
 
 
 def command() -> str:
-    """This run's command line; absolute paths are shortened to what is meaningful on another
-    machine.
-    """
+    """The command line of this run, with absolute paths shortened for use on other machines."""
     return shlex.join(["longdraft", *(relative(word) for word in sys.argv[1:])])
 
 
 def relative(word: str) -> str:
-    """A path below the working directory relative to it, any other absolute path by its name, all
-    else unchanged.
+    """A path below the working directory relative to it.
+
+    Any other absolute path is reduced to its name; all else is unchanged.
     """
     path = Path(word)
     here = Path.cwd()

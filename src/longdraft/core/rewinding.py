@@ -1,5 +1,6 @@
-"""Rows of a cache whose recurrent layers have states: they are shortened to lengths of which states
-are known.
+"""Rows of a cache whose recurrent layers have states.
+
+They can be shortened only to lengths whose states are known.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Rewinding:
 
     @property
     def recurrences(self) -> dict[int, Recurrence]:
-        """Those of its model by scan of a pass, which the first pass adds."""
+        """The recurrences of the model by scan of a pass, which the first pass adds."""
         return self._recurrences
 
     def states(self, b: int) -> RowStates:
@@ -58,15 +59,14 @@ class Rewinding:
         return bool(self._recurrences or self.states(b).states)
 
     def _settled(self, b: int) -> RowStates:
-        """The states of row b with all that is committed: what the latest pass ended with counts
-        too.
-        """
+        """The states of row b with all committed tokens, including those of the latest pass."""
         self.states(b).settle(int(self.length[b]), self.recurrences)
         return self.states(b)
 
     def resumable(self, count: int) -> int:
-        """The most slots, at most `count`, to which the first row can be truncated: without
-        recurrent layers, count.
+        """The largest number of slots <= `count` to which the first row can be truncated.
+
+        Without recurrent layers this is `count`.
         """
         return self._settled(0).resumable(count) if self._has_states(0) else count
 
@@ -75,8 +75,9 @@ class Rewinding:
         return self._settled(0).earliest(count) if self._has_states(0) else count
 
     def truncate(self, lengths: Tensor | int) -> None:
-        """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row
-        has no states of its length (see resumable).
+        """Keep the first slots of each row, as many as it has or fewer.
+
+        Raises ValueError if a row has no states of its length (see resumable).
         """
         wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
         for b, (n, before) in enumerate(zip(wanted.tolist(), self.length.tolist(), strict=True)):
@@ -85,15 +86,17 @@ class Rewinding:
         self.length.copy_(wanted)
 
     def resume(self, count: int, states: ByScan) -> None:
-        """The first row has `count` slots, written from elsewhere, with the states that its tokens
-        have left.
+        """Set the first row to `count` slots, which were written from elsewhere.
+
+        states: after these tokens.
         """
         self.length[0] = count
         self._states[self._first] = resumed(count, states, self.states(0).every)
 
     def states_at(self, count: int) -> ByScan | None:
-        """What the first row's first `count` tokens have left, {} without recurrent layers; None:
-        it is not kept.
+        """The states after the first row's first `count` tokens; None: they are not kept.
+
+        Without recurrent layers {}.
         """
         if not self._has_states(0):
             return {}
@@ -104,11 +107,11 @@ class Rewinding:
 
     def mark(self) -> Mark:
         """The present lengths and states, for `restore`."""
-        rows = [
-            self._settled(b) if self._has_states(b) else self.states(b)
-            for b in range(len(self.length))
-        ]
-        return self.length.clone(), [row.copy() for row in rows]
+        rows = list[RowStates]()
+        for b in range(len(self.length)):
+            states = self._settled(b) if self._has_states(b) else self.states(b)
+            rows.append(states.copy())
+        return self.length.clone(), rows
 
     def restore(self, mark: Mark) -> None:
         """Shorten the rows to what they were."""
@@ -116,7 +119,7 @@ class Rewinding:
         self._states[self._first : self._first + len(mark[1])] = [row.copy() for row in mark[1]]
 
     def keep_checkpoints(self, every: int) -> None:
-        """From now on, states are kept wherever a row's length is a multiple of this."""
+        """Keep the states wherever a row's length is a multiple of `every`, beginning now."""
         for b in range(len(self.length)):
             self.states(b).every = every
 
@@ -136,8 +139,9 @@ class Rewinding:
 
     @contextmanager
     def holding(self) -> Generator[None]:
-        """Inside the block, no state leaves the present lengths behind, so that rows can be
-        shortened to them.
+        """Inside the block, states stay at the present lengths or before.
+
+        So rows can be shortened to these lengths again.
         """
         saved = [self.states(b).floor for b in range(len(self.length))]
         for b, (n, floor) in enumerate(zip(self.length.tolist(), saved, strict=True)):

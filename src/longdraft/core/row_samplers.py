@@ -101,8 +101,9 @@ class RowSamplers:
     def _each(
         self, call: Callable[[Sampler, slice, Tree, Rows], Tensor], tree: Tree, rows: Rows
     ) -> Tensor:
-        """call(sampler, rows, their tree, their rows) for all rows at once, or for each alone ->
-        [B,..].
+        """The results [B,..] of call(sampler, rows, their tree, their rows).
+
+        It is called for all rows at once, or for each alone.
         """
         if (shared := self.shared) is not None:
             return call(shared, slice(None), tree, rows)

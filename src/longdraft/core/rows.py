@@ -1,6 +1,4 @@
-"""The rows of a batch, as sampling and verification see them: tokens, lengths, limits and seeds,
-but no cache.
-"""
+"""The rows of a batch without their cache: tokens, lengths, limits and seeds."""
 
 from __future__ import annotations
 
@@ -57,15 +55,17 @@ class Rows:
 
     @property
     def room(self) -> int:
-        """The most drafted tokens that any row can still use; the bonus token takes the last
-        position.
+        """The largest number of drafted tokens that any row can still use.
+
+        The bonus token takes the last position.
         """
         left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
         return max(int(left.max()) - 1, 0)
 
     def tokens_since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row's tokens after its first `consumed` [B]: left-aligned [B,M], and how many of
-        them are real [B].
+        """Each row's tokens after its first `consumed` [B], left-aligned [B,M].
+
+        The second tensor [B]: how many of them are real.
         """
         n = self.length - consumed
         position = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)

@@ -1,4 +1,4 @@
-"""The part of a model's generation_config that changes its output however it is sampled."""
+"""The part of a model's generation_config that changes its output with any sampler settings."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings of a GenerationConfig that shape a model's distribution by a node's own path and
-    position.
+    """Settings of a GenerationConfig that change a model's distribution.
 
-    They exclude the sampling settings (do_sample, temperature, top_k, top_p and the like), which
-    the user chooses with a Sampler, and the length limits.
+    They go by a node's own path and position. They exclude the sampling settings (do_sample,
+    temperature, top_k, top_p and the like), which the user chooses with a Sampler, and the length
+    limits.
     """
 
     settings: Settings = ()
@@ -66,8 +66,9 @@ class Rules:
 
     @staticmethod
     def of(config: Any, vocab: int) -> Rules:
-        """The rules in a model's generation_config (or None). Raises InputError for those that
-        cannot be applied.
+        """The rules in a model's generation_config (or None).
+
+        Raises InputError for those that cannot be applied.
         """
         for name, neutral in REFUSED.items():
             value = getattr(config, name, None)
@@ -87,8 +88,9 @@ class Rules:
 
 
 def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:
-    """Apply the rules once, to a single token, so that invalid values are found early. Raises
-    InputError.
+    """Apply the rules once, to a single token, so that invalid values are found early.
+
+    Raises InputError.
     """
     try:
         for process in chain(settings, eos, 1, 2, vocab, torch.device("cpu")):
@@ -103,8 +105,9 @@ def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:
 
 
 def end_tokens(config: Any, tokenizer: Any = None) -> tuple[int, ...]:
-    """The ids that end a sequence, from a model's generation_config and its tokenizer. Raises
-    InputError.
+    """The ids that end a sequence, from a model's generation_config and its tokenizer.
+
+    Raises InputError.
     """
     eos = getattr(config, "eos_token_id", None)
     ids = [

@@ -1,4 +1,4 @@
-"""From logits to the token that each node emits: the same for plain and speculative decoding."""
+"""Turns logits into the token that each node emits, in the same way in plain decoding."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from longdraft.ops import Warpers, draw, gumbel
 
 @dataclass(frozen=True)
 class Sampler:
-    """A node's token depends only on its own path, seed and position, not on how it was drafted or
-    on other rows.
+    """Sampling settings: a node's token depends only on its own path, seed and position.
 
-    temperature 0 is greedy, and one below 1e-30 becomes 0; a top_k of -1 becomes 0. These change
-    the logits, in this order: bias is added to those of its tokens; penalty divides those of tokens
-    among the last `window` ones (TokenSwift eq. 3); frequency is subtracted once for every time
-    that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
-    prompt does not count); the constraint excludes tokens. All go by each node's own path. Then
-    follow Transformers' processors in Transformers' order: the model's rules, temperature, top_k,
-    top_p, min_p, eta. What the constraint excludes stays excluded, and the rules are void after a
-    node where they leave none of what it allows. rules None: those of the model that is sampled;
-    Rules(): no rules. A penalty replaces the rules' repetition_penalty, also one of 1, which is
-    off; None leaves it. Raises InputError for a value out of range
-    (`longdraft.sampling_parameters`).
+    How the node was drafted and the other rows change nothing. temperature 0 is greedy, and one
+    below 1e-30 becomes 0; a top_k of -1 becomes 0. These change the logits, in this order: bias is
+    added to those of its tokens; penalty divides those of tokens among the last `window` ones
+    (TokenSwift eq. 3); frequency is subtracted once for every time that a token has been generated,
+    and presence once if it was at all (OpenAI's penalties; the prompt does not count); the
+    constraint excludes tokens. All go by each node's own path. Then follow Transformers' processors
+    in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. What the
+    constraint excludes stays excluded, and the rules are void after a node where they leave none of
+    what it allows. rules None: those of the model that is sampled; Rules(): no rules. A penalty
+    replaces the rules' repetition_penalty, also one of 1, which is off; None leaves it. Raises
+    InputError for a value out of range (`longdraft.sampling_parameters`).
     """
 
     temperature: float = parameters.TEMPERATURE.default
@@ -66,12 +65,13 @@ class Sampler:
             object.__setattr__(self, "rules", self.rules.without("repetition_penalty"))
 
     def under(self, rules: Rules) -> Sampler:
-        """This sampler with a model's rules, unless it has its own."""
+        """The same sampler with a model's rules, unless it has its own."""
         return replace(self, rules=rules) if self.rules is None else self
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next
-        token's distribution.
+        """Processed logits [B,W,V], float32, of nodes [start, start+W).
+
+        Their softmax is the distribution of the next token.
         """
         logits = self._changed(logits.float(), tree, rows, start)
         settings = self._settings
@@ -91,13 +91,12 @@ class Sampler:
         tokens: Tensor | None = None,
         summed: bool = False,
     ) -> Tensor:
-        """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement
-        (Gumbel top-k).
+        """Scores [B,W,V] whose argmax is the draw (Gumbel top-k).
 
-        Drafter and target add the same noise at the same position, which couples their draws. seed
-        [B]: seeds to use instead of the rows' own. tokens [V]: the tokens that the logits are of
-        (None: all), for a `bare` sampler. summed: greedy scores are log-probabilities too, so that
-        those of a path can be summed.
+        Their top-k are draws without replacement. Drafter and target add the same noise at the same
+        position, which couples their draws. seed [B]: seeds to use instead of the rows' own. tokens
+        [V]: the tokens that the logits are of (None: all), for a `bare` sampler. summed: greedy
+        scores are log-probabilities too, so that those of a path can be summed.
         """
         processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
@@ -108,8 +107,9 @@ class Sampler:
         return processed.log_softmax(-1) + noise
 
     def law(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        """The distribution [B,W,V] that nodes [start, start+W) are drawn from; greedy: all of it on
-        the best token.
+        """The distribution [B,W,V] that nodes [start, start+W) are drawn from.
+
+        Greedy sampling gives the best token probability 1.
         """
         processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
@@ -118,7 +118,7 @@ class Sampler:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Its fields as records have them; of the constraint, what it is."""
+        """Its fields as records have them; the constraint in a few words."""
         return (
             asdict(replace(self, constraint=None))
             | {"penalty": self.divisor}
@@ -145,8 +145,9 @@ class Sampler:
 
     @cached_property
     def warpers(self) -> Warpers | None:
-        """All that shapes the distribution besides the penalty; None if there is more than
-        these.
+        """All settings that change the distribution besides the penalty.
+
+        None if others change it too.
         """
         if self.eta or (self.rules or Rules()).settings:
             return None
@@ -155,11 +156,11 @@ class Sampler:
         return Warpers(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def draw(self, logits: Tensor, tree: Tree, rows: Rows) -> Tensor:
-        """The token [B,T] that each node of the tree emits: the argmax of `scores`, from one kernel
-        where possible.
+        """The token [B,T] that each node of the tree emits: the argmax of `scores`.
 
-        The kernel sums probabilities in another order, so for logits within rounding of top-p's
-        limit it may differ from `scores`; it is the same for plain and speculative decoding.
+        One kernel computes it where possible. The kernel sums probabilities in another order, so
+        for logits within rounding of top-p's limit it may differ from `scores`; it is the same for
+        plain and speculative decoding.
         """
         if self.temperature > 0 and self.warpers is not None:
             drawn = draw(
@@ -173,9 +174,7 @@ class Sampler:
         return self.scores(logits, tree, rows).argmax(-1)
 
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
-        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be
-        node by node.
-        """
+        """The draws of a chain of `count` tokens below the roots; None: draw node by node."""
         return ChainDraws.of(count, [self] * len(rows.length), rows)
 
     def forced(self, rows: Rows) -> list[list[int]]:
@@ -183,13 +182,14 @@ class Sampler:
         return [[] for _ in rows.eos] if self.constraint is None else self.constraint.forced(rows)
 
     def failure(self, rows: Rows, row: int) -> str:
-        """Why a row's text does not meet the constraint although it has ended; empty: it does, or
-        goes on.
+        """The reason why a row's ended text does not satisfy the constraint.
+
+        Empty if it does, or if the text goes on.
         """
         return "" if self.constraint is None else self.constraint.failure(rows, row)
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
-        """Begin what `draw` will need of this tree, beside the pass that computes its logits."""
+        """Begin computing what `draw` needs for this tree, while the pass computes its logits."""
         if self.constraint is not None:
             self.constraint.prepare(tree, rows)
 
@@ -200,12 +200,12 @@ class Sampler:
 
     @property
     def divisor(self) -> float:
-        """What the penalty divides by; 1: it is off."""
+        """The number that the penalty divides by; 1: no penalty."""
         return 1.0 if self.penalty is None else self.penalty
 
     @property
     def lag(self) -> int:
-        """How many of the newest tokens the penalty counts; 0: it is off."""
+        """The number of newest tokens that the penalty counts; 0: no penalty."""
         return 0 if self.divisor == 1 else self.window
 
     def of_rows(self, rows: slice) -> Sampler:
@@ -229,8 +229,9 @@ class Sampler:
         return tuple(settings.items())
 
     def _changed(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-        """Logits after the bias, the penalties and the constraint; the same tensor if there are
-        none.
+        """Logits after the bias, the penalties and the constraint.
+
+        The same tensor if there are none of them.
         """
         if self.bias:
             tokens, numbers = (
@@ -243,13 +244,14 @@ class Sampler:
             logits = self._penalized(logits.float(), tree, rows, start)
         if self.frequency or self.presence:
             logits = repeated(logits, tree, rows, start, self.frequency, self.presence)
-        return (
-            logits if self.constraint is None else self.constraint.masked(logits, tree, rows, start)
-        )
+        if self.constraint is None:
+            return logits
+        return self.constraint.masked(logits, tree, rows, start)
 
     def _penalized(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-        """Penalize the tokens among each node's last `window`: committed tokens by distance,
-        drafted ones by path.
+        """Penalize the tokens among each node's last `window`.
+
+        Committed tokens count by distance, drafted ones by path.
         """
         return penalized(
             logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.divisor
@@ -258,12 +260,11 @@ class Sampler:
 
 @dataclass
 class ChainDraws:
-    """A chain draws `count` tokens, row b as samplers[b] does, with noise of seed [B] at position
-    [B] and on.
+    """The draws of a chain of `count` tokens in all rows.
 
-    All samplers have `warpers` and add nothing to logits. recent [B,N]: what penalties count before
-    the first draw, the chain's root last and -1 where a row has fewer tokens; None without a
-    penalty.
+    Row b draws as samplers[b] does, with noise of seed [B] at position [B] and on. All samplers
+    have `warpers` and add nothing to logits. recent [B,N]: what penalties count before the first
+    draw, the chain's root last and -1 where a row has fewer tokens; None without a penalty.
     """
 
     count: int
@@ -290,8 +291,9 @@ class ChainDraws:
         return [s.warpers or Warpers() for s in self.samplers]
 
     def first(self, logits: Tensor) -> Tensor:
-        """The first token [B] of each row, given the logits [B,1,V] of its parent; needs a native
-        build.
+        """The first token [B] of each row, given the logits [B,1,V] of its parent.
+
+        Needs a native build.
         """
         return torch.cat([self._first(b, logits[b : b + 1]) for b in range(len(self.samplers))])
 

@@ -1,5 +1,6 @@
-"""What a drafter, a verifier and the decoding loop ask of a sampler: `Sampler`'s, or `RowSamplers`'
-of its rows.
+"""The protocol that drafters, verifiers and the decoding loop use for sampling.
+
+`Sampler` implements it, and `RowSamplers`, whose rows differ.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class Sampling(Protocol):
-    """Row b's result depends only on row b: its path, seed, position and settings. Nodes are
-    [start, start+W).
+    """Sampling of a batch: row b's result depends only on row b.
+
+    That is on its path, seed, position and settings. Nodes are [start, start+W).
     """
 
     def under(self, rules: Rules) -> Sampling:
@@ -26,8 +28,9 @@ class Sampling(Protocol):
         ...
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        """Processed logits [B,W,V], float32, of logits [B,W,V]: softmax gives the next token's
-        distribution.
+        """Processed logits [B,W,V], float32, of logits [B,W,V].
+
+        Their softmax is the distribution of the next token.
         """
         ...
 
@@ -53,9 +56,7 @@ class Sampling(Protocol):
         ...
 
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
-        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be
-        node by node.
-        """
+        """The draws of a chain of `count` tokens below the roots; None: draw node by node."""
         ...
 
     def of_rows(self, rows: slice) -> Sampling:
@@ -67,13 +68,14 @@ class Sampling(Protocol):
         ...
 
     def failure(self, rows: Rows, row: int) -> str:
-        """Why a row's text does not meet its constraint although it has ended; empty: it does, or
-        goes on.
+        """The reason why a row's ended text does not satisfy its constraint.
+
+        Empty if it does, or if the text goes on.
         """
         ...
 
     def prepare(self, tree: Tree, rows: Rows) -> None:
-        """Begin what `draw` will need of this tree, beside the pass that computes its logits."""
+        """Begin computing what `draw` needs for this tree, while the pass computes its logits."""
         ...
 
     @property
@@ -93,5 +95,5 @@ class Sampling(Protocol):
 
     @property
     def lag(self) -> int:
-        """How many of the newest tokens the penalty counts; 0: it is off."""
+        """The number of newest tokens that the penalty counts; 0: no penalty."""
         ...

@@ -23,18 +23,19 @@ def without(rows: Tensor, row: int) -> Tensor: ...
 @overload
 def without(rows: list[T], row: int) -> list[T]: ...
 def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
-    """Remove a row's entry from a tensor or list that has one per row; the last row takes its
-    place.
-    """
+    """Remove a row's entry from a tensor or list with one per row; the last row takes its place."""
     last = len(rows) - 1
-    order = [last if b == row else b for b in range(last)]
+    order = list(range(last))
+    if row < last:
+        order[row] = last
     return rows[order] if isinstance(rows, Tensor) else [rows[b] for b in order]
 
 
 @dataclass
 class Sequences(Rows):
-    """Between steps length == cache.length + 1: the root's keys and values are not cached yet.
+    """Rows with their cache and sampler.
 
+    Between steps length == cache.length + 1: the root's keys and values are not cached yet.
     prompt_states {row: {layer: [1,m,d]}}: until the first step, what a prefill has kept of a row's
     last cached tokens.
     """
@@ -52,8 +53,10 @@ class Sequences(Rows):
         seed: int = 0,
         eos: tuple[int, ...] = (),
     ) -> Sequences:
-        """Row b draws with row_seed(seed, b); all rows have the same end tokens. Raises InputError
-        for a bad seed.
+        """Sequences of these prompts, each with up to `limit` new tokens.
+
+        Row b draws with row_seed(seed, b); all rows have the same end tokens. Raises InputError for
+        a bad seed.
         """
         SEED.check(seed)
         device = cache.length.device
@@ -69,27 +72,25 @@ class Sequences(Rows):
 
     def _slice(self, rows: slice) -> Self:
         view = super()._slice(rows)
-        view.cache, view.prompt_states, view.sampler = (
-            self.cache.rows(rows),
-            {},
-            self.sampler.of_rows(rows),
-        )
+        view.cache = self.cache.rows(rows)
+        view.prompt_states = {}
+        view.sampler = self.sampler.of_rows(rows)
         return view
 
     def states_from(self, b: int, first: int) -> dict[int, Tensor]:
-        """{layer: [1,n-first,d]} of the n cached tokens of row b from `first` on; {} unless all of
-        them were kept.
+        """The kept states of row b's n cached tokens from `first` on: {layer: [1,n-first,d]}.
+
+        {} unless all of them were kept.
         """
         count = int(self.cache.length[b]) - first
         kept = self.prompt_states.get(b, {})
         return {layer: x[:, -count:] for layer, x in kept.items() if 0 < count <= x.shape[1]}
 
     def shared(self, before: Tensor | None) -> int:
-        """How many of the only row's first cached tokens are also the first of the text before, its
-        tokens [1,N].
+        """The number of tokens that the only row's cache shares with an earlier text.
 
-        0 if either is not the only row, and for the same memory, to which a session writes one text
-        after another.
+        before: tokens [1,N] of that text. Shared tokens are the first ones of both. 0 if either is
+        not the only row, and for the same memory, to which a session writes one text after another.
         """
         if before is None or before.data_ptr() == self.tokens.data_ptr():
             return 0
@@ -99,10 +100,10 @@ class Sequences(Rows):
         return int((before[0, :n] == self.tokens[0, :n]).cumprod(0).sum())
 
     def commit(self, verdict: Verdict) -> Tensor:
-        """Commit the accepted keys and values and append the emitted tokens -> how many each row
-        took [B].
+        """Commit the accepted keys and values and append the emitted tokens.
 
-        Tokens after an end token or beyond the limit are dropped; rows that are done take none.
+        Returns how many tokens each row took [B]. Tokens after an end token or beyond the limit are
+        dropped; rows that are done take none.
         """
         self.prompt_states = {}
         room = (self.prompt + self.limit - self.length).tolist()

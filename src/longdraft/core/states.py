@@ -1,5 +1,6 @@
-"""States of recurrent layers beside the keys of a cache: what is settled, and the inputs of later
-slots.
+"""States of recurrent layers beside the keys of a cache.
+
+Settled states, and the inputs of later slots.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ ROOM = 96  # slots of inputs that are allocated at least
 
 
 class Recurrence(Protocol):
-    """How a state follows from the one before: always one token after the other, in float32, in one
-    order.
+    """The step from one state to the next, always one token after the other, in float32.
+
+    The order is the same in all passes.
     """
 
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
@@ -66,9 +68,9 @@ class RowStates:
         self._replay(self.stops(length), recurrences)
 
     def adopt(self, length: int, recurrences: Mapping[int, Recurrence]) -> None:
-        """Take the states that the latest pass ended with, if the first `length` tokens are
-        committed and they are states of these, or of the first tokens up to the floor.
+        """Take the states that the latest pass ended with, if they are states of committed tokens.
 
+        That is of the first `length` tokens or of fewer, or of the first tokens up to the floor.
         Raises ValueError if the row was shortened otherwise than by `rewound`.
         """
         if length < self.position:
@@ -86,8 +88,9 @@ class RowStates:
         self.before_tip = None
 
     def stops(self, length: int) -> list[int]:
-        """After how many tokens states are to be kept on the way to `length` tokens, or to the
-        floor: there, and at borders.
+        """The token counts whose states are to be kept on the way to `length` or the floor.
+
+        These are the checkpoints' borders, and the end of the way.
         """
         target = self._target(length)
         every = self.every
@@ -125,9 +128,9 @@ class RowStates:
                 self.every *= 2
 
     def open(self, begin: int, end: int, left_out: int = 0) -> None:
-        """Make room for the inputs of slots [begin, end), which a pass is about to write, without
-        the first `left_out`.
+        """Make room for the inputs of slots [begin, end), which a pass is about to write.
 
+        The first `left_out` are not kept.
         Earlier inputs are forgotten where these do not follow them: slots between the two hold
         those of refused nodes, or of a text that the row has left.
         """
@@ -152,13 +155,15 @@ class RowStates:
             new = tuple(x.new_zeros(room, *x.shape[1:]) for x in inputs)
             for to, old in zip(new, buffers or (), strict=False):
                 to[: len(old)] = old
-            self._inputs[scan] = buffers = new
+            buffers = new
+            self._inputs[scan] = new
         for to, x in zip(buffers, inputs, strict=True):
             to[begin - self.low : begin - self.low + len(x)] = x
 
     def inputs(self, scan: int, begin: int, end: int) -> Inputs:
-        """Those of slots [begin, end), over the same memory. Raises ValueError where they were not
-        kept.
+        """The inputs of slots [begin, end), over the same memory.
+
+        Raises ValueError where they were not kept.
         """
         if begin < end and not (self.low <= begin and end <= self.high):
             kept = f"those of [{self.low}, {self.high}) are kept"
@@ -169,9 +174,7 @@ class RowStates:
         return tuple(x[begin - self.low : end - self.low] for x in self._inputs[scan])
 
     def compact(self, start: int, path: Tensor) -> None:
-        """The inputs of nodes path [n] of the tree at slot `start` become those of the next n
-        slots.
-        """
+        """Move the inputs of nodes path [n] of the tree at slot `start` to the next n slots."""
         for buffers in self._inputs.values():
             for x in buffers:
                 nodes = x[start - self.low :]
@@ -193,16 +196,18 @@ class RowStates:
         return [(0, {}), *self.checkpoints.items(), *self.recent, (self.position, self.states)]
 
     def _reachable(self, position: int, count: int) -> int | None:
-        """How far states of this position can be replayed, at most to `count`; None: they are later
-        ones.
+        """The latest position <= `count` to which states of this position can be replayed.
+
+        None: they are later states.
         """
         if position > count:
             return None
         return min(count, self.high) if self.low <= position < self.high else position
 
     def rewound(self, length: int) -> Self:
-        """The row after its first `length` tokens. Inputs are shared with this one. Raises
-        ValueError if no state is early enough.
+        """The row after its first `length` tokens, sharing its inputs with this one.
+
+        Raises ValueError if no state is early enough.
         """
         able = [(p, s) for p, s in self._known() if self._reachable(p, length) == length]
         if not able:
@@ -235,9 +240,7 @@ class RowStates:
 
 
 def resumed(position: int, states: ByScan, every: int = 0) -> RowStates:
-    """A row whose first `position` tokens have left these states, and whose inputs are not
-    known.
-    """
+    """A row whose first `position` tokens have left these states, without their inputs."""
     checkpoints = {position: states} if every and position % every == 0 else {}
     return RowStates(
         position, states, every=every, checkpoints=checkpoints, low=position, high=position

@@ -15,9 +15,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """At most `depth` levels of drafted nodes below the root, and at most `width` drafted nodes on
-    one level.
-    """
+    """The largest numbers of levels and of drafted nodes on a level, below the root."""
 
     depth: int = UNBOUNDED
     width: int = UNBOUNDED
@@ -69,22 +67,22 @@ class Tree:
     @property
     def last(self) -> Tensor:
         """[B] the index of each row's last real node."""
-        return (
-            (self.parent > PAD)
-            .long()
-            .mul(torch.arange(self.size, device=self.tokens.device))
-            .argmax(1)
-        )
+        index = torch.arange(self.size, device=self.tokens.device)
+        return (self.parent > PAD).long().mul(index).argmax(1)
 
     @property
     def widest(self) -> int:
         """The most nodes at one depth below the root, over all rows."""
         levels = torch.where(self.parent >= 0, self.depth, 0)
-        return max((row.count(d) for row in levels.tolist() for d in set(row) - {0}), default=0)
+        widest = 0
+        for row in levels.tolist():
+            widest = max(widest, *(row.count(depth) for depth in set(row) - {0}), 0)
+        return widest
 
     def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
-        """Add W nodes to each row: parent [B,W] indices of existing nodes (PAD for padding), tokens
-        [B,W].
+        """Add W nodes to each row.
+
+        parent [B,W]: indices of existing nodes (PAD for padding). tokens [B,W].
         """
         T = self.size
         W = tokens.shape[1]
@@ -115,15 +113,13 @@ class Tree:
         return tree
 
     def add_below_root(self, rows: list[list[tuple[int, int]]], width: int = UNBOUNDED) -> Tree:
-        """Add a subtree below each row's root: rows[b] lists its (parent, token) pairs, parents
-        first.
+        """Add a subtree below each row's root.
 
-        A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first
-        `width` pairs are added.
+        rows[b] lists its (parent, token) pairs, parents first. A parent is 0 for the root, or i for
+        the row's i-th pair. At each depth only the first `width` pairs are added.
         """
-        # the first node of the level above
         tree = self
-        above = 0
+        above = 0  # the first node of the level above
         for level in zip_longest(*[_levels(pairs, width) for pairs in rows], fillvalue=[]):
             most = max(map(len, level))
             table = [
@@ -136,11 +132,10 @@ class Tree:
         return tree
 
     def plant(self, rows: list[list[tuple[int, int]]]) -> Tree:
-        """The root alone with a subtree of each row below it, made at once: node i is the row's
-        i-th pair.
+        """The root with a subtree of each row below it, made at once.
 
-        rows[b]: (parent, token) pairs, parents first; a parent is 0 for the root, or i for the
-        row's i-th pair.
+        Node i is the row's i-th pair. rows[b]: (parent, token) pairs, parents first; a parent is 0
+        for the root, or i for the row's i-th pair.
         """
         most = max(map(len, rows), default=0)
         parents = [[-1, *(p for p, _ in row), *[PAD] * (most - len(row))] for row in rows]
@@ -162,22 +157,23 @@ class Tree:
         return Tree(torch.cat([self.tokens[:, :1], new.long()], 1), parent, depth, mask)
 
     def with_draft_probs(self, start: int, probs: Tensor) -> Tree:
-        """The same tree, with probs [B,W,V] as the distributions of the children of nodes [start,
-        start+W).
+        """The same tree with draft probabilities.
+
+        probs [B,W,V]: the distributions of the children of nodes [start, start+W).
         """
         known = self.draft_probs
-        before = (
-            probs.new_zeros(len(probs), start, probs.shape[-1])
-            if known is None
-            else known[:, :start]
-        )
+        if known is None:
+            before = probs.new_zeros(len(probs), start, probs.shape[-1])
+        else:
+            before = known[:, :start]
         probs = torch.cat([before, probs], 1)
         return replace(self, draft_probs=F.pad(probs, (0, 0, 0, self.size - probs.shape[1])))
 
 
 def _levels(pairs: list[tuple[int, int]], width: int) -> list[list[tuple[int, int]]]:
-    """By depth, the first `width` pairs whose parents are kept; a parent is numbered within its
-    level.
+    """The first `width` pairs of each depth whose parents are kept.
+
+    A parent is numbered within its level.
     """
     levels: list[list[tuple[int, int]]] = []
     place = {0: (0, 0)}  # of each kept pair: the depth of its children, its number in its own level

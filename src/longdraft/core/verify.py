@@ -1,5 +1,6 @@
-"""Which drafted tokens are accepted. A verifier: (tree, logits [B,T,V], sampler, rows) ->
-Verdict.
+"""Decides which drafted tokens are accepted.
+
+A verifier: (tree, logits [B,T,V], sampler, rows) -> Verdict.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 
 @dataclass
 class Verdict:
-    """path [B,A] nodes from the root down, count [B] how many are real (>= 1), emitted [B,A] the
-    tokens they yield.
+    """The accepted path of each row and the tokens that it emits.
 
-    emitted[:, i] is the token after node path[:, i]: an accepted draft for i < count-1, the bonus
-    token at count-1.
+    path [B,A]: nodes from the root down. count [B]: how many are real (>= 1). emitted [B,A]: the
+    tokens they yield. emitted[:, i] is the token after node path[:, i]: an accepted draft for i <
+    count-1, the bonus token at count-1.
     """
 
     path: Tensor
@@ -35,8 +36,9 @@ Verifier = Callable[[Tree, Tensor, Sampling, Rows], Verdict]
 
 
 def walk(tree: Tree, chosen: Tensor) -> Verdict:
-    """Follow the target's choice at each node, chosen [B,T], from the root down while it was
-    drafted.
+    """Follow the target's choices from the root down through drafted nodes.
+
+    chosen [B,T]: the target's choice at each node.
     """
     rows = torch.stack([tree.parent, tree.tokens, chosen], 1).tolist()  # one copy from the device
     paths = [_down(*row) for row in rows]
@@ -66,25 +68,24 @@ def match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
 
 
 def reject(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
-    """Speculative sampling by p/q: keeps the target's distribution, but not the very tokens of
-    plain decoding.
+    """Speculative sampling by p/q, which keeps the target's distribution.
 
-    A node's children with q(x) > 0, in index order, must be draws without replacement from q =
-    tree.draft_probs at that node. Child x is accepted with probability min(1, p(x)/q(x)); if it is
-    rejected, p becomes the residual max(p-q, 0) and q loses x, both normalized. When no child is
-    left, the target draws from p, and a child equal to the draw is followed, so children outside
-    q's support (a level wider than the tokens top-p keeps) stay unbiased.
+    The tokens may differ from those of plain decoding. A node's children with q(x) > 0, in index
+    order, must be draws without replacement from q = tree.draft_probs at that node. Child x is
+    accepted with probability min(1, p(x)/q(x)); if it is rejected, p becomes the residual max(p-q,
+    0) and q loses x, both normalized. When no child is left, the target draws from p, and a child
+    equal to the draw is followed, so children outside q's support (a level wider than the tokens
+    top-p keeps) stay unbiased.
     """
     if tree.draft_probs is None:
         raise InputError(
             "verify=reject needs a drafter that keeps its draft probabilities; use verify=match"
         )
     target = sampler.law(logits, tree, rows)
-    skipped = ([0], [0])  # a row that is done uses nothing of its verdict
-    verdicts = [
-        skipped if done else _reject_row(tree, target[b], rows, b)
-        for b, done in enumerate(rows.done.tolist())
-    ]
+    verdicts = [([0], [0])] * len(target)  # a row that is done uses nothing of its verdict
+    for b, done in enumerate(rows.done.tolist()):
+        if not done:
+            verdicts[b] = _reject_row(tree, target[b], rows, b)
     most = max(len(path) for path, _ in verdicts)
     table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in verdicts] for i in (0, 1)]
     path, emitted = (torch.tensor(t, device=target.device) for t in table)
@@ -105,16 +106,18 @@ def _reject_row(tree: Tree, target: Tensor, rows: Rows, b: int) -> tuple[list[in
         children = (tree.parent[b] == here).nonzero()[:, 0].tolist()
         accepted = None
         for rank, child in enumerate(children):
-            x = tree.tokens[b, child]
-            if q[x] == 0:
+            token = tree.tokens[b, child]
+            if q[token] == 0:
                 continue
-            coin = uniform(seed ^ ACCEPT, position, torch.tensor([rank], device=x.device)).view(())
-            if coin * q[x] < p[x]:
+            coin = uniform(seed ^ ACCEPT, position, torch.tensor([rank], device=token.device)).view(
+                ()
+            )
+            if coin * q[token] < p[token]:
                 accepted = child
                 break
             residual = (p - q).clamp(min=0)
             p = residual / residual.sum() if residual.sum() > 0 else p
-            q = q.scatter(0, x, 0.0)
+            q = q.scatter(0, token, 0.0)
             q = q / q.sum().clamp(min=1e-300)
         if accepted is None:
             noise = gumbel(seed ^ RESIDUAL, position, len(p)).view(-1)

@@ -1,5 +1,6 @@
-"""What a pass may read of a cache, with all that backends read of it. The views themselves are in
-views/.
+"""The protocols of views, which select the part of a cache that a pass reads.
+
+Backends read nothing else of a view. The views themselves are in views/.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ Pair = tuple[Tensor, Tensor]  # keys and values
 
 
 class IndexView(Protocol):
-    """Shows slots that are selected before the queries are known, and every slot from tail_start
-    [B] on.
+    """Shows slots that are selected before the queries are known.
 
-    So the selected keys and values can be copied side by side, once for each layer and row
-    (views/base.py: View).
+    Every slot from tail_start [B] on is shown too. So the selected keys and values can be copied
+    side by side, once for each layer and row (views/base.py: View).
     """
 
     indexable: ClassVar[Literal[True]]
@@ -29,15 +29,17 @@ class IndexView(Protocol):
 
     @property
     def bits(self) -> int:
-        """Of a number in the copies, 4 or 8, which are then codes (ops/coded.py); 0: the numbers of
-        the cache.
+        """The bits of a number in the copies.
+
+        4 or 8: codes (ops/coded.py); 0: numbers as in the cache.
         """
         ...
 
     @property
     def copied(self) -> Mapping[tuple[int, int], Pair | None]:
-        """By layer and row, the copies [K,P,D], or codes [K,P,width]; None where nothing is
-        selected.
+        """The copies [K,P,D], or codes [K,P,width], by layer and row.
+
+        None where nothing is selected.
         """
         ...
 
@@ -50,21 +52,23 @@ class IndexView(Protocol):
         ...
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> Pair | None:
-        """The selected keys and values of row b, copied from its k, v [K,S,D] if they were not;
-        codes are decoded.
+        """The selected keys and values of row b, with codes decoded.
+
+        They are copied from the row's k, v [K,S,D] if they were not.
         """
         ...
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
-        """As QueryView.segments."""
+        """See QueryView.segments."""
         ...
 
 
 class QueryView(Protocol):
-    """Shows slots that depend on the queries, which only the eager backend can read
-    (views/quest.py).
+    """Shows slots that depend on the queries (views/quest.py).
+
+    Only the eager backend can read such a view.
     """
 
     indexable: ClassVar[Literal[False]]
@@ -72,9 +76,9 @@ class QueryView(Protocol):
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
-        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch
-        ends at slot `end`.
+        """The keys and values that row b's queries q [H,W,D] see, in this layer of k, v [K,S,D].
 
+        The row's scratch ends at slot `end`.
         visible [W,T]: which of the last T slots each query sees; None: all of them.
         """
         ...
@@ -84,7 +88,8 @@ KVView = IndexView | QueryView
 
 
 def is_indexable(view: KVView | None) -> TypeGuard[IndexView | None]:
-    """Whether the keys that a pass reads are known before its queries are. None: every key is
-    read.
+    """Whether the keys that a pass reads are known before its queries are.
+
+    None: every key is read.
     """
     return view is None or view.indexable

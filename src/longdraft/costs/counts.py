@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from longdraft.backends.describe import described
 from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.span import Span
 from longdraft.core import CaptureSpec
@@ -225,6 +226,14 @@ def _states(model: LM) -> int:
 
 
 def _products(hf: nn.Module, weights: Weights) -> int:
+    """Multiply-adds of one node, without attention to keys."""
+    decoder = described(hf)
+    if decoder is None:
+        return _products_of_modules(hf, weights)
+    return decoder.head.numbers + sum(layer.products for layer in decoder.layers)
+
+
+def _products_of_modules(hf: nn.Module, weights: Weights) -> int:
     """Multiply-adds of one node: of each matrix its numbers, of experts those that the node is
     routed to.
     """

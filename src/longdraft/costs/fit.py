@@ -25,11 +25,7 @@ LEAST = {
 # weight of a term's distance from the start (in logarithms, squared), where a calm point has 1
 PULL = 2e-3
 # a point that is off by this much (in logarithms) counts half: first few points are odd
-ODD = (
-    3.0,
-    0.5,
-    0.1,
-)
+ODD = (3.0, 0.5, 0.1)
 # at most this many steps for each, in which no term changes by more than this (in logarithms)
 TURNS = 30
 STEP = 1.5
@@ -44,11 +40,11 @@ def predicted(costs: PassCosts, passes: Pass | Sequence[Pass]) -> float:
 def fit(
     points: Sequence[Point], start: PassCosts, weights: Sequence[float] | None = None
 ) -> PassCosts:
-    """The terms of passes that best explain the points, in relative error; terms that no point
-    shows stay at `start`.
+    """The terms of passes that best explain the points, in relative error.
 
-    A few points that are far off, as beside a busy process, count little. weights: of each point
-    (None: 1). Terms stay positive. Raises ValueError for a time that is not positive.
+    Terms that no point shows stay at `start`. A few points that are far off, as beside a busy
+    process, count little. weights: of each point (None: 1). Terms stay positive. Raises ValueError
+    for a time that is not positive.
     """
     if not points:
         return start
@@ -56,36 +52,37 @@ def fit(
         raise ValueError("a measured time is not positive")
     weights = [1.0] * len(points) if weights is None else weights
     first = [math.log(max(getattr(start, name), LEAST.get(name, 1e-15))) for name in TERMS]
-    # all times may be off by one factor, as on a machine that is faster: that is no reason to be
-    # pulled back
+    # all times may be off by one factor, as on a faster machine, which must not pull terms back
     offs = [math.log(seconds / max(predicted(start, p), 1e-12)) for p, seconds in points]
     off = sum(w * x for w, x in zip(weights, offs, strict=True)) / sum(weights)
-    best = first = [x + off for x in first]
+    first = [log + off for log in first]
+    best = first
     for odd in ODD:
         best = _descend(_Problem(points, weights, start, first, odd), best)
     return _costs(start, best)
 
 
-def _descend(problem: _Problem, at: list[float]) -> list[float]:
-    """The best logarithms of terms on the way down from these, by Levenberg and Marquardt's
-    steps.
-    """
-    damping, (least, matrix, slope) = 1e-2, problem.at(at)
+def _descend(problem: _Problem, logs: list[float]) -> list[float]:
+    """The best logarithms of terms that Levenberg-Marquardt steps reach from these."""
+    damping = 1e-2
+    least, matrix, slope = problem.at(logs)
     for _ in range(TURNS):
         step = torch.linalg.solve(matrix + damping * torch.diag(matrix.diagonal()), -slope)
         step *= min(1.0, STEP / max(float(step.abs().max()), 1e-12))
-        there = [x + d for x, d in zip(at, step.tolist(), strict=True)]
-        tried = problem.at(there)
+        moved = [log + change for log, change in zip(logs, step.tolist(), strict=True)]
+        tried = problem.at(moved)
         if tried[0] < least:
             done = least - tried[0] < 1e-4 * least
-            at, (least, matrix, slope), damping = there, tried, damping / 4
+            logs = moved
+            least, matrix, slope = tried
+            damping /= 4
             if done:
                 break
         elif damping > 1e3:
             break
         else:
             damping *= 8
-    return at
+    return logs
 
 
 def _costs(start: PassCosts, logs: Sequence[float]) -> PassCosts:
@@ -94,7 +91,9 @@ def _costs(start: PassCosts, logs: Sequence[float]) -> PassCosts:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Points and their weights, the start and its logarithms, and the error from which on a point
+    """The measured points, and the loss of terms that explain them.
+
+    weights: of the points. first: logarithms of the start. odd: the error from which on a point
     counts little.
     """
 
@@ -104,23 +103,22 @@ class _Problem:
     first: Sequence[float]
     odd: float
 
-    def at(self, x: Sequence[float]) -> tuple[float, Tensor, Tensor]:
-        """The loss at these logarithms of terms, with its approximate second and its first
-        derivatives.
-        """
-        near = [_costs(self.start, x)]
-        near += [_costs(self.start, [*x[:i], y + SMALL, *x[i + 1 :]]) for i, y in enumerate(x)]
-        logs = torch.tensor(
-            [[math.log(predicted(c, p)) for c in near] for p, _ in self.points], dtype=torch.float64
+    def at(self, logs: Sequence[float]) -> tuple[float, Tensor, Tensor]:
+        """The loss at these logarithms, with its approximate second and its first derivatives."""
+        near = [_costs(self.start, logs)]
+        for i, log in enumerate(logs):
+            near.append(_costs(self.start, [*logs[:i], log + SMALL, *logs[i + 1 :]]))
+        explained = torch.tensor(
+            [[math.log(predicted(costs, passes)) for costs in near] for passes, _ in self.points],
+            dtype=torch.float64,
         )
-        error = logs[:, 0] - torch.tensor(
-            [math.log(s) for _, s in self.points], dtype=torch.float64
-        )
-        slopes = (logs[:, 1:] - logs[:, :1]) / SMALL
+        measured = [math.log(seconds) for _, seconds in self.points]
+        error = explained[:, 0] - torch.tensor(measured, dtype=torch.float64)
+        slopes = (explained[:, 1:] - explained[:, :1]) / SMALL
         own = torch.tensor(self.weights, dtype=torch.float64)
         weight = own / (1 + (error / self.odd) ** 2)
         moved = torch.tensor(
-            [a - b for a, b in zip(x, self.first, strict=True)], dtype=torch.float64
+            [a - b for a, b in zip(logs, self.first, strict=True)], dtype=torch.float64
         )
         loss = float(
             (own * self.odd**2 * torch.log1p((error / self.odd) ** 2)).sum()

@@ -1,4 +1,4 @@
-"""Bandwidths and rates of machines: where the costs of a model come from that was never measured.
+"""Data-sheet bandwidths and rates of machines, for costs of models that were never measured.
 
 GPUs: memory bandwidth and dense bfloat16 rates of NVIDIA's data sheets (A100 80GB SXM: 2039 GB/s,
 312 TFLOPS; H100 SXM: 3350 GB/s, 989 TFLOPS; H200: 4800 GB/s, 989 TFLOPS; HGX B200: 8000 GB/s, 2250
@@ -95,13 +95,14 @@ MACHINES = {
 
 
 def machine_of(where: str | torch.device) -> Machine:
-    """The machine with this name in any case, or the nearest one to a torch device. Raises
-    InputError.
+    """The machine with this name in any case, or the nearest one to a torch device.
+
+    Raises InputError.
     """
     if isinstance(where, torch.device):
         where = torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU"
-        found = next((m for name, m in MACHINES.items() if name in where), None)
-        return found or MACHINES["A100"]  # a GPU that is not in the table
+        machine = next((m for name, m in MACHINES.items() if name in where), None)
+        return machine or MACHINES["A100"]  # a GPU that is not in the table
     if where == "cuda":
         return MACHINES["A100"]
     by_name = {name.lower().replace(" ", ""): m for name, m in MACHINES.items()}

@@ -14,7 +14,8 @@ from longdraft.core import (
     Verdict,
     Verifier,
 )
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass
+from longdraft.drafters.price import DraftPrice
 
 
 class Drafter:
@@ -28,7 +29,7 @@ class Drafter:
     steps in which it usually finds something to draft. lasts: steps for which a view stays that
     attention scores have chosen. renews: whether `stay` changes that. forecast: the tokens per
     predicted second that it expects of the text that has begun, in plain decoding's; None: it does
-    not predict. rough: whether `seconds` is only a guess, as for a block that torch computes.
+    not predict. rough: whether its price is only a guess, as for a block that torch computes.
     """
 
     has_draft_probs = False
@@ -80,21 +81,13 @@ class Drafter:
         any.
         """
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        """How many nodes a draft within these limits adds to each row: at most, or where that is
-        rare, usually.
-        """
-        return min(depth, self.max_depth) if width else 0
+    def price(self) -> DraftPrice:
+        """The size and the seconds of a draft within limits, as far as they are known now."""
+        return DraftPrice(max_depth=self.max_depth)
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """Predicted seconds of one `grow` within these limits, of all rows together; by default a
-        pass per level.
-        """
-        return depth * costs.call
-
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        """Predicted seconds of what `ready` would read now."""
-        return 0.0
+    def to_read(self, seqs: Sequences) -> list[Pass]:
+        """The passes that `ready` would run now."""
+        return []
 
     def choosing(self) -> CaptureSpec:
         """What `captures` requests of a pass by which a view is chosen."""

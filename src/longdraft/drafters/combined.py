@@ -15,8 +15,9 @@ from longdraft.core import (
     Verdict,
     Verifier,
 )
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.price import DraftPrice, SumOfPrices
 
 D = TypeVar("D", bound=Drafter)
 
@@ -61,14 +62,12 @@ class Combined(Drafter, Generic[D]):
         for d in self.drafters:
             d.start(seqs)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return sum(d.most_nodes(depth, width) for d in self.drafters)
+    def price(self) -> DraftPrice:
+        parts = [d.price() for d in self.drafters]
+        return parts[0] if len(parts) == 1 else SumOfPrices(max_depth=self.max_depth, parts=parts)
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        return sum(d.seconds(costs, seqs, depth, width) for d in self.drafters)
-
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        return sum(d.ready_seconds(costs, seqs) for d in self.drafters)
+    def to_read(self, seqs: Sequences) -> list[Pass]:
+        return [work for d in self.drafters for work in d.to_read(seqs)]
 
     def choosing(self) -> CaptureSpec:
         specs = [spec for spec in (d.choosing() for d in self.drafters) if spec.rows or spec.hidden]

@@ -9,10 +9,12 @@ from dataclasses import replace
 import torch
 
 from longdraft.core import DraftLimits, Sequences, Tree
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.counts import counts_of
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import speculative_step
 from longdraft.drafters.under_view import UnderView
+from longdraft.drafters.view_price import HierarchicalPrice
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
@@ -47,22 +49,18 @@ class Hierarchical(UnderView):
         super().leave(seqs, row)
         self.inner.leave(seqs, row)
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """As many inner drafts, each with a pass of the middle level, as its usual acceptance
-        takes.
-        """
-        inner = min(self.inner.max_depth, depth)
-        chance = sum(self.inner.usual) / 2
-        tokens = 1 + sum(chance**i for i in range(1, inner + 1))
-        middle = self.pass_seconds(
-            costs, seqs, self.target, 1 + self.inner.most_nodes(inner, width)
-        )
-        return (
-            depth / tokens * (middle + self.inner.seconds(costs, seqs, inner, width) + costs.step)
+    def price(self) -> HierarchicalPrice:
+        return HierarchicalPrice(
+            max_depth=self.max_depth,
+            counts=counts_of(self.target),
+            policy=self.policy,
+            widths=self.widths,
+            inner=self.inner.price(),
+            usual=sum(self.inner.usual) / 2,
         )
 
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        return self.inner.ready_seconds(costs, seqs)
+    def to_read(self, seqs: Sequences) -> list[Pass]:
+        return self.inner.to_read(seqs)
 
     def rewind(self, seqs: Sequences) -> None:
         self.inner.rewind(seqs)

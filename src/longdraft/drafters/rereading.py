@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longdraft.core import CaptureSpec, Sequences
 from longdraft.costs.counts import counts_of, pass_over
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass
 from longdraft.models.lm import LM
 
 CHUNK = 128  # tokens that are read again in one pass
@@ -55,12 +55,12 @@ def read_again(
     }
 
 
-def reread_seconds(costs: PassCosts, target: LM, seqs: Sequences, firsts: Sequence[int]) -> float:
-    """Predicted seconds of `read_again` from these tokens on, one of each row."""
-    seconds = 0.0
+def reread(target: LM, seqs: Sequences, firsts: Sequence[int]) -> list[Pass]:
+    """The passes of `read_again` from these tokens on, one of each row."""
+    passes: list[Pass] = []
     for b, (first, length) in enumerate(zip(firsts, seqs.cache.length.tolist(), strict=True)):
         if first < length:
             for begin in range(seqs.cache.row(b).earliest(first), length, CHUNK):
                 work = pass_over(counts_of(target), [begin], min(CHUNK, length - begin))
-                seconds += costs.seconds(replace(work, drawn=0.0))
-    return seconds
+                passes.append(replace(work, drawn=0.0))
+    return passes

@@ -7,9 +7,9 @@ from functools import partial
 
 from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.costs.counts import counts_of
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.under_view import UnderView
+from longdraft.drafters.view_price import SelfDraftPrice
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
@@ -36,20 +36,13 @@ class SelfDrafter(UnderView):
         share = COPIED.get(self.model.weights or "", 1.0) if copy is not None else 1.0
         self.usual = share * policy.usual[0], share * policy.usual[1]
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """A pass for the root, then one for each level but the last."""
-        widths = [min(w, width) for w in self.widths[:depth]]
-        if not widths:
-            return 0.0
-        chain = set(widths) == {1} and counts_of(self.model).one_call
-        levels = [
-            self.pass_seconds(costs, seqs, self.model, nodes, chain)
-            for nodes in sorted(set(widths[:-1]))
-        ]
-        by_width = dict(zip(sorted(set(widths[:-1])), levels, strict=True))
-        first = self.pass_seconds(costs, seqs, self.model, 1)
-        handled = 0.0 if chain else costs.tree * sum(widths)
-        return first + sum(by_width[w] for w in widths[:-1]) + handled
+    def price(self) -> SelfDraftPrice:
+        return SelfDraftPrice(
+            max_depth=self.max_depth,
+            counts=counts_of(self.model),
+            policy=self.policy,
+            widths=self.widths,
+        )
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.look(seqs)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from longdraft.core import CaptureSpec, DraftLimits, Sequences, Tree
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
+from longdraft.drafters.price import InTurnPrice
 
 
 class Sequential(Combined[Drafter]):
@@ -37,14 +36,8 @@ class Sequential(Combined[Drafter]):
             )
         return specs[0] if specs else CaptureSpec()
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        total = 0
-        left = width
-        for d in self.drafters:
-            counts = [d.most_nodes(i, left) for i in range(min(depth, d.max_depth) + 1)]
-            total += counts[-1]
-            left = max(left - max((b - a for a, b in pairwise(counts)), default=0), 0)
-        return total
+    def price(self) -> InTurnPrice:
+        return InTurnPrice(max_depth=self.max_depth, parts=[d.price() for d in self.drafters])
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._ends = []

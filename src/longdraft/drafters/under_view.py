@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from longdraft.core import Captures, CaptureSpec, KVView, Sequences, Tree, Verdict
-from longdraft.costs.counts import counts_of, pass_over
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import InCodes
 from longdraft.views.base import Policy
 
 
@@ -43,22 +40,6 @@ class UnderView(Drafter):
 
     def choosing(self) -> CaptureSpec:
         return self.policy.choosing()
-
-    def most_nodes(self, depth: int, width: int) -> int:
-        return sum(min(w, width) for w in self.widths[:depth])
-
-    def pass_seconds(
-        self, costs: PassCosts, seqs: Sequences, model: LM, nodes: int, chained: bool = False
-    ) -> float:
-        """Predicted seconds of a pass of a model on the target's cache under the view, with draws
-        from its logits.
-        """
-        lengths = seqs.cache.length.tolist()
-        codes = InCodes(self.policy.coded, self.policy.bits)
-        work = pass_over(
-            counts_of(model), lengths, nodes, seen=self.policy.seen, codes=codes, chained=chained
-        )
-        return costs.seconds(work)
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()

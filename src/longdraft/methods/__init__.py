@@ -21,7 +21,8 @@ __all__ = ["ANY", "CONTROLS", "METHODS", "Method", "Trial", "build", "find", "lo
 
 
 def lookup(name: str) -> Method | None:
-    """longdraft's own method of this name, else that of another package; None: there is none.
+    """longdraft's own method of this name, or that of another package; None: there is none.
+
     Raises InputError.
     """
     own = METHODS.get(name) or CONTROLS.get(name)
@@ -32,12 +33,15 @@ def lookup(name: str) -> Method | None:
 
 
 def names() -> list[str]:
-    """Of all methods: longdraft's own, its controls, and those of other packages."""
+    """The names of all methods: longdraft's own, its controls, and those of other packages."""
     return [*METHODS, *CONTROLS, *elsewhere.names()]
 
 
 def find(name: str) -> Method:
-    """Raises InputError on an unknown name."""
+    """The method of this name.
+
+    Raises InputError on an unknown name.
+    """
     method = lookup(name)
     if method is None:
         raise InputError(f"unknown method {name!r}: choose one of {', '.join(names())}")
@@ -53,9 +57,9 @@ def build(
     any_target: bool = False,
     **options: Any,
 ) -> Drafter:
-    """The drafter of a named method with these options (`longdraft methods` lists them). Raises
-    InputError.
+    """The drafter of a named method with these options (`longdraft methods` lists them).
 
+    Raises InputError.
     drafter: the drafter weights of a method that needs some: a folder, a Hub id, or a loaded
     module. any_target: also accept weights that were trained for another target. adaptive: wrap the
     drafter in AdaptiveDraft, with the known costs of the target (tuning/known.py).

@@ -32,7 +32,7 @@ def small_model(name: str) -> str | None:
 
 
 def how_to_get(kind: str, model: str) -> str:
-    """What to do for a target of this name if there are no drafter weights of this kind."""
+    """Advice for a target of this name that has no drafter weights of this kind."""
     small = small_model(model) if KINDS[kind].weights is LM else None
     lacking = model in SOURCES and SOURCES[model].packaged and packaged() is None
     more = ", or install longdraft-drafters, which has some for this model" if lacking else ""
@@ -41,10 +41,11 @@ def how_to_get(kind: str, model: str) -> str:
 
 @dataclass
 class DrafterWeights:
-    """Each kind comes from the given folder, else is random, else comes from a folder beside the
+    """The source of drafter weights: a folder, random numbers, or files beside the target.
+
+    Each kind comes from the given folder, else is random, else comes from a folder beside the
     target (for a fetched model: from the package longdraft-drafters), else from the target's own
     checkpoint if it lies there.
-
     folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See
     DrafterKind.load.
     """
@@ -82,8 +83,9 @@ class DrafterWeights:
         return inside or self.beside(kind) is not None
 
     def of(self, kind: str | None, target: LM) -> Any:
-        """Weights of this kind; None without a kind or if none are found (`methods.build` then
-        raises).
+        """Weights of this kind; None without a kind or if there are none.
+
+        `methods.build` then raises.
         """
         if kind is not None and kind not in self.made:
             self.made[kind] = self._make(kind, target)
@@ -100,8 +102,9 @@ class DrafterWeights:
         return load_weights(kind, folder, target, self.any_target)
 
     def _offered(self) -> list[str]:
-        """Kinds that `auto` may use: that of the given folder, else those beside the target;
-        random, the first one.
+        """The kinds that `auto` may use: that of the given folder, or those beside the target.
+
+        Random weights are of the first kind only.
         """
         if self.folder:
             return [kind_in(self.folder)]
@@ -112,8 +115,6 @@ class DrafterWeights:
         """The origin of the weights as a record states it."""
         if kind is None or (kind == ANY and not self.folder and not self.random):
             return None
-        return (
-            f"random, seed {self.seed}"
-            if self.random
-            else Path(self.folder or self.beside(kind) or kind).name
-        )
+        if self.random:
+            return f"random, seed {self.seed}"
+        return Path(self.folder or self.beside(kind) or kind).name

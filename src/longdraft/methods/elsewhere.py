@@ -1,8 +1,8 @@
-"""Methods of other installed packages: entry points of the group `longdraft.methods`, each of which
-names a Method.
+"""Methods of other installed packages, found by entry points of the group `longdraft.methods`.
 
-They are looked up, and their packages imported, only when all methods are listed or a name is not
-one of longdraft's. Nothing in a model's folder or in the current folder is imported.
+Each entry point names a Method. They are looked up, and their packages imported, only when all
+methods are listed or a name is not one of longdraft's. Nothing in a model's folder or in the
+current folder is imported.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ class Added(NamedTuple):
 
 
 def names() -> list[str]:
-    """Of all methods that packages name, also of those that `find` refuses."""
+    """The names of all methods of packages, also of those that `find` refuses."""
     return sorted(_entries().keys() - METHODS.keys() - CONTROLS.keys())
 
 
 def find(name: str) -> Added | None:
-    """The method of this name; None if no package names one. Raises InputError if it cannot be
-    used.
+    """The method of this name; None if no package names one.
+
+    Raises InputError if it cannot be used.
     """
     if name not in _entries():
         return None
@@ -57,13 +58,14 @@ def listed() -> tuple[dict[str, Added], list[str]]:
 
 @cache
 def _entries() -> dict[str, tuple[EntryPoint, ...]]:
-    """By the name of a method, the packages' entry points for it."""
+    """The packages' entry points by the name of the method."""
     packages: dict[str, Distribution] = {}
     for dist in sorted(filter(_points, distributions()), key=_in_the_current_folder):
         packages.setdefault(re.sub(r"[-_.]+", "-", str(dist.name)).lower(), dist)
     entries: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in (entry for dist in packages.values() for entry in _points(dist)):
-        entries[entry.name] = (*entries.get(entry.name, ()), entry)
+    for dist in packages.values():
+        for entry in _points(dist):
+            entries[entry.name] = (*entries.get(entry.name, ()), entry)
     return entries
 
 
@@ -77,8 +79,9 @@ def _points(dist: Distribution) -> list[EntryPoint]:
 
 @cache
 def _outcome(name: str) -> Added | str:
-    """The method, or one line on why it cannot be used: a package whose import fails is not
-    imported again.
+    """The method, or one line on why it cannot be used.
+
+    A package whose import fails is not imported again.
     """
     try:
         return _load(name, *_entries()[name])
@@ -87,7 +90,10 @@ def _outcome(name: str) -> Added | str:
 
 
 def _load(name: str, entry: EntryPoint, *others: EntryPoint) -> Added:
-    """Raises InputError."""
+    """Import the method that an entry point names.
+
+    Raises InputError.
+    """
     package = _package(entry)
     if name in METHODS or name in CONTROLS:
         raise InputError(
@@ -120,12 +126,11 @@ def _load(name: str, entry: EntryPoint, *others: EntryPoint) -> Added:
 
 
 def _fault(method: object) -> str | None:
-    """What is wrong with a method's record; None if it can be used."""
+    """The fault of a method's record; None if it can be used."""
     if not isinstance(method, Method):
         return f"is a {type(method).__name__}, not a longdraft.methods.Method"
-    if not isinstance(method.family, Family) or not all(
-        isinstance(x, str) for x in (method.drafts, method.paper)
-    ):
+    texts = (method.drafts, method.paper)
+    if not isinstance(method.family, Family) or not all(isinstance(text, str) for text in texts):
         return "has a family that is no Family, or texts that are no texts"
     if method.needs not in (None, ANY, *KINDS):
         return f"needs drafter weights of kind {method.needs!r}: the kinds are {', '.join(KINDS)}"
@@ -143,7 +148,10 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _in_the_current_folder(dist: Distribution) -> bool:
-    """`python -m` searches the current folder too, which may be a model's."""
+    """Whether a package lies in the current folder, which may be a model's.
+
+    `python -m` searches it too.
+    """
     try:
         return os.path.samefile(str(dist.locate_file("")), os.curdir)
     except OSError:

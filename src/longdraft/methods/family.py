@@ -1,6 +1,4 @@
-"""Families of methods: what drafts, and the color of their points and lines in plots, which stays
-the same in all.
-"""
+"""Families of methods, with the color of their points and lines, the same in all plots."""
 
 from __future__ import annotations
 

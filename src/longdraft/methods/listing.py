@@ -1,4 +1,4 @@
-"""What there is to say of a method: to a terminal, a program, or a page."""
+"""Descriptions of methods for a terminal, a program or a page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from longdraft.methods.method import ANY, Method
 
 
 def describe(name: str, method: Method, weights: DrafterWeights) -> dict[str, Any]:
-    """available: the method needs no drafter weights, or there are trained ones with the target."""
+    """The description of a method as a dictionary.
+
+    available: the method needs no drafter weights, or there are trained ones with the target.
+    """
     defaults = method.options().model_dump()
     needs = [] if method.needs in (None, ANY) else [method.needs]
     return {
         "name": name,
-        "does": (inspect.getdoc(method.build) or method.drafts).split("\n")[0],
+        "does": " ".join((inspect.getdoc(method.build) or method.drafts).split("\n\n")[0].split()),
         "paper": method.paper,
         "label": method.family.label,
         "options": {

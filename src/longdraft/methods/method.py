@@ -1,5 +1,6 @@
-"""A named method's record. The signature of the function that builds its drafter declares its
-options.
+"""The record of a named method.
+
+The signature of the function that builds its drafter declares its options.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """All that is known of a named method; whatever lists, documents, draws or builds methods reads
-    it here.
+    """A named method, from which methods are listed, documented, drawn and built.
 
     build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter
     weights. drafts: what drafts come from, for the table in the documentation. paper: where it was
     published, with year. family: its color in plots and its label on the page. needs: the kind of
-    drafter weights, or ANY. trial: how `auto` uses it; None:
-    it does not. adaptive: AdaptiveDraft may make its drafts shorter and narrower. copy: for a
-    method without an option draft_weights, the kind of quantized copy of a target that it drafts
-    by, if any.
+    drafter weights, or ANY. trial: how `auto` uses it; None: it does not. adaptive: AdaptiveDraft
+    may make its drafts shorter and narrower. copy: for a method without an option draft_weights,
+    the kind of quantized copy of a target that it drafts by, if any.
     """
 
     build: Callable[..., Any]
@@ -57,8 +56,9 @@ class Method:
 
     @property
     def options(self) -> type[BaseModel]:
-        """The options on the command line: those of `build`, and `pace=off` for drafts of fixed
-        size.
+        """The options on the command line: those of `build`, and `pace`.
+
+        `pace=off` is for drafts of fixed size.
         """
         own = declared(self.build)
         if not self.adaptive:

@@ -1,6 +1,4 @@
-"""Methods that need no drafter weights and no extra pass: drafts come from the text and from the
-target's outputs.
-"""
+"""Methods without drafter weights and extra passes, which draft from the text and past outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ def plain(target: LM) -> Drafter:
 
 
 def lookup(target: LM, n: Depth = 3, count: Depth = 10) -> Drafter:
-    """Drafts the `count` tokens that followed the latest earlier occurrence of the last tokens (up
-    to `n` of them).
+    """Drafts the `count` tokens after the latest earlier occurrence of the last tokens.
+
+    n: how many last tokens, at most.
     """
     return Lookup(n, count)
 
@@ -41,7 +40,8 @@ def suffix(
 
 
 def recycle(target: LM, nodes: Nodes = 24) -> Drafter:
-    """Fills a fixed tree with the tokens that the target last ranked highest after each token
-    (published: 80 nodes).
+    """Fills a fixed tree with the tokens that the target last ranked highest after each token.
+
+    Published: 80 nodes.
     """
     return Recycle(nodes)

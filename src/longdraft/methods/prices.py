@@ -16,13 +16,14 @@ def adapted(drafter: Drafter, target: LM) -> AdaptiveDraft:
 
 
 def best_of(drafters: Sequence[Drafter], target: LM) -> Auto:
-    """Whichever of these drafters has the best forecast, by the target's known costs."""
+    """A drafter that uses the one with the best forecast, by the target's known costs."""
     return Auto(drafters, *_prices(target))
 
 
 def _prices(target: LM) -> tuple[Predicted, Predicted]:
-    """Prices that measurements may correct where the output cannot depend on them, and prices where
-    it can.
+    """Prices for outputs that cannot depend on them, and prices for outputs that can.
+
+    Only the first may be corrected by measurements.
     """
     fixed = Predicted(target, known_costs(target, exact=False))
     return (Predicted(target, known_costs(target), corrects=True) if target.exact else fixed), fixed

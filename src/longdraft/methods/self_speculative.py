@@ -1,6 +1,4 @@
-"""Methods in which the target drafts for itself and reads only part of its KV cache, and their
-controls.
-"""
+"""Methods in which the target drafts for itself over part of its KV cache, and their controls."""
 
 from __future__ import annotations
 
@@ -16,14 +14,13 @@ from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, Sin
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
-WORTH = (
-    0.25  # the minimum share of the bytes of weights that a copy must save to be made for `auto`
-)
+# the minimum share of the bytes of weights that a copy must save to be made for `auto`
+WORTH = 0.25
 # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 KEYS = 0.25
-# of drafts: the target's own, or those of a quantized copy
+# weights of drafts: the target's own, or those of a quantized copy
 Weights = Literal["same", "int8", "int4"]
-# that drafts read, and values: those of the cache, or codes of them
+# keys and values that drafts read: those of the cache, or codes of them
 DraftKeys = Literal["same", "int8", "int4"]
 
 
@@ -32,16 +29,15 @@ def _copy(target: LM, draft_weights: Weights) -> LM | None:
 
 
 def _keys(target: LM, policy: Policy, draft_kv: DraftKeys) -> Policy:
-    return (
-        policy if draft_kv in ("same", target.kv) else Coded(policy, 4 if draft_kv == "int4" else 8)
-    )
+    if draft_kv in ("same", target.kv):
+        return policy
+    return Coded(policy, 4 if draft_kv == "int4" else 8)
 
 
 def quantspec(
     target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4"
 ) -> Drafter:
-    """A copy of the target with quantized weights drafts gamma tokens and reads codes of every key
-    and value.
+    """A quantized copy of the target drafts gamma tokens and reads codes of every key and value.
 
     The latest 64 to 127 committed slots are read as the target keeps them.
     """
@@ -59,8 +55,9 @@ def magicdec_stream(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of
-    the context.
+    """The target drafts gamma tokens and reads the first `sink` and the latest slots.
+
+    keep_ratio: the share of the context that it reads.
     """
     policy = SinkWindow(sink, keep_ratio, min_budget)
     return SelfDrafter(
@@ -76,9 +73,7 @@ def magicdec_snapkv(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens and reads the part of the prompt that the prompt's last
-    queries attended to.
-    """
+    """The target drafts gamma tokens and reads slots that the prompt's last queries attended to."""
     policy = SnapKV(keep_ratio, min_budget)
     return SelfDrafter(
         target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights)
@@ -93,8 +88,9 @@ def magicdec_quest(
     page: Positive = 16,
     draft_weights: Weights = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens; each query reads the cache pages with the highest upper bound
-    on its scores.
+    """The target drafts gamma tokens and reads the cache pages with the best bounds.
+
+    Each query reads the pages with the highest upper bound on its scores.
     """
     return SelfDrafter(
         target, Quest(keep_ratio, min_budget, page), [1] * gamma, _copy(target, draft_weights)
@@ -112,10 +108,9 @@ def vegas(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """The target drafts gamma tokens and reads the slots that the last verification's queries
-    scored highest.
+    """The target drafts gamma tokens and reads the slots with the last verification's best scores.
 
-    As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log).
+    The paper has score=logits, rows=ends, reach=0. The defaults measured better (docs/log).
     """
     policy = Guided(keep_ratio, min_budget, score, rows, reach)
     return SelfDrafter(
@@ -150,8 +145,9 @@ def vegas_reuse(
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
-    """Vegas, with the `topk` commonest n-grams that began with its first token added below that
-    token.
+    """Vegas with n-grams below its first token.
+
+    They are the `topk` commonest n-grams that began with that token.
     """
     drafter = vegas(
         target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights, draft_kv=draft_kv

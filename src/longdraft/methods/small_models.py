@@ -15,8 +15,9 @@ from longdraft.views.retrieval import last_layer
 
 
 def sd(target: LM, small: LM, gamma: Depth = 7, reads: NotNegative = 2048) -> Drafter:
-    """A small model drafts gamma tokens and reads the prompt's first 16 and last `reads` tokens (0:
-    all of it).
+    """A small model drafts gamma tokens.
+
+    It reads the prompt's first 16 and last `reads` tokens (0: the whole prompt).
     """
     return SmallModelDrafter(small, Full(), [1] * gamma, target.vocab, reads)
 
@@ -31,9 +32,9 @@ def budgetdraft(
     every: NotNegative = 0,
     reads: NotNegative = 2048,
 ) -> Drafter:
-    """A small model drafts gamma tokens and attends to the best chunks of the prompt (`budget`
-    slots) and new tokens.
+    """A small model drafts gamma tokens and attends to the prompt's best chunks and new tokens.
 
+    budget: slots of these chunks.
     every: select chunks again after this many decoding steps (0: never). reads: the small model
     reads only the prompt's first 16 and last `reads` tokens, at least `budget`, and chunks are
     selected among these (0: the whole prompt).
@@ -53,8 +54,9 @@ def specextend(
     chunk: Positive = 32,
     every: Positive = 4,
 ) -> Drafter:
-    """A small model that reads the whole prompt drafts a tree; it attends to chunks that the target
-    attended to.
+    """A small model drafts a tree and attends to chunks that the target attended to.
+
+    It reads the whole prompt.
     """
     policy = Retrieval(keep_ratio, min_budget, chunk, every, last_layer(target))
     return SmallModelDrafter(small, policy, list(widths), target.vocab)
@@ -70,9 +72,9 @@ def triforce(
     window: Positive = 256,
     reads: NotNegative = 1024,
 ) -> Drafter:
-    """The target drafts gamma tokens over `budget` slots of the prompt; a small model drafts for
-    it, `inner` at a time.
+    """The target drafts over part of the prompt, and a small model drafts for it.
 
+    The target drafts gamma tokens over `budget` slots; the small model drafts `inner` at a time.
     The small model attends to `sink` and `window` slots (published: budget 4096, inner 1). reads:
     it reads the prompt's first 16 and last `reads` tokens, at least `window` (0: the whole prompt).
     """

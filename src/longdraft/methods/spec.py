@@ -18,8 +18,9 @@ from longdraft.models.lm import LM
 
 @dataclass
 class MethodSpec:
-    """A method whose options, given as text, are valid. label: its name in tables. Raises
-    InputError when made.
+    """A method whose options, given as text, are valid.
+
+    label: its name in tables. Raises InputError when made.
     """
 
     label: str
@@ -38,14 +39,15 @@ class MethodSpec:
 
     @property
     def pace(self) -> bool:
-        """Whether drafts are adapted to predicted costs: not with `-o pace=off`; `auto` adapts its
-        drafters itself.
+        """Whether drafts are adapted to predicted costs.
+
+        Not with `-o pace=off`; `auto` adapts its drafters itself.
         """
         return dict(self._read).get("pace") == "on"
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a record says of the drafter weights."""
+        """The drafter weights as a record states them."""
         weights = self.weights.origin(methods.find(self.name).needs)
         return {} if weights is None else {"drafter": weights}
 
@@ -55,16 +57,18 @@ class MethodSpec:
         return self._read.model_dump(exclude={"pace"})
 
     def copies(self, target: LM) -> set[str]:
-        """The kinds of quantized copies of the target by which it drafts; `build` makes those that
-        are not there.
+        """The kinds of quantized copies of the target by which it drafts.
+
+        `build` makes the copies that are not there.
         """
         own = methods.find(self.name).copy
         kinds = self.options.get("draft_weights", "same"), own(target) if own else None
         return {kind for kind in kinds if kind not in (None, "same")}
 
     def build(self, target: LM) -> Drafter:
-        """A new drafter that drafts as its options say; the drafter weights are loaded once in a
-        run.
+        """A new drafter with these options.
+
+        The drafter weights are loaded once in a run.
         """
         given = {k: v for k, v in self._read if k != "pace"}
         return methods.build(
@@ -82,7 +86,8 @@ class MethodSpec:
         return drafter.max_depth if drafter.is_chain else 0
 
     def check(self, target: LM, accept: float | None) -> None:
-        """Builds the drafter, and checks that an oracle can accept this many drafts per step.
+        """Build the drafter, and check that an oracle can accept this many drafts per step.
+
         Raises InputError.
         """
         depth = self.chain_depth(target)

@@ -1,5 +1,6 @@
-"""The record of every named method, in the order of their listing. A new one is a function and a
-record here.
+"""The record of every named method, in the order of their listing.
+
+A new method is a function and a record here.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 20
 
 
 def auto(target: LM, weights: dict[str, Any]) -> Drafter:
-    """Chooses among a quantized copy, suffix, vegas, vegas-reuse and the methods that have their
-    drafter weights.
+    """Drafts by the method with the best forecast: expected tokens per predicted second.
 
-    The one with the best forecast drafts: expected tokens per predicted second, by what was
-    accepted so far.
+    It chooses among a quantized copy, suffix, vegas, vegas-reuse and the methods that have their
+    drafter weights. Forecasts go by what was accepted so far.
     """
     return best_of(candidates(METHODS.values(), target, weights), target)
 

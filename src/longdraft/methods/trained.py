@@ -60,8 +60,9 @@ def longspec(
 
 
 def longspec_chain(target: LM, block: Glide, gamma: Depth = 5, window: NotNegative = 0) -> Drafter:
-    """A block that attends to the target's KV cache drafts a chain of gamma tokens (window 0: as it
-    was trained).
+    """A block that attends to the target's KV cache drafts a chain of gamma tokens.
+
+    window 0: as the block was trained.
     """
     return GlideDrafter(block, [1] * gamma, window=window)
 
@@ -75,9 +76,7 @@ def longspec_guided(
     min_budget: Positive = 1024,
     score: Score = "weights",
 ) -> Drafter:
-    """Like longspec, but the block reads only the slots that the last verification scored
-    highest.
-    """
+    """Like longspec, but the block reads only the slots that the last verification scored best."""
     return GlideDrafter(block, list(widths), Guided(keep_ratio, min_budget, score), window)
 
 
@@ -92,11 +91,11 @@ def medusa(
     widths: SparseOrWidths = "sparse",
     nodes: MaybeNodes = 0,
 ) -> Drafter:
-    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse
-    tree of 63 nodes.
+    """Heads on the last verified hidden state predict later tokens.
 
-    The sparse tree ends with the last head. nodes: instead of a tree of fixed shape, draft this
-    many of the likeliest paths (0: the fixed shape).
+    widths: nodes per depth, or a sparse tree of 63 nodes. The sparse tree ends with the last head.
+    nodes: instead of a tree of fixed shape, draft this many of the likeliest paths (0: the fixed
+    shape).
     """
     if nodes:
         return Medusa(target, heads, BestPaths(nodes))
@@ -115,8 +114,9 @@ def tokenswift(
     topk: Nodes = 20,
     choice: Literal["count", "random"] = "count",
 ) -> Drafter:
-    """The target drafts one token over `budget` slots of its cache, chained heads the next ones;
-    n-grams join below.
+    """The target drafts one token over part of its cache, and chained heads draft the next ones.
+
+    budget: the slots that the target reads. n-grams join below.
     """
     if budget <= sink:
         raise InputError(f"option budget is {budget}: give {sink + 1} or more, one more than sink")
@@ -135,12 +135,11 @@ def eagle(
     window: NotNegative = 512,
     sink: NotNegative = 4,
 ) -> Drafter:
-    """A layer on the target's hidden states grows a tree and keeps its likeliest `nodes` nodes, the
-    root included.
+    """A layer on the target's hidden states grows a tree and keeps its likeliest nodes.
 
-    The layer attends to all of a text of up to `reach` tokens, and to the first `sink` and latest
-    `window` ones of a longer text (window 0: to the latest `reach` of the prompt and all that
-    follow).
+    nodes: how many it keeps, the root included. The layer attends to all of a text of up to `reach`
+    tokens, and to the first `sink` and latest `window` ones of a longer text (window 0: to the
+    latest `reach` of the prompt and all that follow).
     """
     return Eagle(target, block, topk, levels, nodes, reach, window, sink)
 
@@ -152,11 +151,10 @@ def mtp(
     sink: NotNegative = 4,
     window: Positive = 512,
 ) -> Drafter:
-    """The multi-token-prediction layers in the target's own checkpoint draft a tree with `widths`
-    nodes per depth.
+    """The target checkpoint's own multi-token-prediction layers draft a tree.
 
-    Depths beyond the number of layers use the last layer again. sink, window: the first and the
-    latest tokens that a layer attends to.
+    widths: nodes per depth. Depths beyond the number of layers use the last layer again. sink,
+    window: the first and the latest tokens that a layer attends to.
     """
     return Mtp(layers, list(widths), sink, window)
 
@@ -164,9 +162,9 @@ def mtp(
 def dflash(
     target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth = 0, window: NotNegative = 0
 ) -> Drafter:
-    """A block on the target's hidden states drafts all depths in one pass, as a tree of the `nodes`
-    best paths.
+    """A block on the target's hidden states drafts all depths in one pass.
 
+    The draft is a tree of the `nodes` best paths.
     gamma: draft a chain of this many tokens instead of a tree (0: a tree). window: positions whose
     features the block attends to (0: as it was trained).
     """

@@ -1,4 +1,4 @@
-"""What `auto` chooses from: the records of the methods say so."""
+"""The candidates of `auto`, by the records of the methods."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def kinds_beside(methods: Iterable[Method]) -> list[str]:
 
 
 def candidates(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]) -> list[Drafter]:
-    """A drafter of each method that can be used; of equal forecasts the first one counts. weights:
-    {kind: drafter weights}. Raises InputError.
+    """A drafter of each method that can be used; of equal forecasts the first one counts.
+
+    weights: {kind: drafter weights}. Raises InputError.
     """
     tried = [(m, trial) for m, trial in _in_order(methods) if m.needs is None or m.needs in weights]
     if unused := sorted(weights.keys() - {method.needs for method, _ in tried}):
@@ -30,12 +31,13 @@ def candidates(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]
             f"auto tries no method that needs drafter weights of kind {unused[0]}: choose "
             "the method"
         )
-    built = [
-        expect(m.build(target, weights[m.needs], **trial.options), weights[m.needs])
-        if m.needs
-        else m.build(target, **trial.options)
-        for m, trial in tried
-    ]
+    built = list[Drafter]()
+    for method, trial in tried:
+        if method.needs:
+            own = weights[method.needs]
+            built.append(expect(method.build(target, own, **trial.options), own))
+        else:
+            built.append(method.build(target, **trial.options))
     named = sum(trial.named for _, trial in tried)
     return [*built[:named], *by_a_copy(target), *built[named:]]
 

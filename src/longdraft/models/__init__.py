@@ -1,1 +1,1 @@
-"""What is computed: a language model of Transformers with its weights and its backend."""
+"""Language models: a Transformers model with its weights and its backend."""

@@ -17,8 +17,7 @@ PAGE = 1 << 21
 def pages(size: int) -> Tensor:
     """`size` bytes that start at a huge page boundary, in huge pages where the system has them."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # private: Linux gives shared memory, which is mmap's default, no huge pages unless it is
-        # set up to
+        # private: mmap's default is shared memory, which gets no huge pages by default on Linux
         area = mmap.mmap(-1, size + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # this kernel has none
             area.madvise(mmap.MADV_HUGEPAGE)

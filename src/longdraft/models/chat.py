@@ -18,10 +18,7 @@ Tools = list[dict[str, Any]] | None
 Asked = dict[str, Any]  # what template_process.rendered reads
 Render = Callable[[Asked], dict[str, str]]
 # characters to which Unicode gives no meaning
-PRIVATE = (
-    *range(0x100000, 0x10FFFE),
-    *range(0xF0000, 0xFFFFE),
-)
+PRIVATE = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))
 
 RESERVED = {
     "messages",
@@ -53,11 +50,10 @@ RESERVED |= {
 
 @dataclass(frozen=True)
 class Turn:
-    """How a conversation ends: an answer begins, or the last message is continued; variables: more
-    for the template.
+    """The end of a conversation: an answer begins, or the last message is continued.
 
-    The names of variables are identifiers and none of RESERVED; their strings are a client's, like
-    messages.
+    variables: more for the template. The names of variables are identifiers and none of RESERVED;
+    their strings are a client's, like messages.
     """
 
     begins: bool = True
@@ -80,20 +76,20 @@ def chat_tokens(
     render: Render = rendered,
     turn: Turn = ANSWER,
 ) -> list[int]:
-    """The tokens of a conversation up to where the model's answer begins. tools: what the model may
-    call.
+    """The tokens of a conversation up to where the model's answer begins.
 
-    The text is that of Transformers' `apply_chat_template`. A control token (see `is_control`) is
-    read only where the template itself wrote each of its characters; what messages, tools and
-    variables say, in any field, is plain text. render: renders the template; `Templates.render`
-    does so with limits. Raises InputError for a model without a chat template, and for a
-    conversation that the template refuses.
+    tools: what the model may call. The text is that of Transformers' `apply_chat_template`. A
+    control token (see `is_control`) is read only where the template itself wrote each of its
+    characters; what messages, tools and variables say, in any field, is plain text. render: renders
+    the template; `Templates.render` does so with limits. Raises InputError for a model without a
+    chat template, and for a conversation that the template refuses.
     """
     control = control_of(tokenizer)
     asked = asked_of(tokenizer, messages, tools, turn)
     check_tools(asked["template"], messages, tools)
     _check_variables(asked, turn.variables)
-    asked["marks"] = marks = _marks(control, asked)
+    marks = _marks(control, asked)
+    asked["marks"] = marks
     chat = render(asked)
     if "error" in chat:
         raise InputError(f"the model's chat template refuses this conversation: {chat['error']}")
@@ -105,14 +101,14 @@ def chat_tokens(
         )
     _check_origin(control, marked, unmarked, (messages, tools, turn.variables))
     runs = f"[{''.join(marks.values())}]+" if marks else "(?!)"
-    return control.read(
-        re.sub(runs, lambda run: control.respell(run[0].translate(unmarked)), marked)
-    )
+    spelled = re.sub(runs, lambda run: control.respell(run[0].translate(unmarked)), marked)
+    return control.read(spelled)
 
 
 def template_of(tokenizer: Any, tools: Tools) -> str:
-    """The chat template for these tools. Raises InputError for a model that has none, or none to
-    choose.
+    """The chat template for these tools.
+
+    Raises InputError for a model that has none, or none to choose.
     """
     if not has_template(tokenizer):
         raise InputError(
@@ -128,8 +124,9 @@ def template_of(tokenizer: Any, tools: Tools) -> str:
 
 
 def asked_of(tokenizer: Any, messages: list[Message], tools: Tools, turn: Turn = ANSWER) -> Asked:
-    """What a template is rendered from, as `apply_chat_template` gives it: without fields that are
-    None.
+    """The input of a template, like that of `apply_chat_template`.
+
+    Fields of messages that are None are left out.
     """
     return {
         "template": template_of(tokenizer, tools),
@@ -145,8 +142,9 @@ def asked_of(tokenizer: Any, messages: list[Message], tools: Tools, turn: Turn =
 
 
 def _marks(control: Control, asked: Asked) -> dict[str, str]:
-    """A mark for each character of control tokens: the first private characters that the
-    conversation does not use.
+    """A mark for each character of control tokens.
+
+    The marks are the first private characters that the conversation does not use.
     """
     used = set(json.dumps(asked, ensure_ascii=False))
     free = (char for char in map(chr, PRIVATE) if char not in used)
@@ -161,25 +159,23 @@ def _marks(control: Control, asked: Asked) -> dict[str, str]:
 def _check_origin(
     control: Control, marked: str, unmarked: dict[int, str], conversation: Any
 ) -> None:
-    """Raises InputError for a control token that neither the template nor a string of the
-    conversation contains.
+    """Raises InputError for a control token that the template builds from parts.
 
-    A template can build one in a way that loses the marks. Read as text it would lose its meaning
-    without notice.
+    That is one which neither the template nor a string of the conversation contains. A template can
+    build one in a way that loses the marks. Read as text it would lose its meaning without notice.
     """
     if not unmarked:  # the tokenizer has no control tokens
         return
     text = marked.translate(unmarked)
     others = re.compile("[^" + "".join(map(chr, unmarked)) + "]+")
-    made = {
-        (part, text[a:b]) for a, b in control.spans(text) for part in others.findall(marked[a:b])
-    }
+    made = set[tuple[str, str]]()
+    for a, b in control.spans(text):
+        made |= {(part, text[a:b]) for part in others.findall(marked[a:b])}
     for part, token in sorted(made):
         if not any(part in said for said in _texts(conversation)):
             raise InputError(
-                f"the model's chat template builds {token!r} from text that may be a "
-                "message's: change the message, or"
-                " use another template"
+                f"the model's chat template builds {token!r} from text that may be a message's: "
+                "change the message, or use another template"
             )
 
 
@@ -205,9 +201,7 @@ def check_tools(template: str, messages: list[Message], tools: Tools) -> None:
 
 
 def _check_variables(asked: Asked, variables: dict[str, Any]) -> None:
-    """Raises FieldError for a variable that the template does not read, or that is one of the
-    tokenizer's.
-    """
+    """Raises FieldError for a variable that the template does not read, or the tokenizer sets."""
     for name in variables:
         effort = name == "reasoning_effort"
         place = name if effort else f"chat_template_kwargs.{name}"

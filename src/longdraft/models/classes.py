@@ -1,5 +1,6 @@
-"""Which of Transformers' own classes computes a config's model; a model's folder never brings a
-class.
+"""Chooses the class of Transformers that computes a config's model.
+
+A model's folder never brings a class.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ def class_of(config: Any) -> Any:
     """The class whose weights a folder with this config has, if it continues texts; else None."""
     causal = None if is_multimodal(config) else causal_class(config)
     mappings = (*MULTIMODAL, MODEL_FOR_CAUSAL_LM_MAPPING)
-    return causal or next(
-        (mapping[type(config)] for mapping in mappings if type(config) in mapping), None
-    )
+    if causal:
+        return causal
+    return next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
 
 
 def causal_class(config: Any) -> Any:
-    """The causal language model of this config, by Transformers' mapping or else in the config's
-    package; or None.
+    """The causal language model of this config, or None.
 
-    Of several it is the one that the config's `architectures` names.
+    By Transformers' mapping, or else in the config's package. Of several it is the one that the
+    config's `architectures` names.
     """
     kind = type(config)
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -54,9 +55,9 @@ def causal_class(config: Any) -> Any:
         if name.endswith(CAUSAL) and _computes(cls, kind)
     }
     named = [name for name in getattr(config, "architectures", None) or () if name in classes]
-    return (
-        classes[named[0]] if named else next(iter(classes.values())) if len(classes) == 1 else None
-    )
+    if named:
+        return classes[named[0]]
+    return next(iter(classes.values())) if len(classes) == 1 else None
 
 
 def _computes(cls: Any, kind: type) -> bool:
@@ -64,8 +65,9 @@ def _computes(cls: Any, kind: type) -> bool:
 
 
 def is_multimodal(config: Any) -> bool:
-    """Whether the model reads images or sound too: beside its language model's config it has those
-    of other parts.
+    """Whether the model reads images or sound too.
+
+    Then it has configs of other parts beside that of its language model.
     """
     if getattr(config, "is_encoder_decoder", False):
         return False
@@ -75,8 +77,9 @@ def is_multimodal(config: Any) -> bool:
 
 
 def reads_both_sides(config: Any, cls: Any) -> bool:
-    """Whether attention is not causal: that of BERT and its like is so only if the config says
-    is_decoder.
+    """Whether attention is not causal.
+
+    That of BERT and its like is causal only if the config says is_decoder.
     """
     has_encoder = any(name.endswith("Encoder") for name in vars(sys.modules[cls.__module__]))
     return has_encoder and getattr(config, "is_decoder", None) is False

@@ -1,6 +1,4 @@
-"""Control tokens, such as <|im_end|>, and how to tokenize a text that contains exactly the ones
-meant.
-"""
+"""Control tokens, such as <|im_end|>, and reading texts that contain exactly the intended ones."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ KEPT: WeakKeyDictionary[Any, tuple[dict[int, str], Control]] = WeakKeyDictionary
 
 
 class Control:
-    """A tokenizer's control tokens, and a copy of it in which each of them is spelled OPEN id
-    CLOSE.
+    """A tokenizer's control tokens, and a copy of it that reads only respelled ones.
 
+    In the copy each of them is spelled OPEN id CLOSE.
     The copy cannot make a control token of any other text: not as an added token, an entry of the
     vocabulary or the result of a merge. (The unknown token is the exception: it stands for
     characters that the vocabulary lacks.)
@@ -53,7 +51,7 @@ class Control:
             )
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where a text spells a control token: begin and end of each place, in characters."""
+        """The spans of a text that spell a control token: begin and end, in characters."""
         encoded = self._finder.encode_batch([text], add_special_tokens=False)[0]
         return (span for id, span in zip(encoded.ids, encoded.offsets, strict=True) if id)
 
@@ -62,8 +60,9 @@ class Control:
         return self._pattern.sub(lambda match: self.spelling[match[0]], text)
 
     def read(self, text: str) -> list[int]:
-        """The ids of a text in which control tokens are respelled. Raises InputError if others
-        would appear.
+        """The ids of a text in which control tokens are respelled.
+
+        Raises InputError if others would appear.
         """
         ids = self._reader.encode_batch([text], add_special_tokens=False)[0].ids
         wanted = [self.names[name] for name in re.findall(f"{OPEN}[0-9]+{CLOSE}", text)]
@@ -77,11 +76,10 @@ class Control:
 
 
 def is_control(token: dict[str, Any]) -> bool:
-    """Whether an added token steers the model: it is marked special, or is not made of letters,
-    digits and spaces.
+    """Whether an added token steers the model.
 
-    Tokens that are not marked can do so too (<think>, <｜User｜>); words and spaces that were added
-    are vocabulary.
+    It is marked special, or is not made of letters, digits and spaces. Tokens that are not marked
+    can do so too (<think>, <｜User｜>); words and spaces that were added are vocabulary.
     """
     text = token["content"].replace("▁", " ")
     return token["special"] or not all(
@@ -90,26 +88,28 @@ def is_control(token: dict[str, Any]) -> bool:
 
 
 def control_of(tokenizer: Any) -> Control:
-    """The control tokens of a tokenizer; built once, and again after tokens were added. Raises
-    InputError.
+    """The control tokens of a tokenizer; built once, and again after tokens were added.
+
+    Raises InputError.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise InputError(
-            "this model's tokenizer has no tokenizer.json, so messages could contain "
-            "control tokens: use"
-            " `longdraft generate`"
+            "this model's tokenizer has no tokenizer.json, so messages could contain control "
+            "tokens: use `longdraft generate`"
         )
     now = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
     known = KEPT.get(tokenizer)
     if known is None or known[0] != now:
-        KEPT[tokenizer] = known = now, Control(backend)
+        known = now, Control(backend)
+        KEPT[tokenizer] = known
     return known[1]
 
 
 def _respelled(made: dict[str, Any], spelling: dict[str, str]) -> Tokenizer:
-    """A tokenizer from its JSON with other names for some tokens, and without the merges that make
-    those.
+    """A tokenizer from its JSON with other names for some tokens.
+
+    The merges that make those tokens are left out.
     """
     model = made["model"]
     vocab = model["vocab"]

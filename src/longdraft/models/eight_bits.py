@@ -1,5 +1,6 @@
-"""Weights stored in 8 bits: half the size of bfloat16 on disk. Read back, they are ordinary weights
-in float32.
+"""Weights stored in 8 bits: half the size of bfloat16 on disk.
+
+Read back, they are ordinary weights in float32.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ LEAST = 1024  # elements of a matrix that is worth packing
 
 
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix [..,outputs,inputs] as int8 and float32 scales [..,outputs], one per row; the
-    rest unchanged.
+    """Pack each matrix [..,outputs,inputs] as int8 and float32 scales [..,outputs].
 
-    Round to nearest, so an element moves by at most its row's largest magnitude / 254.
+    There is one scale per row; all other tensors are unchanged. Round to nearest, so an element
+    moves by at most its row's largest magnitude / 254.
     """
     packed = dict[str, Tensor]()
     for name, x in weights.items():
@@ -39,16 +40,16 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         rows = x.detach().to("cpu", torch.float32)
         scale = rows.abs().amax(-1) / 127
-        packed[name] = (
-            (rows / scale.clamp(min=1e-30)[..., None]).round().to(torch.int8).contiguous()
-        )
+        codes = (rows / scale.clamp(min=1e-30)[..., None]).round().to(torch.int8)
+        packed[name] = codes.contiguous()
         packed[name + SCALE] = scale.contiguous()
     return packed
 
 
 def unpack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack` was given, packed matrices in float32. Raises ValueError for a matrix without
-    fitting scales.
+    """The tensors that `pack` was given, packed matrices in float32.
+
+    Raises ValueError for a matrix without fitting scales.
     """
     unpacked = dict[str, Tensor]()
     for name, x in weights.items():
@@ -83,11 +84,10 @@ def read(file: Path) -> dict[str, Tensor]:
 
 
 def load_model(cls: Any, where: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A Transformers model from a folder that was stored in 8 bits, and what Transformers says of
-    its loading.
-    """
+    """A Transformers model from a folder stored in 8 bits, and the report of its loading."""
     hf, info = cls.from_pretrained(None, state_dict=read(Path(where) / WEIGHTS), **options)
-    hf.config.name_or_path = hf.name_or_path = where
+    hf.config.name_or_path = where
+    hf.name_or_path = where
     if (Path(where) / GENERATION_CONFIG_NAME).is_file():
         hf.generation_config = GenerationConfig.from_pretrained(where, local_files_only=True)
     return hf, info
@@ -95,6 +95,7 @@ def load_model(cls: Any, where: str, **options: Any) -> tuple[Any, dict[str, Any
 
 def store(folder: Path, out: Path) -> tuple[int, int]:
     """Copy a drafter's folder with its weights in 8 bits -> bytes of weights before and after.
+
     Raises InputError.
     """
     read_json(folder / CONFIG)  # says what is wrong with a folder that is none

@@ -1,6 +1,4 @@
-"""Writes a model as other engines read it: a folder with config.json, safetensors and the
-tokenizer's files.
-"""
+"""Writes a model for other engines: a folder with config.json, safetensors and tokenizer files."""
 
 from __future__ import annotations
 
@@ -30,9 +28,8 @@ def export(lm: LM, tokenizer: Any, out: Path) -> int:
     """
     if is_multimodal(lm.hf.config):
         raise InputError(
-            f"Transformers has no class for the text part of {lm.hf.config.model_type} "
-            "alone, so it cannot be exported:"
-            " use the original folder"
+            f"Transformers has no class for the text part of {lm.hf.config.model_type} alone, "
+            "so it cannot be exported: use the original folder"
         )
     out = new_folder(out)
     part = out.with_name(out.name + ".part")

@@ -1,8 +1,7 @@
-"""Downloads a model once into the user's cache: a file of a pinned size and sha256, whole or not at
-all.
+"""Downloads a model once into the user's cache, whole or not at all.
 
-What has arrived of a download that ended early stays in a folder beside the file, and the next one
-goes on from there.
+A model is a file of a pinned size and sha256. What has arrived of a download that ended early stays
+in a folder beside the file, and the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def place_of(name: str) -> Path:
-    """Where the file of a model in SOURCES is, once it is fetched."""
+    """The path of the file of a model in SOURCES, once it is fetched."""
     return cache_folder() / name / SOURCES[name].file
 
 
@@ -60,8 +59,9 @@ def fetched(name: str) -> Path:
 
 
 def check(name: str) -> Path:
-    """Compare the file in the cache with its sha256 -> the file. Raises InputError if it is absent
-    or damaged.
+    """Compare the file in the cache with its sha256 -> the file.
+
+    Raises InputError if it is absent or damaged.
     """
     model = _known(name)
     place = place_of(name)
@@ -78,12 +78,11 @@ def check(name: str) -> Path:
 def fetch(
     name: str, report: Callable[[int], None] | None = None, say: Callable[[str], None] | None = None
 ) -> tuple[Path, bool]:
-    """Download a model unless it is there, undamaged -> (its file, whether it was there). Raises
-    InputError.
+    """Download a model unless it is there, undamaged -> (its file, whether it was there).
 
-    The file appears once it is whole and right. A second process that fetches it waits for the
-    first. report: called now and then with the bytes that have arrived. say: called with a line
-    that says what is downloaded from where.
+    Raises InputError. The file appears once it is whole and right. A second process that fetches it
+    waits for the first. report: called now and then with the bytes that have arrived. say: called
+    with a line that says what is downloaded from where.
     """
     model = _known(name)
     place = place_of(name)
@@ -102,9 +101,8 @@ def fetch(
     except OSError as error:
         need = model.size + max(source.extra for source in model.sources)
         raise InputError(
-            f"cannot write {name} to {place.parent} ({error.strerror or error}): it takes "
-            f"up to {need / 1e6:.0f} MB;"
-            " free some there, or set LONGDRAFT_CACHE to another folder"
+            f"cannot write {name} to {place.parent} ({error.strerror or error}): it takes up to "
+            f"{need / 1e6:.0f} MB; free some there, or set LONGDRAFT_CACHE to another folder"
         ) from None
     return place, False
 
@@ -117,7 +115,10 @@ def _known(name: str) -> Model:
 
 @contextmanager
 def _alone(file: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock, which ends with the process. wait: called if another process holds it now."""
+    """Hold a lock, which ends with the process.
+
+    wait: called if another process holds it now.
+    """
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -133,8 +134,9 @@ def _alone(file: Path, wait: Callable[[], None]) -> Iterator[None]:
 def _from_any(
     model: Model, place: Path, report: Callable[[int], None] | None, say: Callable[[str], None]
 ) -> None:
-    """Put the file in its place from the first source that has it. Raises InputError with why each
-    has not.
+    """Put the file in its place from the first source that has it.
+
+    Raises InputError with the reason why each has not.
     """
     work = place.parent / f"{PARTIAL}{model.sha256[:16]}"
     for left in place.parent.glob(f"{PARTIAL}*"):
@@ -166,8 +168,9 @@ def _from_one(
     report: Callable[[int], None] | None,
     say: Callable[[str], None],
 ) -> None:
-    """Make `folder`/whole the model's file. Raises InputError, also for another file, of which
-    nothing is kept.
+    """Make `folder`/whole the model's file.
+
+    Raises InputError, also for another file, of which nothing is kept.
     """
     whole = folder / "whole"
     parts = folder / "parts"

@@ -1,6 +1,4 @@
-"""What identifies a model: its sizes, a digest of its weights, and what was changed when it was
-loaded.
-"""
+"""The identity of a model: its sizes, a digest of its weights, and changes made on loading."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ SAMPLE = 1 << 12
 
 
 def fingerprint(target: LM) -> dict[str, Any]:
-    """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has
-    one.
+    """Identifies a drafter's target by sizes, a digest of its weights, and any `rope`.
 
     Of a target that was quantized on loading it also has the kind of its weights, and the digest of
     those that were `stored`, by which drafters know it; and the kinds of its keys and of its
@@ -39,28 +36,25 @@ def fingerprint(target: LM) -> dict[str, Any]:
     """
     c = target.config
     values = {k: values_of(c, k) for k in SIZES}  # more than one of what differs by layer
-    sizes = {"model_type": c.model_type} | {
-        k: v[0] if len(v) == 1 else v for k, v in values.items()
-    }
+    facts: dict[str, Any] = {"model_type": c.model_type}
+    for name, numbers in values.items():
+        facts[name] = numbers[0] if len(numbers) == 1 else numbers
+    facts["digest"] = target.digest or digest(target.hf)
     chosen = {
         "rope": target.rope,
         "weights": target.weights,
         "stored": target.stored,
         "kv": target.kv,
+        "activations": target.activations,
     }
-    chosen |= {"activations": target.activations}
-    return (
-        sizes
-        | {"digest": target.digest or digest(target.hf)}
-        | {k: v for k, v in chosen.items() if v is not None}
-    )
+    return facts | {name: value for name, value in chosen.items() if value is not None}
 
 
 def digest(hf: Any) -> str:
-    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of
-    loading.
+    """A digest of a sample of every weight, read as bfloat16.
 
-    Packed weights count as the numbers that they stand for, and an output matrix that repeats the
+    So it does not depend on the dtype of loading. Packed weights count as the numbers that they
+    stand for, and an output matrix that repeats the
     embeddings does not count: a model is the same target in any kind of file.
     """
     total = sha256()
@@ -77,7 +71,9 @@ def digest(hf: Any) -> str:
 
 def _weights(hf: Any) -> Iterator[tuple[str, Tensor | Packed]]:
     packed = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear)}
-    parts = {f"{name}.{leaf}" for name, m in packed.items() for leaf in m.parts}
+    parts = set[str]()
+    for name, m in packed.items():
+        parts |= {f"{name}.{leaf}" for leaf in m.parts}
     yield from ((name, p) for name, p in hf.named_parameters() if name not in parts)
     yield from ((f"{name}.weight", m.packed) for name, m in packed.items())
 

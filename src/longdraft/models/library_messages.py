@@ -1,5 +1,6 @@
-"""What the command line shows of the messages of Transformers and the Hub's client: errors, and
-warnings of a model that may compute something else than its makers meant.
+"""Shows messages of Transformers and the Hub's client on the command line.
+
+Only errors, and warnings of a model that may compute something else than its makers meant.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ from huggingface_hub.utils import logging as hub
 from transformers.utils import logging as library
 
 LONGEST = 400  # characters of a line
-# What changes no result: programming interfaces, speed, memory, training, and the report of
-# weights, which loading
-# checks itself. A warning that is not known here is shown.
+# Warnings that change no result: programming interfaces, speed, memory, training, and the report of
+# weights, which loading checks itself. A warning that is not known here is shown.
 HARMLESS = re.compile(
-    r"deprecat|removed in v|GenerationMixin|trust_remote_code|LOAD REPORT|loss_type|token "
-    r"indices sequence length"
-    r"|gradient|checkpointing "
-    r"format|(flash|attn|attention).?implementation|flash.?attention|kernels?\b|fast "
-    r"path|slow"
+    r"deprecat|removed in v|GenerationMixin|trust_remote_code|LOAD REPORT|loss_type"
+    r"|token indices sequence length|gradient|checkpointing format"
+    r"|(flash|attn|attention).?implementation|flash.?attention|kernels?\b|fast path|slow"
     r"|memory|warmup|install",
     re.IGNORECASE,
 )

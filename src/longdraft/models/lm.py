@@ -1,6 +1,4 @@
-"""A language model: a Transformers model's configuration and weights, and the backend that computes
-its passes.
-"""
+"""A language model: a Transformers model, and the backend that computes its passes."""
 
 from __future__ import annotations
 
@@ -48,9 +46,9 @@ PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
 
 class LM:
-    """Every forward pass runs a tree over a cache: it returns logits and writes keys and values to
-    scratch slots.
+    """A language model whose forward passes run trees over a cache.
 
+    A pass returns logits and writes keys and values to scratch slots.
     Complete once it is constructed: `end_tokens`, `note`, `stored` and `digest` are what loading
     knows and `hf` does not tell. backend: makes the backend of `eager`, which computes the passes
     that the backend does not support.
@@ -102,7 +100,8 @@ class LM:
         self.lock = threading.RLock()
         self._process = os.getpid()
         self.eager = reference(hf, team)
-        a = self.architecture = self.eager.architecture
+        a = self.eager.architecture
+        self.architecture = a
         self.config = a.config
         self.windows = a.windows
         self.sources = a.sources
@@ -124,8 +123,9 @@ class LM:
 
     @property
     def depth(self) -> int:
-        """Decoder layers: states are numbered 0 (the embeddings) to this (before the final
-        norm).
+        """The number of decoder layers.
+
+        States are numbered 0 (the embeddings) to this (before the final norm).
         """
         return len(self.architecture.layout.layers)
 
@@ -139,8 +139,9 @@ class LM:
         return layer_configs(self.config)[self.number_of(kind)]
 
     def number_of(self, kind: str) -> int:
-        """Its last layer of this type, or the last one that has keys where no layer has the
-        type.
+        """Its last layer of this type.
+
+        The last one that has keys where no layer has the type.
         """
         types = getattr(self.config, "layer_types", None) or []
         return max(
@@ -155,43 +156,43 @@ class LM:
 
     @property
     def prompt_block(self) -> int:
-        """A prompt's keys have the same bits in every run if each call of `prefill` ends at a
-        multiple of this or at the prompt's end. 1: reading is exact; else decoding the tokens would
+        """The multiple at which calls of `prefill` must end for keys of the same bits in every run.
+
+        They may also end at the prompt's end. 1: reading is exact; else decoding the tokens would
         write other bits than reading them.
         """
         return 1 if self._backend_for(None, 1).exact else PART
 
     @property
     def checkpoints(self) -> int:
-        """After every this many tokens, states are worth keeping for texts that share a
-        beginning.
-        """
+        """The number of tokens after which states are kept, for texts that share a beginning."""
         return max(CHECKPOINT, self.prompt_block)
 
     def rules(self) -> Rules:
-        """The rules in its current generation_config. Raises InputError for those that cannot be
-        applied.
+        """The rules in its current generation_config.
+
+        Raises InputError for those that cannot be applied.
         """
         return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
 
     def nbytes(self) -> int:
-        """Bytes of weights that one decoding step reads: all except embedding tables, of which it
-        reads one row.
+        """Bytes of weights that one decoding step reads.
+
+        All except embedding tables, of which it reads one row.
         """
         head = self.hf.get_output_embeddings()
         read = set() if head is None else {id(p) for p in head.parameters()}
-        tables = {
-            id(p): p
-            for m in self.hf.modules()
-            if isinstance(m, torch.nn.Embedding)
-            for p in m.parameters()
-        }
+        tables = dict[int, torch.nn.Parameter]()
+        for module in self.hf.modules():
+            if isinstance(module, torch.nn.Embedding):
+                tables |= {id(p): p for p in module.parameters()}
         unread = sum(p.nbytes for n, p in tables.items() if n not in read)
         return sum(p.nbytes for p in self.hf.parameters()) - unread
 
     def quantized(self, kind: str) -> LM:
-        """A copy of this model in "int8" or "int4", made once, whose passes can use this model's
-        caches.
+        """A copy of this model in "int8" or "int4", made once.
+
+        Its passes can use this model's caches.
         """
         with self.lock:
             if kind not in self.copies:
@@ -210,9 +211,7 @@ class LM:
             return self.copies[kind]
 
     def saving(self, kind: str) -> float:
-        """The share of `nbytes` that a quantized copy does not read; nothing is copied to find
-        out.
-        """
+        """The share of `nbytes` that a quantized copy does not read, computed without copying."""
         return bytes_saved(self.hf, kind) / self.nbytes()
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
@@ -220,11 +219,14 @@ class LM:
         return KVCache(batch, slots, self.device, self.kv_bits)
 
     def rotation(self, planned: int) -> str:
-        """Names the rotations of a row's keys, whose text may fill this many slots: rows with the
-        same name may share keys. "": they do not depend on it.
+        """The name of the rotations of a row's keys, whose text may fill this many slots.
+
+        Rows with the same name may share keys. "": they do not depend on it.
         """
         longrope = self.architecture.longrope
-        return "" if longrope is None else "long" if planned > longrope.border else "short"
+        if longrope is None:
+            return ""
+        return "long" if planned > longrope.border else "short"
 
     def sequences(
         self,
@@ -235,8 +237,9 @@ class LM:
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
     ) -> Sequences:
-        """Rows that the model decodes, under its rules unless the sampler has its own. eos None:
-        its end tokens.
+        """Rows that the model decodes, under its rules unless the sampler has its own.
+
+        eos None: its end tokens.
         """
         ends = self.end_tokens if eos is None else eos
         return Sequences.of(prompts, limit, cache, sampler.under(self.rules()), seed, ends)
@@ -250,8 +253,9 @@ class LM:
         captured: Captures | None = None,
         logits: int = 0,
     ) -> Tensor:
-        """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V]
-        (of the last `logits` nodes, 0: all). Their keys and values are written to slots
+        """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V].
+
+        logits: of this many last nodes, 0: of all. The nodes' keys and values are written to slots
         length+start and on.
         """
         self.check_process()
@@ -265,24 +269,23 @@ class LM:
             return in_parts(backend, tree, cache, start, view, captured)[:, -logits:]
 
     def check_process(self) -> None:
-        """Raises InputError in a forked child: the threads that compute passes were not copied, so
-        it would hang.
+        """Raises InputError in a forked child, where a pass would hang.
+
+        The threads that compute passes were not copied.
         """
         if os.getpid() != self._process:
             raise InputError(
-                "this model was loaded before the process was forked, and a pass would "
-                "hang: load it in the child, or"
-                " start the process with the 'spawn' method"
+                "this model was loaded before the process was forked, and a pass would hang: "
+                "load it in the child, or start the process with the 'spawn' method"
             )
 
     def extend_cache(
         self, tokens: Tensor, cache: KVCache, spec: CaptureSpec | None = None, chunk: int = 1024
     ) -> list[Captures]:
-        """Run tokens [1,N] and commit them to a cache of one row, `chunk` at a time -> what each
-        pass captured.
+        """Run tokens [1,N] and commit them to a cache of one row -> what each pass captured.
 
-        An exact backend computes it, so the keys are those that decoding these tokens would have
-        written.
+        chunk: the number of tokens in a pass. An exact backend computes it, so the keys are those
+        that decoding these tokens would have written.
         """
         logits = 0 if self.exact and not self.backend.supports(None, 1) else 1
         spec = spec or CaptureSpec()
@@ -299,9 +302,9 @@ class LM:
         report: Callable[[int], None] | None = None,
         keep: PromptSpec | None = None,
     ) -> dict[int, Tensor]:
-        """Run one row's tokens and commit them to a cache of one row, by the backend if it can
-        leave out logits.
+        """Run one row's tokens and commit them to a cache of one row.
 
+        By the backend, if it can leave out logits.
         chunk: passes end at multiples of this position, wherever the call begins (None: PART).
         report: called after every pass with its number of tokens. -> {layer: [1,m,d]}, the states
         that `keep` requests of the last m of these tokens, at most keep.count; {} for none.
@@ -314,9 +317,8 @@ class LM:
         for part in self._split(given, chunk or PART, 1, int(cache.length[0])):
             left -= part.shape[1]
             wanted = left < keep.count
-            captured = self._commit(
-                part, cache, Captures(CaptureSpec(hidden=keep.hidden if wanted else ())), 1
-            )
+            spec = CaptureSpec(hidden=keep.hidden if wanted else ())
+            captured = self._commit(part, cache, Captures(spec), 1)
             if wanted:
                 kept.append(captured.states)
             if report is not None:
@@ -328,8 +330,9 @@ class LM:
         }
 
     def _split(self, tokens: Tensor, chunk: int, logits: int, begin: int = 0) -> list[Tensor]:
-        """Tokens [1,N] from position `begin` on in parts, each for one call of the backend, that
-        end at multiples of `chunk`, or of the backend's most nodes if these are fewer.
+        """Divide tokens [1,N] from position `begin` on into parts for one call of the backend each.
+
+        Parts end at multiples of `chunk`, or of the backend's most nodes if these are fewer.
         """
         size = min(chunk, self._backend_for(None, logits).max_nodes)
         first = size - begin % size
@@ -352,12 +355,11 @@ class LM:
         return self.architecture.layout.finish(hidden.to(self.dtype))
 
     def project(self, normed: Tensor) -> Tensor:
-        """Logits [..,V] of a normed state [..,d]: by the output matrix, and any bias, scaling and
-        soft cap.
+        """Logits [..,V] of a normed state [..,d].
 
-        This runs the model's own forward without its layers, so that no architecture's scaling is
-        repeated here. A packed output matrix is unpacked at the first call, and stays in memory in
-        both forms.
+        By the output matrix, and any bias, scaling and soft cap. This runs the model's own forward
+        without its layers, so that no architecture's scaling is repeated here. A packed output
+        matrix is unpacked at the first call, and stays in memory in both forms.
         """
         self.team.agree("logits", *normed.shape)
         state = normed.to(self.dtype).reshape(1, -1, normed.shape[-1])
@@ -378,7 +380,8 @@ class LM:
         return rows_of(self.hf.get_output_embeddings(), tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of
-        layer L).
+        """Logits [..,V] of the residual stream after the last layer [..,d].
+
+        See Captures.states of layer L.
         """
         return self.project(self.norm(hidden))

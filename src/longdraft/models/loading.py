@@ -1,5 +1,6 @@
-"""Loads models and tokenizers; a model that would not run correctly is refused with a one-line
-error.
+"""Loads models and tokenizers.
+
+A model that would not run correctly is refused with a one-line error.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = (
     "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and "
-    "*.safetensors, a .gguf file,"
-    " or a Hub id like org/name"
+    "*.safetensors, a .gguf file, or a Hub id like org/name"
 )
 
 
@@ -57,11 +57,10 @@ def load(
     team: Team = ALONE,
     activations: str | None = None,
 ) -> tuple[LM, Any]:
-    """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft
-    fetch`, or a Hub id.
+    """A target and its tokenizer.
 
-    Only a Hub id uses the network.
-
+    name: 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id. Only a Hub
+    id uses the network.
     rope: KIND:FACTOR (yarn:2) extends the model to this many times its positions (see
     longdraft.models.rope).
     weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is
@@ -147,11 +146,11 @@ def _read(
         raise InputError(
             f"{subject} cannot be divided among processes: start without torchrun, or {instead}"
         )
-    hf, note = (
-        _from_gguf(file, dtype, scaling)
-        if file
-        else (_from_folder(name, dtype, scaling, team), None)
-    )
+    note = None
+    if file:
+        hf, note = _from_gguf(file, dtype, scaling)
+    else:
+        hf = _from_folder(name, dtype, scaling, team)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     whole = digest(hf) if team.size > 1 else None
     if team.size > 1:
@@ -190,8 +189,9 @@ def _can_round(hf: Any) -> bool:
 
 
 def _gguf(name: str) -> Path | None:
-    """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not
-    fetched.
+    """The GGUF file that a name stands for, if it does.
+
+    Raises InputError for a model that was not fetched.
     """
     if not fetch.is_file(name):
         return None
@@ -199,8 +199,9 @@ def _gguf(name: str) -> Path | None:
 
 
 def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
-    """A Transformers model, and notes, one a line: of weights that do not stay packed, and of
-    tokens' types.
+    """A Transformers model, and notes, one a line.
+
+    Notes of weights that do not stay packed, and of tokens' types.
     """
     file = gguf.read(path)
     kind = file.required("general.architecture", str)
@@ -241,16 +242,12 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
     }
     if team.size > 1 and is_multimodal(config):
         raise InputError(
-            f"{config.model_type} is multimodal, and cannot be divided among processes: "
-            "write its text to a folder with"
-            " `longdraft export` first, or start without torchrun"
+            f"{config.model_type} is multimodal, and cannot be divided among processes: write its "
+            "text to a folder with `longdraft export` first, or start without torchrun"
         )
     options |= options_for(config, team)
-    cls = (
-        without_towers(class_of(config))
-        if (multimodal := is_multimodal(config))
-        else class_of(config)
-    )
+    multimodal = is_multimodal(config)
+    cls = without_towers(class_of(config)) if multimodal else class_of(config)
     packed = eight_bits.is_packed(Path(where) / eight_bits.WEIGHTS)
     read = partial(eight_bits.load_model, cls) if packed else cls.from_pretrained
     hf, info = _try(name, lambda: read(where, **options, **OURS))
@@ -263,8 +260,9 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
 
 
 def quiet(threads: int | None) -> None:
-    """Show the libraries' errors and warnings of wrong results alone, and let torch use this number
-    of threads.
+    """Show only the libraries' errors and warnings of wrong results, and set torch's threads.
+
+    threads None: torch's number stays.
     """
     only_serious()
     if threads is not None:
@@ -273,19 +271,17 @@ def quiet(threads: int | None) -> None:
 
 @cache
 def reachable(name: str) -> bool:
-    """Whether the Hub can be reached; if not, the model's cached files are used. Raises InputError
-    if there are none.
+    """Whether the Hub can be reached; if not, the model's cached files are used.
 
-    This is checked first, because a download would retry an unreachable Hub many times.
+    Raises InputError if there are none. This is checked first, because a download would retry an
+    unreachable Hub many times.
     """
     try:
         HfApi().model_info(name, timeout=TIMEOUT)
     except (RepositoryNotFoundError, GatedRepoError) as error:
-        why = (
-            "is gated: accept its terms on the Hub"
-            if isinstance(error, GatedRepoError)
-            else "does not exist"
-        )
+        why = "does not exist"
+        if isinstance(error, GatedRepoError):
+            why = "is gated: accept its terms on the Hub"
         raise InputError(f"the Hub reports that {name} {why}; {HOW}") from None
     except Exception:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
@@ -298,7 +294,7 @@ def reachable(name: str) -> bool:
 
 
 def _place(name: str) -> tuple[str, bool]:
-    """What to load from, and whether it is a local folder."""
+    """The folder or Hub id to load from, and whether it is a local folder."""
     if name == "bundled":
         if not (BUNDLED / "model.safetensors").exists():
             raise InputError(
@@ -317,14 +313,12 @@ def _place(name: str) -> tuple[str, bool]:
             f"{name} has no config.json: {f'give the file {inside[0]}' if inside else HOW}"
         )
     if not any(folder.glob("*.safetensors")):
-        pickled = sorted(
-            p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(kind)
-        )
-        why = (
-            f"only pickled weights ({pickled[0]}), which can run code when read"
-            if pickled
-            else "no weights"
-        )
+        pickled = list[str]()
+        for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt"):
+            pickled += [file.name for file in folder.glob(kind)]
+        why = "no weights"
+        if pickled:
+            why = f"only pickled weights ({min(pickled)}), which can run code when read"
         raise InputError(f"{name} has {why}: convert them to safetensors, or {HOW}")
     return str(folder), True
 

@@ -1,6 +1,4 @@
-"""Bytes of weights, keys, values and recurrent states that a pass moves: arithmetic, nothing is
-timed.
-"""
+"""Bytes of weights, keys, values and recurrent states that a pass moves, computed, not timed."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from longdraft.backends.describe import describe
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import coded
@@ -22,8 +21,9 @@ Seen = Callable[[list[int]], list[int]]
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of a model's weights: every pass reads `shared`, and of `experts` those that its nodes
-    are routed to.
+    """Bytes of a model's weights.
+
+    Every pass reads `shared`, and of `experts` those that its nodes are routed to.
     """
 
     shared: int
@@ -31,8 +31,9 @@ class Weights:
     each: float = 0.0  # fraction of the experts that one node is routed to
 
     def read(self, nodes: int) -> float:
-        """Expected bytes that a pass over this many nodes reads, if nodes choose their experts
-        independently.
+        """Expected bytes that a pass over this many nodes reads.
+
+        Nodes are assumed to choose their experts independently.
         """
         return self.shared + self.experts * (1 - (1 - self.each) ** nodes)
 
@@ -41,7 +42,7 @@ _WEIGHTS: WeakKeyDictionary[LM, Weights] = WeakKeyDictionary()
 
 
 def weights_of(model: LM) -> Weights:
-    """Computed once per model."""
+    """The weights of a model, computed once per model."""
     if model not in _WEIGHTS:
         count = model.experts
         experts = (
@@ -57,8 +58,9 @@ def weights_of(model: LM) -> Weights:
 
 @dataclass(frozen=True)
 class InCodes:
-    """How many of each row's committed slots a pass reads as codes of this many bits
-    (ops/coded.py).
+    """The number of each row's committed slots that a pass reads as codes of this many bits.
+
+    See ops/coded.py.
     """
 
     slots: Seen
@@ -72,9 +74,9 @@ def keys_read(
     layers: Iterable[int] | None = None,
     codes: InCodes | None = None,
 ) -> int:
-    """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a
-    view.
+    """Bytes of keys and values that a pass reads in these layers (default: all).
 
+    seen: under a view.
     codes: of the slots that are seen, those that are read as codes. A layer with a window or chunks
     reads these under any view, an indexer all its keys, and layers that share keys read them once
     each.
@@ -87,9 +89,9 @@ def keys_read(
     for layer in cache.layers if layers is None else layers:
         span = model.architecture.spans.get(layer)
         of_indexer = layer >= model.config.num_hidden_layers
-        full = (
-            shown - in_codes if span is None else sum(n - max(0, span.low(n - 1)) for n in lengths)
-        )
+        full = shown - in_codes
+        if span is not None:
+            full = sum(n - max(0, span.low(n - 1)) for n in lengths)
         readers = 1 + readers_of_shared[layer]
         total += readers * (sum(lengths) if of_indexer else full) * cache.slot_bytes(layer)
         if in_codes and codes is not None and span is None and not of_indexer:
@@ -98,15 +100,15 @@ def keys_read(
 
 
 def slot_bytes(model: LM) -> int:
-    """Bytes of one slot's keys and values in all layers, of a model that the native backend
-    computes.
+    """Bytes of one slot's keys and values in all layers of a model.
+
+    The native backend computes the model.
     """
-    heads = model.config.num_key_value_heads
-    dims = [layer.self_attn.head_dim for layer in model.hf.model.layers]
     bits = model.kv_bits
-    return sum(
-        2 * heads * (coded.width(dim, bits) if bits else dim * model.dtype.itemsize) for dim in dims
-    )
+    attentions = describe(model.hf).attentions
+    if bits:
+        return sum(2 * a.key_heads * coded.width(a.dim, bits) for a in attentions)
+    return sum(2 * a.key_heads * a.dim * model.dtype.itemsize for a in attentions)
 
 
 def bytes_read(
@@ -116,16 +118,18 @@ def bytes_read(
     seen: Seen | None = None,
     codes: InCodes | None = None,
 ) -> float:
-    """Bytes that a pass over `nodes` nodes per row moves: weights, keys and states once, and states
-    are written too.
+    """Bytes that a pass over `nodes` nodes per row moves.
+
+    Weights, keys and states are read once, and states are written too.
     """
     keys = keys_read(model, cache, seen, codes=codes)
     return weights_of(model).read(nodes * len(cache.length)) + keys + states_moved(cache)
 
 
 def states_moved(cache: KVCache) -> int:
-    """Bytes of recurrent states that a pass reads and writes, regardless of its nodes, the context
-    and the view.
+    """Bytes of recurrent states that a pass reads and writes.
+
+    They do not depend on its nodes, the context and the view.
     """
     return 2 * sum(cache.states(b).nbytes() for b in range(len(cache.length)))
 

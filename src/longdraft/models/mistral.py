@@ -1,8 +1,8 @@
-"""Mistral's Tekken vocabulary in folders whose tokenizer.json splits text by another model's rule,
-as many have it.
+"""Repairs Mistral's Tekken tokenizers in folders that split text by another model's rule.
 
-Such a folder reads `'The` as `'T` and `he`. Transformers warns of every large vocabulary in a
-folder of Mistral's that an older version wrote, right or wrong, and of no other.
+Many folders have such a tokenizer.json. Such a folder reads `'The` as `'T` and `he`. Transformers
+warns of every large vocabulary in a folder of Mistral's that an older version wrote, right or
+wrong, and of no other.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ WARNING = "incorrect regex pattern"
 
 
 def mend(tokenizer: Any, kind: str) -> bool | None:
-    """Let a tokenizer of this model type split text as Tekken does. True: it did not; None: it is
-    not Tekken's.
+    """Let a tokenizer of this model type split text as Tekken does.
+
+    True: it did not; None: it is not Tekken's.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not kind.startswith(KINDS) or not isinstance(backend, Tokenizer) or not _is_tekken(backend):
@@ -41,7 +42,8 @@ def mend(tokenizer: Any, kind: str) -> bool | None:
     )
     if backend.pre_tokenizer is not None and _splits(backend.pre_tokenizer) == _splits(right):
         return False
-    backend.pre_tokenizer, backend.decoder = right, decoders.ByteLevel()
+    backend.pre_tokenizer = right
+    backend.decoder = decoders.ByteLevel()
     return True
 
 
@@ -75,7 +77,7 @@ def _is_tekken(backend: Tokenizer) -> bool:
 
 
 def _splits(pre_tokenizer: Any) -> list[tuple[str, Any]]:
-    """Its parts, and what each of them splits by."""
+    """Its parts, with the rule by which each of them splits."""
     made = json.loads(pre_tokenizer.__getstate__())
     parts = made.get("pretokenizers", [made])
     return [(part["type"], part.get("pattern", part.get("use_regex"))) for part in parts]

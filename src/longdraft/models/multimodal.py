@@ -1,5 +1,6 @@
-"""The text model of a multimodal checkpoint: what reads images or sound is left out before weights
-are read.
+"""The text model of a multimodal checkpoint.
+
+Modules that read images or sound are left out before weights are read.
 """
 
 from __future__ import annotations
@@ -38,11 +39,10 @@ class LeftOut(nn.Module):
 
 
 def without_towers(cls: Any) -> Any:
-    """A class whose models are `cls`'s without what texts do not need, so that from_pretrained does
-    not read that.
+    """A class whose models are `cls`'s without modules that texts do not need.
 
-    It has the name and the module of cls, by which Transformers chooses how to rename a
-    checkpoint's weights.
+    So from_pretrained does not read these. It has the name and the module of cls, by which
+    Transformers chooses how to rename a checkpoint's weights.
     """
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,8 +55,9 @@ def without_towers(cls: Any) -> Any:
 
 @contextmanager
 def towers_are_optional() -> Generator[None]:
-    """Modules that need a package which is not installed (timm, for instance) are LeftOut from the
-    beginning.
+    """Replace modules that need a package which is not installed by LeftOut, from the beginning.
+
+    timm is such a package.
     """
     made = AutoModel.__dict__["from_config"]
 
@@ -74,8 +75,9 @@ def towers_are_optional() -> Generator[None]:
 
 
 def leave_out(hf: Any) -> None:
-    """Replace what stands beside a decoder and its head by LeftOut. Raises InputError if there is
-    no decoder.
+    """Replace what stands beside a decoder and its head by LeftOut.
+
+    Raises InputError if there is no decoder.
     """
     gone = list(_beside_decoder(hf))
     for name in gone:
@@ -89,14 +91,17 @@ def leave_out(hf: Any) -> None:
 
 
 def _beside_decoder(hf: Any) -> Iterator[str]:
-    """The outermost modules with weights that are neither around nor in the decoder, its embeddings
-    and its head.
+    """The outermost modules with weights that are outside the decoder, its embeddings and its head.
 
-    In the decoder these are separate models, such as what makes tokens of images.
+    They are neither around nor in these. In the decoder these are separate models, such as what
+    makes tokens of images.
     """
     layout = layout_of(hf)
     kept = (layout.layers, hf.get_input_embeddings(), hf.get_output_embeddings())
-    parts = {id(m) for part in kept if part is not None for m in part.modules()}
+    parts = set[int]()
+    for part in kept:
+        if part is not None:
+            parts |= set(map(id, part.modules()))
     decoder = {id(m) for m in layout.body.modules()}
     done: tuple[str, ...] = ()
     for name, module in hf.named_modules():
@@ -108,8 +113,9 @@ def _beside_decoder(hf: Any) -> Iterator[str]:
 
 
 def _around(hf: Any) -> list[Any]:
-    """The modules that contain the decoder's layers, below the model itself, from the outermost
-    on.
+    """The modules that contain the decoder's layers, the outermost first.
+
+    The model itself is not among them.
     """
     layers = layout_of(hf).layers
     names = next(name for name, m in hf.named_modules() if m is layers).split(".")
@@ -128,21 +134,24 @@ def text_model(hf: Any) -> Any:
         text = hf
     text.placeholders = placeholders_of(hf.config)
     text.generation_config = hf.generation_config
-    text.config.name_or_path = text.name_or_path = hf.name_or_path
+    text.config.name_or_path = hf.name_or_path
+    text.name_or_path = hf.name_or_path
     return text.eval()
 
 
 def placeholders_of(config: Any) -> dict[int, str]:
-    """{token: what it stands for} of the tokens in whose place a prompt has images, video or
-    sound.
+    """The tokens in whose place a prompt has images, video or sound.
+
+    {token: what it stands for}.
     """
     matches = ((PLACEHOLDER.fullmatch(name), value) for name, value in vars(config).items())
     return {value: match[1] for match, value in matches if match and isinstance(value, int)}
 
 
 def _assembled(hf: Any) -> Any:
-    """A model of the text config's own class with the decoder and the head of hf; None if they do
-    not fit it.
+    """A model of the text config's own class with the decoder and the head of hf.
+
+    None if they do not fit it.
     """
     config = hf.config.get_text_config()
     cls = causal_class(config)
@@ -163,17 +172,17 @@ def _assembled(hf: Any) -> Any:
 
 @torch.inference_mode()
 def probe(hf: Any, text: Any) -> bool:
-    """Whether both give the same logits for a text, up to rounding, or hf needs what was left out
-    to say so.
+    """Whether both give the same logits for a text, up to rounding.
+
+    Also if hf needs a module that was left out.
     """
-    ids = (
-        torch.arange(3, 3 + TOKENS, device=hf.device)[None] % hf.config.get_text_config().vocab_size
-    )
+    vocab = hf.config.get_text_config().vocab_size
+    ids = torch.arange(3, 3 + TOKENS, device=hf.device)[None] % vocab
     try:
         wanted = hf.eval()(input_ids=ids, use_cache=False).logits.float()
     except (InputError, Absent):
         return True
-    got = text.eval()(input_ids=ids, use_cache=False).logits.float()
-    return wanted.shape == got.shape and bool(
-        (wanted - got).abs().max() <= 0.01 * wanted.abs().max()
-    )
+    logits = text.eval()(input_ids=ids, use_cache=False).logits.float()
+    if wanted.shape != logits.shape:
+        return False
+    return bool((wanted - logits).abs().max() <= 0.01 * wanted.abs().max())

@@ -1,5 +1,6 @@
-"""A model of which only the configuration is read: for arithmetic on models that are not here, of
-any size.
+"""A model of which only the configuration is read, for arithmetic on models of any size.
+
+The model's weights need not be here.
 """
 
 from __future__ import annotations
@@ -53,16 +54,18 @@ def outline_of(
     rope: str | None = None,
     kv: str | None = None,
 ) -> LM:
-    """The same from a config: of a multimodal model its language model, if Transformers has a class
-    for that.
+    """The outline of a model from its config.
+
+    Of a multimodal model that of its language model, if Transformers has a class for it.
     """
     text = config.get_text_config()
     own = causal_class(text)
-    cls, config = (own, text) if own is not None else (class_of(config), config)
+    cls = class_of(config) if own is None else own
+    if own is not None:
+        config = text
     with torch.device("meta"):
-        return LM(
-            cls._from_config(config, dtype=dtype, attn_implementation="eager"), name, rope, kv=kv
-        )
+        hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
+        return LM(hf, name, rope, kv=kv)
 
 
 def _config(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""The sampling that a model's makers recommend: from its configuration, its GGUF file, or what is
-known of a model.
+"""The sampling that a model's makers recommend.
 
-A GGUF file may have it under general.sampling.* (llama.cpp's names); many, such as Qwen's, do not.
+From its configuration, its GGUF file, or a table of known models. A GGUF file may have it under
+general.sampling.* (llama.cpp's names); many, such as Qwen's, do not.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ IN_GGUF = {
     "penalty_repeat": "penalty",
 }
 QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "penalty": 1.1}
-# What the makers of the models that `longdraft fetch` knows recommend; those of SmolLM2 say nothing
-# in its
-# generation_config.json.
+# Recommendations for the models that `longdraft fetch` knows; SmolLM2's generation_config.json has
+# none.
 OF_FETCHED: dict[str, dict[str, float]] = {
     "smollm2": {},
     "qwen2.5-coder-0.5b": QWEN,
@@ -40,8 +39,9 @@ OF_FETCHED: dict[str, dict[str, float]] = {
 
 
 def recommended_settings(target: LM) -> dict[str, float]:
-    """What the makers say, by the names of a Sampler; nothing for a model of which nothing is
-    known.
+    """The recommended settings, by the names of a Sampler.
+
+    Nothing for a model of which nothing is known.
     """
     where = Path(target.hf.name_or_path or "-")
     settings = _of_file(where) if where.is_file() else _of_config(target.hf.generation_config)
@@ -49,15 +49,21 @@ def recommended_settings(target: LM) -> dict[str, float]:
 
 
 def sampler_of(settings: dict[str, float], window: int = EVERYTHING) -> Sampler:
-    """window: tokens that a penalty looks back at."""
-    numbers = {
-        name: int(value) if name == "top_k" else float(value) for name, value in settings.items()
-    }
-    return Sampler(**numbers, window=window) if "penalty" in numbers else Sampler(**numbers)  # type: ignore[arg-type]
+    """A sampler with these settings.
+
+    window: tokens that a penalty looks back at.
+    """
+    numbers: dict[str, Any] = {name: float(value) for name, value in settings.items()}
+    if "top_k" in settings:
+        numbers["top_k"] = int(settings["top_k"])
+    return Sampler(**numbers, window=window) if "penalty" in numbers else Sampler(**numbers)
 
 
 def recommended_sampler(target: LM) -> Sampler:
-    """Raises InputError for a model of which nothing is known."""
+    """The sampler that the makers recommend.
+
+    Raises InputError for a model of which nothing is known.
+    """
     if not (settings := recommended_settings(target)):
         raise InputError(
             f"{target.name} recommends no sampling: give --temperature, and --top-p or "
@@ -67,9 +73,7 @@ def recommended_sampler(target: LM) -> Sampler:
 
 
 def _of_file(file: Path) -> dict[str, float]:
-    """What a GGUF file says itself; else what is known of the model that was fetched to this
-    place.
-    """
+    """The settings in a GGUF file, else those known of the model that was fetched to this place."""
     metadata = gguf.read(file).metadata
     said = {name: metadata.get(f"general.sampling.{key}") for key, name in IN_GGUF.items()}
     said = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
@@ -78,10 +82,8 @@ def _of_file(file: Path) -> dict[str, float]:
 
 
 def _of_config(config: Any) -> dict[str, float]:
-    """What generation_config.json sets; nothing where it does not sample."""
+    """The settings of generation_config.json; nothing where it does not sample."""
+    if not config.do_sample:
+        return {}
     said = {name: getattr(config, field, None) for field, name in FIELDS.items()}
-    return (
-        {name: value for name, value in said.items() if value is not None}
-        if config.do_sample
-        else {}
-    )
+    return {name: value for name, value in said.items() if value is not None}

@@ -1,5 +1,6 @@
-"""Extends a model with rotary positions to longer contexts without training, by scaling its
-rotations.
+"""Extends a model with rotary positions to longer contexts by scaling its rotations.
+
+Without training.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ HOW = (
 
 @dataclass(frozen=True)
 class Rope:
-    """A scaling of rotations that gives a model `factor` times its positions; as text
-    KIND:FACTOR.
+    """A scaling of rotations that gives a model `factor` times its positions.
+
+    As text KIND:FACTOR.
     """
 
     kind: str
@@ -28,7 +30,10 @@ class Rope:
 
     @classmethod
     def parse(cls, text: str) -> Rope:
-        """Raises InputError."""
+        """The scaling that a text KIND:FACTOR names.
+
+        Raises InputError.
+        """
         kind, _, number = text.partition(":")
         try:
             factor = float(number)
@@ -42,8 +47,9 @@ class Rope:
         return f"{self.kind}:{str(self.factor).removesuffix('.0')}"
 
     def extend(self, config: Any) -> None:
-        """Change a configuration that no model has been built from yet. Raises InputError for a
-        model without plain rotary positions.
+        """Change a configuration that no model has been built from yet.
+
+        Raises InputError for a model without plain rotary positions.
         """
         c = config.get_text_config()
         parameters = getattr(c, "rope_parameters", None)

@@ -1,5 +1,6 @@
-"""Small models of long behavior: the numbers at which a model's attention begins to change, made
-small for a while.
+"""Shrinks the windows and borders of a model's attention for a while.
+
+So a short text shows the behavior of long ones.
 """
 
 from __future__ import annotations
@@ -9,10 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 # how many of them the tokens of a probe fill
-WINDOWS = {
-    "sliding_window": 6,
-    "attention_chunk_size": 4,
-}
+WINDOWS = {"sliding_window": 6, "attention_chunk_size": 4}
 BORDER = "original_max_position_embeddings"
 BETA = "llama_4_scaling_beta"
 
@@ -24,8 +22,7 @@ def changes_rotation(config: Any) -> bool:
 
 @contextmanager
 def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
-    """Inside, this many tokens reach beyond every window, chunk and border of the model that its
-    passes read.
+    """Shrink every window, chunk and border of a model below this many tokens, inside the block.
 
     Scales that grow with the position grow fast enough to show. long False: borders of rotations
     stay where they are.

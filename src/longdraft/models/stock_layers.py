@@ -4,16 +4,20 @@ them.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
-from longdraft.backends.decoder_layer import LINEARS, NORMS
-from longdraft.backends.stock import SILU, changed, is_stock, known
+from longdraft.backends.decoder_layer import LLAMA_LIKE, Attention, Norm, unread
+from longdraft.backends.describe import Finder, Unknown
+from longdraft.backends.stock import stock_decoder
 from longdraft.core.draft_layers import DraftLayer
+from longdraft.families import family_of
 from longdraft.models.lm import LM
+
+# The fields that DraftLayers reads. A drafter has its own window.
+READ = {**LLAMA_LIKE, Attention: LLAMA_LIKE[Attention] | {"window"}}
 
 
 def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str, Any] | None:
@@ -23,34 +27,52 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
     modules beside it.
     """
     hf: Any = target.hf
-    if not is_stock(hf) or type(layer) is not type(hf.model.layers[0]):
+    family = family_of(hf)
+    decoder = stock_decoder(hf)
+    if family is None or decoder is None:
         return None
-    own = sys.modules[type(hf).__module__]
-    inside = [*layer.modules(), *beside]
-    rotary = hf.model.rotary_emb
-    eps = hf.config.rms_norm_eps
-    attention = layer.self_attn
-    plain = all(
-        known(m, own) and not changed(m) and getattr(m, "variance_epsilon", eps) == eps
-        for m in inside
-    )
-    if (
-        not plain
-        or type(layer.mlp.act_fn) not in SILU
-        or attention.scaling != attention.head_dim**-0.5
-    ):
+    finder = Finder(family, hf.config, decoder.rotation)
+    try:
+        made = finder.layer(layer)
+        norms = [*made.norms, *_norms(finder, beside)]
+    except Unknown:
         return None
-    heads, key_heads = (
-        p.out_features // attention.head_dim for p in (attention.q_proj, attention.k_proj)
+    attention = made.mixer
+    mlp = made.mlp
+    if unread(made, READ) or not isinstance(attention, Attention) or mlp.activation != "silu":
+        return None
+    if {norm.eps for norm in norms} != {decoder.norm.eps} or attention.scale != attention.dim**-0.5:
+        return None
+    draft = DraftLayer(
+        q=attention.q.module,
+        k=attention.k.module,
+        v=attention.v.module,
+        o=attention.o.module,
+        gate=mlp.gate.module,
+        up=mlp.up.module,
+        down=mlp.down.module,
+        input_norm=made.input_norm.module,
+        mlp_norm=made.mlp_norm.module,
+        q_norm=attention.q_norm and attention.q_norm.module,
+        k_norm=attention.k_norm and attention.k_norm.module,
     )
-    parts: dict[str, Any] = {part.field: part.of(layer) for part in (*LINEARS, *NORMS)}
     return {
-        "layers": [DraftLayer(**parts)],
-        "heads": heads,
-        "key_heads": key_heads,
-        "dim": attention.head_dim,
-        "mlp": layer.mlp.gate_proj.out_features,
-        "eps": eps,
-        "frequency": rotary.inv_freq,
-        "scaling": rotary.attention_scaling,
+        "layers": [draft],
+        "heads": attention.heads,
+        "key_heads": attention.key_heads,
+        "dim": attention.dim,
+        "mlp": mlp.gate.shape[0],
+        "eps": decoder.norm.eps,
+        "frequency": decoder.rotation.frequencies,
+        "scaling": decoder.rotation.scaling,
     }
+
+
+def _norms(finder: Finder, modules: Sequence[nn.Module]) -> Iterator[Norm]:
+    """The norms among these modules; the others must be linear layers. Raises Unknown."""
+    for module in modules:
+        part: Any = module
+        if hasattr(part, "in_features"):
+            finder.linear(part, "", (part.out_features, part.in_features))
+        else:
+            yield finder.norm(part, "", len(part.weight))

@@ -17,13 +17,14 @@ from longdraft.backends.indexers import pools_keys
 from longdraft.backends.recurrent_layers import has_scans, scans_in
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.families import FAMILIES
 from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
 from longdraft.models.lm import LM
 from longdraft.models.shrunk import changes_rotation, shrunk
 
 # Architectures that the tests compare with Transformers' attention; any other is compared once,
 # when it is loaded.
-TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
+TESTED = {family.model_type for family in FAMILIES if family.tested}
 
 # of the largest logit: by how much passes in float32 and in other dtypes may differ
 ROUNDING = 0.01
@@ -31,9 +32,9 @@ COARSE = 0.05
 
 
 def refuse(config: Any, cls: Any = None) -> None:
-    """Raises InputError for models that are no causal LM, lack what a backend needs, or have layers
-    without keys.
+    """Raises InputError for models that longdraft cannot run.
 
+    They are no causal LM, lack what a backend needs, or have layers without keys.
     cls: the class of the model (None: the one that `load` would choose).
     """
     kind = getattr(config, "model_type", "?")
@@ -47,8 +48,7 @@ def refuse(config: Any, cls: Any = None) -> None:
     if reads_both_sides(config, cls):
         raise InputError(
             f"{kind} reads the tokens on both sides, since its config.json does not say "
-            "is_decoder=true: use a"
-            " decoder-only model"
+            "is_decoder=true: use a decoder-only model"
         )
     c = config.get_text_config()
     if more := needs_beside_text(cls, c):
@@ -75,7 +75,7 @@ def refuse(config: Any, cls: Any = None) -> None:
 
 
 def needs_beside_text(cls: Any, config: Any) -> str | None:
-    """Why a prompt of tokens is not enough for this class; None: it is."""
+    """The reason why a prompt of tokens is not enough for this class; None: it is."""
     accepted = inspect.signature(cls.forward).parameters
     if getattr(config, "cross_attention_layers", None):
         return "has layers that attend to images, which longdraft does not read"
@@ -93,8 +93,9 @@ def adds_biases(cls: Any) -> bool:
 
 
 def verify(hf: Any) -> None:
-    """As probe, where the tests do not cover the architecture. Whatever goes wrong in it is an
-    InputError.
+    """Probe a model whose architecture the tests do not cover.
+
+    Any error in the probe is an InputError.
     """
     kind = hf.config.model_type
     if kind not in TESTED:
@@ -102,8 +103,9 @@ def verify(hf: Any) -> None:
 
 
 def in_one_line(kind: str, action: Callable[[], Any]) -> Any:
-    """What action returns. Raises InputError, with the first line of the reason, where a model's
-    modules fail.
+    """The result of an action.
+
+    Raises InputError, with the first line of the reason, where a model's modules fail.
     """
     try:
         return action()
@@ -119,18 +121,16 @@ def in_one_line(kind: str, action: Callable[[], Any]) -> Any:
 
 @torch.inference_mode()
 def probe(hf: Any, tokens: int = 12) -> None:
-    """Raises InputError if a pass differs from Transformers' own, for architectures that the tests
-    do not cover.
+    """Raises InputError if a pass differs from Transformers' own.
 
-    The windows, chunks and borders of its config are shrunk to these few tokens, because a
-    difference that begins later would not show; rotations that change with the length are compared
-    on both sides of their border.
+    For architectures that the tests do not cover. The windows, chunks and borders of its config are
+    shrunk to these few tokens, because a difference that begins later would not show; rotations
+    that change with the length are compared on both sides of their border.
     """
     if counts_from_padding(hf):
         raise InputError(
-            f"{hf.config.model_type} counts positions from its padding token's number on, "
-            "but in Transformers' generate"
-            " from 0, so its output is not defined: use another architecture"
+            f"{hf.config.model_type} counts positions from its padding token's number on, but in "
+            "Transformers' generate from 0, so its output is not defined: use another architecture"
         )
     if scans_in(hf):
         comparisons = [compare_chain, compare_branches]
@@ -148,20 +148,21 @@ def probe(hf: Any, tokens: int = 12) -> None:
 
 
 def counts_from_padding(hf: Any) -> bool:
-    """Whether positions begin behind the padding token's number, as in RoBERTa, if a pass is not
-    given them.
+    """Whether positions begin behind the padding token's number by default, as in RoBERTa.
+
+    That is in a pass without given positions.
     """
     tables = (getattr(m, "position_embeddings", None) for m in hf.modules())
     return any(isinstance(t, torch.nn.Embedding) and t.padding_idx is not None for t in tables)
 
 
 def compare_chain(hf: Any, tokens: int) -> float:
-    """The error (as `difference`) of the logits of the second half of this many tokens, read in two
-    passes.
+    """The error of logits of the second half of this many tokens, read in two passes.
+
+    See `difference`.
     """
-    ids = (
-        torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
-    )
+    vocab = hf.config.get_text_config().vocab_size
+    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % vocab
     hf.set_attn_implementation("eager")
     stock = hf(input_ids=ids, use_cache=False).logits
     lm = LM(hf)
@@ -171,23 +172,22 @@ def compare_chain(hf: Any, tokens: int) -> float:
 
 
 def compare_branches(hf: Any, tokens: int) -> float:
-    """As compare_chain, for models that attend by themselves or have states: a tree of two branches
-    beside each path as one text.
+    """Like compare_chain, for models that attend by themselves or have states.
+
+    Compares a tree of two branches with each path as one text.
     """
     ids = torch.arange(3, 3 + tokens, device=hf.device) % hf.config.get_text_config().vocab_size
     paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
     if not lacks_interface(hf):
         hf.set_attn_implementation("eager")
-    stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits[
-        :, -3:
-    ]
+    whole = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits
+    stock = whole[:, -3:]
     lm = LM(hf)
     cache = lm.new_cache(1, tokens + 2)
     lm.prefill(ids[:-3].tolist(), cache)
     tree = Tree.root(ids[-3:-2]).add_paths(torch.zeros_like(paths[None, :, 0]), paths[None, :, -2:])
-    return difference(
-        lm(tree, cache)[0][torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)], stock
-    )
+    nodes = torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)
+    return difference(lm(tree, cache)[0][nodes], stock)
 
 
 def difference(ours: Tensor, stock: Tensor) -> float:

@@ -1,8 +1,7 @@
-"""Renders a chat template and marks what the template itself writes. As a script: a line of JSON
-each way.
+"""Renders a chat template and marks the text that the template itself writes.
 
-models/templates.py starts and ends the script. It imports neither longdraft nor torch, so that it
-starts quickly and has little to lose.
+As a script it reads and writes a line of JSON each way. models/templates.py starts and ends the
+script. It imports neither longdraft nor torch, so that it starts quickly and has little to lose.
 """
 
 from __future__ import annotations
@@ -41,18 +40,17 @@ INSPECTING |= {"rindex", "replace"}
 
 
 class Own(str):
-    """Text that the template itself wrote: its logic reads it like any string, and `marks` replaces
-    the characters where it is written or joined with other text. Only `own` makes one.
+    """Text that the template itself wrote, which its logic reads like any string.
 
-    Any other operation on it (most methods of str, JSON) gives an unmarked string, which counts as
-    a client's.
+    `marks` replaces the characters where it is written or joined with other text. Only `own` makes
+    such text. Any other operation on it (most methods of str, JSON) gives an unmarked string, which
+    counts as a client's.
     """
 
     marks: dict[int, int]  # from a character to the one that stands for it
 
-    def __new__(
-        cls, text: str = ""
-    ) -> str:  # Jinja's str.format calls the type of the format string
+    # Jinja's str.format calls the type of the format string
+    def __new__(cls, text: str = "") -> str:
         return str.__str__(text)
 
     def __str__(self) -> str:
@@ -90,9 +88,7 @@ def own(value: Any, marks: dict[int, int]) -> Any:
 
 
 class Literals(NodeTransformer):
-    """Makes the literals of a template `Own`, and removes marks from what it compares and
-    inspects.
-    """
+    """Makes a template's literals `Own`, and removes marks from text it compares and inspects."""
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
         return _filter(nodes.Const(node.data), OWN)
@@ -116,10 +112,8 @@ class Literals(NodeTransformer):
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         self.generic_visit(node)
         if node.name in INSPECTING and node.node is not None:
-            node.node, node.args = (
-                _filter(node.node, READ),
-                [_filter(each, READ) for each in node.args],
-            )
+            node.node = _filter(node.node, READ)
+            node.args = [_filter(each, READ) for each in node.args]
         return node
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:
@@ -154,10 +148,11 @@ def marking(template: str) -> Any:
 
 
 def rendered(asked: dict[str, Any]) -> dict[str, str]:
-    """asked: template; messages; tools; given, its other variables (special tokens); chosen, a
+    """Render a conversation with marks.
+
+    asked: template; messages; tools; given, its other variables (special tokens); chosen, a
     client's variables; continues, whether the last message is left open; marks, from each character
     of control tokens to a character that occurs nowhere in the conversation.
-
     -> marked: the text that Transformers renders, with marks for those characters where the
     template itself wrote them, as literals, roles or variables; or error: why there is none.
     """
@@ -175,7 +170,11 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
     def read(text: str) -> str:
         return text.translate(unmarked) if any_mark.search(text) else text
 
-    owned = [m | {"role": own(m["role"], marks)} if m.get("role") in ROLES else m for m in messages]
+    owned = list[dict[str, Any]]()
+    for message in messages:
+        if message.get("role") in ROLES:
+            message = message | {"role": own(message["role"], marks)}
+        owned.append(message)
     if continues:
         owned[-1] = owned[-1] | {"content": owned[-1]["content"] + TAG}
     try:

@@ -1,5 +1,6 @@
-"""A model's chat template, rendered in a process that can be killed: an endless loop stops no
-server and no chat.
+"""A model's chat template, rendered in a process that can be killed.
+
+An endless loop stops no server and no chat.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ START_S = 60.0
 
 
 class Templates:
-    """A template that takes longer than `limit_s`, or writes more than `most` bytes, ends its
-    process and one request.
+    """Renders templates in a process that ends when it exceeds its limits.
 
-    The process starts with the first conversation or at `start`, and again after it was ended. Call
-    it from any thread.
+    A template that takes longer than `limit_s`, or writes more than `most` bytes, ends its process
+    and one request. The process starts with the first conversation or at `start`, and again after
+    it was ended. Call it from any thread.
     """
 
     def __init__(self, limit_s: float = 2.0, most: int = 32 << 20):
@@ -46,16 +47,18 @@ class Templates:
             self._end()
 
     def render(self, asked: Asked) -> dict[str, str]:
-        """What `template_process.rendered` gives for a conversation. Raises InputError where a
-        limit ends it.
+        """The result of `template_process.rendered` for a conversation.
+
+        Raises InputError where a limit ends it.
         """
         line = json.dumps(asked).encode() + b"\n"
         with self._lock:
             return json.loads(self._exchange(line))
 
     def _exchange(self, line: bytes) -> bytes:
-        """What the process answers to a line. Whatever goes wrong, the next request finds a process
-        that works.
+        """The process's answer to a line.
+
+        After any error, the next request finds a process that works.
         """
         process = self._running()
         assert process.stdin is not None
@@ -72,9 +75,7 @@ class Templates:
             why = f"wrote more than {self.most} bytes"
         except OSError:
             why = "ended its process"
-        except (
-            BaseException
-        ):  # an interrupt: what the process would still say is not the next answer
+        except BaseException:  # an interrupt: a late answer must not be read as the next one
             self._end()
             raise
         self._end()

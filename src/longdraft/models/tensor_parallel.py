@@ -1,5 +1,6 @@
-"""A model divided among processes by Transformers' plan of tensor parallelism: each computes its
-own heads.
+"""A model divided among processes by Transformers' plan of tensor parallelism.
+
+Each process computes its own heads.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ TABLE = "embedding_rowwise"
 
 
 def options_for(config: Any, team: Team) -> dict[str, Any]:
-    """What from_pretrained needs to load one process's share. Raises InputError for a model that
-    cannot be divided.
+    """Options of from_pretrained that load one process's share.
+
+    Raises InputError for a model that cannot be divided.
     """
     if team.size == 1:
         return {}
@@ -43,9 +45,9 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
         "intermediate_size": "features",
     }
     sizes |= {"moe_intermediate_size": "features of an expert"}
-    counts = [
-        (part, n) for name, part in sizes.items() for n in values_of(c, name) if isinstance(n, int)
-    ]
+    counts = list[tuple[str, int]]()
+    for name, part in sizes.items():
+        counts += [(part, n) for n in values_of(c, name) if isinstance(n, int)]
     for part, n in counts:
         if n % team.size:
             common = gcd(*(n for _, n in counts))
@@ -64,7 +66,7 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
 
 
 def _instead(common: int) -> str:
-    """What to start for a model whose parts all come in multiples of `common`."""
+    """Advice on the number of processes, for parts that all come in multiples of `common`."""
     fitting = [str(n) for n in range(2, common + 1) if common % n == 0]
     return f"start {' or '.join(fitting)} processes" if fitting else ALONE_TOO
 
@@ -110,28 +112,21 @@ def _width(module: nn.Module) -> int:
 def _make_local(
     module: nn.Module, local: dict[int, nn.Parameter], style: str | None, rows: int
 ) -> bool:
-    """Replace a module's divided weights by their local parts; False if its style must stay
-    Transformers' own.
+    """Replace a module's divided weights by their local parts.
 
-    The last part of a vocabulary is filled up to `rows`, so that all processes count the same
-    bytes.
+    False if its style must stay Transformers' own. The last part of a vocabulary is filled up to
+    `rows`, so that all processes count the same bytes.
     """
-    if isinstance(module, nn.Linear | nn.Embedding) and style not in (
-        None,
-        COLUMNS,
-        ROWS,
-        TABLE,
-        *OUTPUT,
-    ):
+    known = (None, COLUMNS, ROWS, TABLE, *OUTPUT)
+    if isinstance(module, nn.Linear | nn.Embedding) and style not in known:
         return False
     for name, p in module.named_parameters(recurse=False):
         if isinstance(p, DTensor):
             if id(p) not in local:
                 mine = p.to_local()
                 missing = max(rows - len(mine), 0) if style in (TABLE, *OUTPUT) else 0
-                mine = (
-                    torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing else mine
-                )
+                if missing:
+                    mine = torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])])
                 local[id(p)] = nn.Parameter(mine, requires_grad=False)
             module._parameters[name] = local[id(p)]
     return isinstance(module, nn.Linear | nn.Embedding)
@@ -139,7 +134,7 @@ def _make_local(
 
 @dataclass(frozen=True)
 class Sum:
-    """After a layer that has a part of its inputs: the sum over processes."""
+    """The sum over processes, after a layer that has a part of its inputs."""
 
     team: Team
 
@@ -150,8 +145,9 @@ class Sum:
 
 @dataclass(frozen=True)
 class Joined:
-    """After the output matrix, which has a part of the vocabulary: all logits, the same bits in
-    every process.
+    """All logits, after the output matrix, which has a part of the vocabulary.
+
+    They have the same bits in every process.
     """
 
     team: Team

@@ -1,4 +1,4 @@
-"""From text to tokens, from any thread, and from tokens to text, whole or piece by piece."""
+"""Converts text to tokens, from any thread, and tokens to text, whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -14,28 +14,25 @@ from weakref import WeakKeyDictionary
 UTF8 = codecs.getincrementaldecoder("utf-8")
 # a token of one byte, where a vocabulary falls back to bytes
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-# tokens before a piece with which it is decoded: decoders treat the first token of a text in
-# another way
+# tokens before a piece with which it is decoded: decoders treat a text's first token differently
 KEPT = 4
 # tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
 OPEN = 1 << 10
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
-    """The ids of a text. Special tokens written in it, such as <|im_end|>, are read as plain text
-    unless `control`.
+    """The ids of a text.
 
-    The tokenizer decides which tokens are special; it still adds its own, such as the
-    beginning-of-text token. May be called from several threads.
+    Special tokens written in it, such as <|im_end|>, are read as plain text unless `control`. The
+    tokenizer decides which tokens are special; it still adds its own, such as the beginning-of-text
+    token. May be called from several threads.
     """
-    if (
-        type(tokenizer).__name__ == "MistralCommonBackend"
-    ):  # it never reads them from text and has no such option
+    # it never reads special tokens from text and has no such option
+    if type(tokenizer).__name__ == "MistralCommonBackend":
         return list(tokenizer(text, verbose=False, **options)["input_ids"])
     reader = _reader(tokenizer, control)
-    return list(
-        reader(text, verbose=False, split_special_tokens=not control, **options)["input_ids"]
-    )
+    encoded = reader(text, verbose=False, split_special_tokens=not control, **options)
+    return list(encoded["input_ids"])
 
 
 _READERS: WeakKeyDictionary[Any, dict[tuple[bool, int], Any]] = WeakKeyDictionary()
@@ -61,10 +58,10 @@ def _reader(tokenizer: Any, control: bool) -> Any:
 
 
 class Detokenizer:
-    """Its pieces together are the decoded text of all tokens; a piece is given out once no later
-    token can change it.
+    """Decodes tokens piece by piece; the pieces together are the decoded text of all tokens.
 
-    So an incomplete character is held back. Where single bytes are tokens (byte fallback), all
+    A piece is given out once no later token can change it. So an incomplete character is held back.
+    Where single bytes are tokens (byte fallback), all
     bytes in a row are: a wrong one among them turns each of them into a replacement character.
     before: how many characters that earlier pieces lack come before those of the last token. A
     token that is a later part of a character begins where the character does.
@@ -76,17 +73,17 @@ class Detokenizer:
         # without it, all text comes at the end
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self.ids: list[int] = []
-        # characters; ahead: of tokens, where they are counted one by one
-        self.shown = 0
-        self._ahead = 0
+        self.shown = 0  # characters
+        self._ahead = 0  # characters of tokens, where these are counted one by one
         if self.backend is not None:
             self._skipped = _special(tokenizer, len(tokenizer))
             self._pieces = _pieces(self.backend)
 
     @property
     def open(self) -> str:
-        """The complete characters that are held back: what the text would end with if no token
-        followed.
+        """The complete characters that are held back.
+
+        The text would end with them if no token followed.
         """
         return "" if self.backend is None else self._pieces.open
 
@@ -98,10 +95,8 @@ class Detokenizer:
     def _push(self, token: int) -> str:
         self.ids.append(token)
         if self.backend is None:
-            self.before, self._ahead = (
-                self._ahead,
-                self._ahead + len(text_of(self.tokenizer, [token])),
-            )
+            self.before = self._ahead
+            self._ahead += len(text_of(self.tokenizer, [token]))
             return ""
         name = None if token in self._skipped else self.backend.id_to_token(token)
         if name is None:
@@ -119,8 +114,9 @@ class Detokenizer:
 
 @lru_cache(4)
 def _special(tokenizer: Any, size: int) -> frozenset[int]:
-    """The special tokens of a tokenizer with this many tokens. Some have thousands: kept, not
-    listed for each reply.
+    """The special tokens of a tokenizer with this many tokens.
+
+    Some have thousands: kept, not listed for each reply.
     """
     return frozenset(
         i
@@ -137,13 +133,13 @@ class _Pieces(Protocol):
 
     @property
     def complete(self) -> int:
-        """How many characters are held back, without an incomplete one at the end."""
+        """The number of characters held back, without an incomplete one at the end."""
         ...
 
     def push(self, token: int, name: str) -> tuple[int, str]:
-        """How many of the characters held back come before the token's, and the text that is
-        settled now.
+        """The characters held back that come before the token's, and the text that is settled now.
 
+        The characters are counted.
         name: the token as the vocabulary has it.
         """
         ...
@@ -167,8 +163,9 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 class _ByteLevel:
-    """Tokens are bytes, each written as one character: the text is their UTF-8, however tokens
-    divide it.
+    """Pieces of a byte-level vocabulary, whose tokens are bytes, each written as one character.
+
+    The text is their UTF-8, however tokens divide it.
     """
 
     open = ""
@@ -186,8 +183,9 @@ class _ByteLevel:
 
 
 def _spelled(name: str) -> bytes:
-    """The bytes of a token of a byte-level vocabulary. Added tokens may have other characters:
-    their own.
+    """The bytes of a token of a byte-level vocabulary.
+
+    Added tokens may have other characters: their own.
     """
     known = [CHARACTERS.get(c) for c in name]
     whole = [b for b in known if b is not None]
@@ -204,7 +202,7 @@ def _continues(part: bytes, more: bytes) -> bool:
 
 
 class _Window:
-    """Decodes a few tokens at a time: what the newest add to the text of those before them."""
+    """Decodes a few tokens at a time, and adds what the newest add to the text before them."""
 
     def __init__(self, backend: Any, kinds: set[str]):
         self._decode = backend.decode
@@ -234,7 +232,8 @@ class _Window:
         if "ByteLevel" in self._kinds and new.endswith("\ufffd"):
             return before, ""
         del self._ids[:-KEPT]
-        self._settled, self._row = len(self._ids), _Row()
+        self._settled = len(self._ids)
+        self._row = _Row()
         return before, new
 
     def _new(self) -> str:
@@ -243,15 +242,15 @@ class _Window:
 
 
 def _equal(a: str, b: str) -> int:
-    """How many characters are equal from the beginning."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    """The number of characters that are equal from the beginning."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (left, right) in pairs if left != right), min(len(a), len(b)))
 
 
 class _Row:
-    """Single bytes in a row. characters: of the text that they are, an incomplete one at the end
-    left out.
+    """Single bytes in a row.
+
+    characters: of the text that they are, an incomplete one at the end left out.
     """
 
     def __init__(self) -> None:
@@ -261,19 +260,22 @@ class _Row:
         self._utf8: codecs.IncrementalDecoder | None = UTF8("strict")
 
     def push(self, byte: int) -> int:
-        """How many characters come before that of this byte."""
+        """The number of characters before that of this byte."""
         before = self.characters
         self._size += 1
         try:
             self.characters += len(self._utf8.decode(bytes([byte]))) if self._utf8 else 1
         except UnicodeDecodeError:
-            self._utf8, before, self.characters = None, self._size - 1, self._size
+            self._utf8 = None
+            before = self._size - 1
+            self.characters = self._size
         return before
 
 
 def _characters() -> dict[str, int]:
-    """The character that stands for each byte in byte-level vocabularies: its own where that is
-    visible.
+    """The character that stands for each byte in byte-level vocabularies.
+
+    Its own where that is visible.
     """
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (b for b in range(256) if b not in visible)
@@ -293,8 +295,9 @@ def token_text(tokenizer: Any, token: int) -> str:
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """What a token adds to the UTF-8 of a text, wherever it does not begin one; a special token is
-    its name.
+    """The bytes that a token adds to the UTF-8 of a text that it does not begin.
+
+    A special token adds its name.
     """
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         name = backend.id_to_token(token)
@@ -318,11 +321,11 @@ def _kinds_of(tokenizer: Any) -> set[str]:
 
 
 def offsets_of(tokenizer: Any, tokens: list[int]) -> list[int]:
-    """Where each token begins in the text of all of them."""
+    """The positions at which each token begins in the text of all of them."""
     text = Detokenizer(tokenizer)
-    found = list[int]()
+    offsets = list[int]()
     for token in tokens:
         shown = text.shown
         text.push([token])
-        found.append(shown + text.before)
-    return found
+        offsets.append(shown + text.before)
+    return offsets

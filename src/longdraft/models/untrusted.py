@@ -1,6 +1,4 @@
-"""Keeps a model's files from choosing which code runs, what is downloaded, and what is read outside
-their folder.
-"""
+"""Keeps a model's files from running code, downloading, and reading outside their folder."""
 
 from __future__ import annotations
 
@@ -19,28 +17,22 @@ from longdraft.core.files import read_json
 from longdraft.errors import InputError
 
 # for from_pretrained, instead of the config's
-OURS = {
-    "attn_implementation": "eager",
-    "experts_implementation": None,
-}
+OURS = {"attn_implementation": "eager", "experts_implementation": None}
 # keys that would patch modules or name another file of weights
-IGNORED = (
-    "fusion_config",
-    "transformers_weights",
-)
+IGNORED = ("fusion_config", "transformers_weights")
 UNDONE = ("mxfp4", "fp8")  # quantizations that Transformers can undo when it reads the weights
 QUIET = ("gated_repo", "missing_entries", "connection_errors")
 
 
 def check_weights(where: str, local: bool) -> None:
-    """Raises InputError for an adapter, whose config names a model and a package, and for shards
-    outside the folder.
+    """Raises InputError for an adapter, and for shards outside the folder.
+
+    An adapter's config names a model and a package.
     """
     if _file(where, "adapter_config.json", local):
         raise InputError(
-            f"{where} has an adapter (adapter_config.json), which longdraft does not load: "
-            "merge it into its model"
-            " (peft's merge_and_unload) and use the merged model"
+            f"{where} has an adapter (adapter_config.json), which longdraft does not load: merge "
+            "it into its model (peft's merge_and_unload) and use the merged model"
         )
     index = _file(where, "model.safetensors.index.json", local)
     shards = read_json(index).get("weight_map") if index else {}
@@ -48,15 +40,15 @@ def check_weights(where: str, local: bool) -> None:
     odd = next((n for n in names if not _inside(n)), "")
     if odd != "":
         raise InputError(
-            f"{where}: model.safetensors.index.json names {str(odd)[:80]!r} as a file of "
-            "weights: it may only name"
-            " *.safetensors files in the model's own folder"
+            f"{where}: model.safetensors.index.json names {str(odd)[:80]!r} as a file of weights: "
+            "it may only name *.safetensors files in the model's own folder"
         )
 
 
 def neutral(config: Any) -> Any:
-    """The config without keys that select code to run. Raises InputError if the model needs
-    them.
+    """The config without keys that select code to run.
+
+    Raises InputError if the model needs them.
     """
     for part in _parts(config):
         for key in IGNORED:
@@ -68,21 +60,18 @@ def neutral(config: Any) -> Any:
         kind = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if kind not in UNDONE:
             raise InputError(
-                f"the weights are quantized ({str(kind)[:40]}), which needs code of "
-                "another package: use the model's"
-                " unquantized weights"
+                f"the weights are quantized ({str(kind)[:40]}), which needs code of another "
+                "package: use the model's unquantized weights"
             )
         # otherwise kernels from the Hub would run
-        part.quantization_config = {
-            **quantization,
-            "dequantize": True,
-        }
+        part.quantization_config = {**quantization, "dequantize": True}
     return config
 
 
 def check_tokenizer(where: str, config: Any, local: bool) -> None:
-    """Raises InputError if the named class is not a tokenizer: Transformers would load any of its
-    classes.
+    """Raises InputError if the named class is not a tokenizer.
+
+    Transformers would load any of its classes.
     """
     own = get_tokenizer_config(where, local_files_only=local).get("tokenizer_class")
     for name in (own, getattr(config, "tokenizer_class", None)):

@@ -1,5 +1,6 @@
-"""Tensors in, tensors out. This file chooses between implementations; reference.py is their
-specification.
+"""Operations on tensors, each with a choice between implementations.
+
+reference.py is their specification.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ WIDEST = 256  # numbers of a key in Triton's tiles; a latent has more
 
 
 def attend(q, *args, **options) -> Attended:
-    """See reference.attend. Runs Triton kernels on a GPU where they pass their self-check, torch
-    elsewhere.
+    """See reference.attend.
+
+    Runs Triton kernels on a GPU where they pass their self-check, torch elsewhere.
     """
     gpu = self_check.kernels() if q.is_cuda and q.shape[2] <= WIDEST else None
     return (gpu or cpu).attend(q, *args, **options)
 
 
 def scans(x) -> ModuleType | None:
-    """triton.scans where x is on a GPU on which its kernels pass their self-check; None: torch
-    computes scans.
-    """
+    """triton.scans where x is on a GPU whose kernels pass their self-check; None: torch scans."""
     return self_check.scans() if x.is_cuda else None
 
 

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: what decoding a long context waits for."""
+"""Measures this machine's memory bandwidth, which limits decoding of long contexts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from longdraft.ops import native
 
 @cache
 def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: int = 7) -> float:
-    """GB/s at which this machine reads the `size` bytes of a decoding step; the best try, kept per
-    size.
+    """GB/s at which this machine reads the `size` bytes of a decoding step.
+
+    The best try, kept per size.
     """
     buffer = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device)
     lib = native.library()

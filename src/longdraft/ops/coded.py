@@ -10,15 +10,15 @@ BYTES = {8: 2 + BLOCK, 4: 4 + BLOCK // 2}  # of a block
 
 
 def width(dim: int, bits: int) -> int:
-    """Bytes of a key or value of `dim` numbers. The last block is filled up by repeating the last
-    number.
+    """Bytes of a key or value of `dim` numbers.
+
+    The last block is filled up by repeating the last number.
     """
     return -(-dim // BLOCK) * BYTES[bits]
 
 
 def encode(x: Tensor, bits: int) -> Tensor:
-    """x [...,D] -> uint8 [...,width]: what the kernel of ops/native/coded_keys.h writes, bit for
-    bit.
+    """Encode x [...,D] as uint8 [...,width], with the same bits as ops/native/coded_keys.h.
 
     A block of 8 bits is its scale (bfloat16), then 32 signed codes; a number is code * scale. A
     block of 4 bits is its scale and its offset (both bfloat16), then 16 bytes, of which byte i has
@@ -42,18 +42,18 @@ def encode(x: Tensor, bits: int) -> Tensor:
 
 
 def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """uint8 [...,width] -> x [...,dim]: what drafts read."""
+    """Decode uint8 [...,width] to the numbers [...,dim] that drafts read."""
     if not dim:
         return codes.to(dtype)
     blocks = codes.unflatten(-1, (-1, BYTES[bits]))
     scale = _number(blocks[..., :2])
     if bits == 8:
-        x = blocks[..., 2:].view(torch.int8).double() * scale
+        numbers = blocks[..., 2:].view(torch.int8).double() * scale
     else:
-        x = torch.cat([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).double() * scale + _number(
-            blocks[..., 2:4]
-        )
-    return x.flatten(-2)[..., :dim].float().to(dtype)
+        offset = _number(blocks[..., 2:4])
+        halves = torch.cat([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1)
+        numbers = halves.double() * scale + offset
+    return numbers.flatten(-2)[..., :dim].float().to(dtype)
 
 
 def _scale(span: Tensor, codes: int) -> Tensor:
@@ -61,8 +61,9 @@ def _scale(span: Tensor, codes: int) -> Tensor:
 
 
 def _codes(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """The product of two float32 is exact in float64, so it is rounded once, as the kernel's fused
-    operation does.
+    """The codes of numbers, rounded once, as by the kernel's fused operation.
+
+    The product of two float32 is exact in float64.
     """
     return (x.double() * (1 / scale.float()).double()[..., None]).round().clamp(low, high)
 

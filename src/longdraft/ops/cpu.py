@@ -1,12 +1,14 @@
-"""Attention on a CPU. Query heads that share a key head are folded into rows, so keys are never
-repeated.
+"""Attention on a CPU.
 
+Query heads that share a key head are folded into rows, so keys are never repeated.
 The shape decides how: one unmasked segment goes to torch's flash kernel; few queries take one
 softmax over the joined logits of all segments, which needs fewer passes than merging; many queries
 (prefill) go to the flash kernel one part at a time.
 """
 
 from __future__ import annotations
+
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ MAX_JOINED = 128  # with more query rows the joined logits no longer fit into th
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R]. Uses a private torch
-    operator.
+    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R].
+
+    Uses a private torch operator.
     """
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = op(q[None], k[None], v[None], 0.0, False, attn_mask=bias, scale=scale)
@@ -43,11 +46,12 @@ def _split(segment: Segment) -> list[Segment]:
 
 
 def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tuple[Tensor, Tensor]:
-    """The flash kernel over each part, merged by log-sum-exp. q [K,R,D] -> out [K,R,Dv], lse
-    [K,R].
+    """The flash kernel over each part, merged by log-sum-exp.
+
+    q [K,R,D] -> out [K,R,Dv], lse [K,R].
     """
     state: tuple[Tensor, Tensor] | None = None
-    for part in (p for s in segments for p in _split(s)):
+    for part in chain.from_iterable(map(_split, segments)):
         bias = None if part.visible is None else _bias(part.visible, groups, q.dtype)
         out, lse = _flash(q, part.k, part.v, scale, bias)
         if part.visible is not None and not bool((seen := part.visible.any(1)).all()):
@@ -63,8 +67,9 @@ def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tupl
 def _few(
     q: Tensor, segments: list[Segment], scale: float, softcap: float | None, sink: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One softmax over all segments. q [K,G,T,D] -> out [K,G*T,Dv], logits and weights [K,G,T,S(+1
-    with a sink)].
+    """One softmax over all segments.
+
+    q [K,G,T,D] -> out [K,G*T,Dv], logits and weights [K,G,T,S(+1 with a sink)].
     """
     K, G, T, D = q.shape
     rows = (q * scale).reshape(K, G * T, D)
@@ -115,5 +120,6 @@ def attend(
     out = out.view(H, T, -1).transpose(0, 1)
     if keep is None:
         return Attended(out)
-    logits, weights = (x[:, :, keep].reshape(H, len(keep), -1) for x in (logits, weights))
-    return Attended(out, logits, weights)
+    kept_logits = logits[:, :, keep].reshape(H, len(keep), -1)
+    kept_weights = weights[:, :, keep].reshape(H, len(keep), -1)
+    return Attended(out, kept_logits, kept_weights)

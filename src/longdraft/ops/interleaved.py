@@ -1,5 +1,4 @@
-"""Packed matrices with sixteen rows interleaved, the order in which the kernels multiply them with
-8-bit inputs.
+"""Packed matrices with sixteen rows interleaved, as the kernels for 8-bit inputs read them.
 
 A vector then holds four codes of each of sixteen outputs, so all products of a group are summed in
 one element of it.
@@ -24,9 +23,9 @@ def fits(p: Packed) -> bool:
 
 
 def together(p: Packed) -> Packed:
-    """The same tensors in this order; it has the shape of a Packed, but only the kernels and
-    `apart` understand it.
+    """The same tensors in interleaved order.
 
+    The result has the shape of a Packed, but only the kernels and `apart` understand it.
     For each sixteen outputs: words of four codes, output by output, in the order of the inputs (of
     fewer than 8 bits a byte still holds entries i and i+32 of its block). A byte of `high` has the
     other bits of codes at the same place in successive words: 1 bit of eight, or 2 bits of four.
@@ -68,8 +67,9 @@ def _turned_back(x: Tensor, piece: int) -> Tensor:
 
 
 def _in_words(high: Tensor, width: int) -> Tensor:
-    """The high bits of ops/packed.py, `width` of each code, as `together` has them; still row by
-    row.
+    """The high bits of ops/packed.py in the order of `together`, still row by row.
+
+    width: bits of each code.
     """
     return torch.cat([_bytes(_codes(part, width), width) for part in high.split(PART)])
 
@@ -80,17 +80,16 @@ def _in_order(words: Tensor, width: int) -> Tensor:
     for part in words.split(PART):
         bits = part.view(len(part), -1, 1, WORD) >> _shifts(part, width)[:, None] & (1 << width) - 1
         codes = bits.view(len(part), -1, 64)
-        lanes = (
-            codes.unflatten(-1, (8, 8))
-            if width == 1
-            else codes.unflatten(-1, (4, 16)).transpose(-1, -2)
-        )
+        if width == 1:
+            lanes = codes.unflatten(-1, (8, 8))
+        else:
+            lanes = codes.unflatten(-1, (4, 16)).transpose(-1, -2)
         made.append((lanes << _shifts(part, width)).sum(-1, dtype=torch.uint8).flatten(1))
     return torch.cat(made)
 
 
 def _codes(high: Tensor, width: int) -> Tensor:
-    """[n,blocks,64] in the order of the entries."""
+    """High bits as codes [n,blocks,64], in the order of the entries."""
     bits = high.unflatten(-1, (-1, 8 * width))[..., None] >> _shifts(high, width) & (1 << width) - 1
     return (bits if width == 1 else bits.transpose(-1, -2)).flatten(-2)
 

@@ -1,5 +1,6 @@
-"""Randomness as a pure function of (row seed, position, token), so that speculation cannot change
-what is drawn.
+"""Randomness as a pure function of (row seed, position, token).
+
+So speculation cannot change what is drawn.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def row_seed(seed: int, row: int) -> int:
-    """The seed of row (or prompt) `row` in a run with this seed. Row 0 uses the run's seed itself,
-    as an int64.
+    """The seed of row (or prompt) `row` in a run with this seed.
 
-    The other rows use 62 bits mixed from both numbers, so that two pairs of run and row hardly ever
-    share a stream.
+    Row 0 uses the run's seed itself, as an int64. The other rows use 62 bits mixed from both
+    numbers, so that two pairs of run and row hardly ever share a stream.
     """
     if row:
         return _mixed(_mixed(seed + 0x9E3779B97F4A7C15) + row * 0xD1B54A32D192ED03) >> 2
@@ -45,11 +45,10 @@ def _mixed(x: int) -> int:
 
 
 def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
-    """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] ->
-    [B,T,V].
+    """Uniform numbers in the open (0, 1), float64: seed [B], position [B,T] -> [B,T,V].
 
-    token may be a number V, for the tokens 0..V-1: the same bits, computed faster if there is a
-    native build.
+    token: [V] or [B,T,V], or a number V for the tokens 0..V-1: the same bits, computed faster if
+    there is a native build.
     """
     if isinstance(token, int):
         lib = native.library()
@@ -72,9 +71,9 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
 
 
 def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = None) -> Tensor:
-    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a
-    draw from p.
+    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab].
 
+    argmax(log p + noise) is a draw from p.
     tokens [N]: the noise of these alone [B,T,N], the same bits.
     """
     noise = uniform(seed, position, vocab)
@@ -84,8 +83,9 @@ def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = N
 
 @dataclass(frozen=True)
 class Warpers:
-    """What shapes a distribution before a draw, in this order: Transformers' logits warpers of
-    these names.
+    """Settings that change a distribution before a draw, in this order.
+
+    They are Transformers' logits warpers of these names.
     """
 
     temperature: float = 0.0  # 0: the most likely token, whatever the others say

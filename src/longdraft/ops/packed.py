@@ -1,5 +1,6 @@
-"""Weight matrices of 4, 5, 6 or 8 bits: groups of consecutive inputs share a scale and perhaps an
-offset.
+"""Weight matrices of 4, 5, 6 or 8 bits.
+
+Groups of consecutive inputs share a scale and perhaps an offset.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ GROUPS = {4: (32,), 5: (32,), 6: (16,), 8: (16, 32)}  # that the kernels know
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [outputs,inputs] whose entries are code * scale + offset, computed in float32 with
-    one rounding.
+    """A matrix [outputs,inputs] whose entries are code * scale + offset.
 
-    Without offsets an entry is (code - 2^(bits-1)) * scale. Codes of 8 bits are signed in either
-    case.
-
+    Entries are computed in float32 with one rounding. Without offsets an entry is (code -
+    2^(bits-1)) * scale. Codes of 8 bits are signed in either case.
     low: of 8 bits int8 [outputs,room], where room is inputs rounded up to whole blocks of 64; else
     uint8 [outputs,room/2], where byte i of the 32 bytes of a block holds the lowest 4 bits of entry
     i in its low and of entry i+32 in its high half. high: of 5 bits uint8 [outputs,room/8], where
@@ -56,10 +55,8 @@ class Packed:
                 "kernel knows this"
             )
         if self.bits == 8 and (self.group == 16) != self.scales.has_offset:
-            raise ValueError(
-                f"8 bits in groups of {self.group}: those of 16 have an offset, those of "
-                "32 have none"
-            )
+            problem = f"8 bits in groups of {self.group}"
+            raise ValueError(f"{problem}: those of 16 have an offset, those of 32 have none")
         if self.bits == 6 and self.scales.has_offset:
             raise ValueError("6 bits have no offset")
         outputs = len(self.low)
@@ -69,9 +66,8 @@ class Packed:
                 f"scales {self.scales.shape} do not fit {outputs} outputs of {self.inputs} inputs"
             )
         for part, size in ((self.low, LOW[self.bits]), (self.high, HIGH[self.bits])):
-            if (None if part is None else part.shape) != (
-                (outputs, blocks * size) if size else None
-            ):
+            shape = None if part is None else part.shape
+            if shape != ((outputs, blocks * size) if size else None):
                 raise ValueError(
                     f"codes of {self.bits} bits do not fit {outputs} outputs of "
                     f"{self.inputs} inputs"
@@ -109,22 +105,22 @@ class Packed:
         return self.of({name: x[which] for name, x in self.parts.items()})
 
     def dequantized(self) -> Tensor:
-        """float32 [outputs,inputs]: the specification of what the kernels compute with."""
+        """float32 [outputs,inputs]: the specification of the numbers that kernels compute with."""
         if len(self.low) > ROWS:
             return torch.cat(
                 [self.rows(slice(i, i + ROWS)).dequantized() for i in range(0, len(self.low), ROWS)]
             )
-        scale, offset = (
-            None if x is None else x.double()[..., None] for x in self.scales.numbers()
-        )
-        assert scale is not None
+        scale, offset = self.scales.numbers()
         codes = self.codes().view(*scale.shape[:2], self.group).double()
-        exact = codes * scale if offset is None else codes * scale + offset
+        exact = codes * scale.double()[..., None]
+        if offset is not None:
+            exact = exact + offset.double()[..., None]
         return exact.float().view(len(self.low), -1)[:, : self.inputs]
 
     def codes(self) -> Tensor:
-        """int8 [outputs,room]: what scales are multiplied with, so of fewer than 8 bits signed
-        without offsets.
+        """int8 [outputs,room]: the codes that scales are multiplied with.
+
+        Those of fewer than 8 bits are signed where there are no offsets.
         """
         if self.bits == 8:
             return self.low
@@ -147,10 +143,9 @@ class Packed:
         # inputs of a part that is a separate matrix
         size = max(BLOCK, self.scales.together * self.group)
         which = column // size
-        parts = {
-            name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which]
-            for name, x in self.parts.items()
-        }
+        parts = dict[str, Tensor]()
+        for name, x in self.parts.items():
+            parts[name] = x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which]
         return self.of(parts, size).dequantized().gather(1, (column % size)[:, None]).squeeze(1)
 
     @property
@@ -160,11 +155,10 @@ class Packed:
 
 
 def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed:
-    """Codes uint8 or int8 [outputs,inputs], in the order of the entries, as a Packed with these
-    scales.
+    """Codes [outputs,inputs] as a Packed with these scales.
 
-    Codes of fewer than 8 bits are unsigned. The scales are those of the inputs; a last block is
-    filled with zeros.
+    Codes are uint8 or int8, in the order of the entries. Codes of fewer than 8 bits are unsigned.
+    The scales are those of the inputs; a last block is filled with zeros.
     """
     outputs, inputs = codes.shape
     missing = -inputs % BLOCK
@@ -182,22 +176,20 @@ def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed
         width = bits - 4
         shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
         over = blocks >> 4
-        parts = (
-            over.unflatten(-1, (8, 8))
-            if bits == 5
-            else over.unflatten(-1, (4, 16)).transpose(-1, -2)
-        )
+        if bits == 5:
+            parts = over.unflatten(-1, (8, 8))
+        else:
+            parts = over.unflatten(-1, (4, 16)).transpose(-1, -2)
         high = (parts << shifts).sum(-1, dtype=torch.uint8).flatten(1).contiguous()
     return Packed(bits, inputs, low.contiguous(), high, scales, group)
 
 
 def quantized(weight: Tensor, bits: int) -> Packed:
-    """A matrix [outputs,inputs], inputs a multiple of 32, rounded to the nearest of the codes of
-    its groups.
+    """A matrix [outputs,inputs], rounded to the nearest of the codes of its groups.
 
-    Of 8 bits the codes are symmetric about 0. Of 4 bits they span the group's range, which keeps
-    more of a model's choices than symmetric codes do. Scales and offsets are halves where their
-    size allows it.
+    inputs is a multiple of 32. Codes of 8 bits are symmetric about 0. Codes of 4 bits span the
+    group's range, which keeps more of a model's choices than symmetric codes do. Scales and offsets
+    are halves where their size allows it.
     """
     w = weight.detach().float()
     groups = w.reshape(len(w), -1, GROUP)
@@ -214,17 +206,15 @@ def quantized(weight: Tensor, bits: int) -> Packed:
 
 
 def _rounded(scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest halves, unless a scale is too large or so small that a half would have few bits
-    of it.
-    """
-    fits = ((scale == 0) | (scale > LEAST)).all() and torch.maximum(
-        scale, offset.abs()
-    ).max() < 65504
+    """The nearest halves, unless a scale is too large or too small for a half."""
+    precise = ((scale == 0) | (scale > LEAST)).all()
+    fits = precise and torch.maximum(scale, offset.abs()).max() < 65504
     return (scale.half(), offset.half()) if fits else (scale, offset)
 
 
 def _divisor(scale: Tensor) -> Tensor:
-    """[outputs,groups,1]; a group whose entries are equal has a scale of 0, and any divisor will
-    do.
+    """The divisors [outputs,groups,1] of these scales.
+
+    A group whose entries are equal has a scale of 0, and any divisor will do.
     """
     return torch.where(scale == 0, 1, scale.float())[..., None]

@@ -1,6 +1,4 @@
-"""Recurrences of layers with a state along the paths of a tree: a native kernel, where there is
-one.
-"""
+"""Recurrences of layers with a state along the paths of a tree, by a native kernel."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from longdraft.ops.scan import Order, Terms
 
 
 def has_kernel(*tensors: Tensor) -> bool:
-    """Whether `along` computes with these tensors: on a CPU with a native build, and without
-    gradients.
+    """Whether `along` computes with these tensors.
+
+    Needs a CPU with a native build, and no gradients.
     """
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return all(x.is_cpu for x in tensors) and not wanted and native.library() is not None
@@ -28,8 +27,11 @@ def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Ten
     lib = native.library()
     assert lib is not None
     decay, k, v = (_numbers(x) for x in (terms.gate, terms.k, terms.v))
-    beta, q = (None if x is None else _numbers(x) for x in (terms.beta, terms.q))
-    (T, H, P), (_, G, N), W = v.shape, k.shape, 0 if q is None else len(q)
+    beta = None if terms.beta is None else _numbers(terms.beta)
+    q = None if terms.q is None else _numbers(terms.q)
+    T, H, P = v.shape
+    _, G, N = k.shape
+    W = 0 if q is None else len(q)
     right = [
         (T, H, N)[: decay.ndim],
         (T, G, N),

@@ -1,6 +1,4 @@
-"""The specification of attention: slow and simple. Every other implementation is tested against
-it.
-"""
+"""The specification of attention, slow and simple, against which every implementation is tested."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ class Segment:
 
 @dataclass
 class Attended:
-    """out [T,H,Dv]; for the requested query rows, logits and weights [H,R,S] over the keys of all
-    segments in order.
+    """The result of attention: out [T,H,Dv], and logits and weights of the requested query rows.
+
+    logits, weights [H,R,S]: over the keys of all segments in order.
     """
 
     out: Tensor
@@ -45,8 +44,9 @@ def full_mask(segment: Segment, queries: int) -> Tensor:
 def attend_one(
     q: Tensor, segment: Segment, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention over one segment: q [H,T,D] -> out [H,T,Dv], log-sum-exp [H,T], scaled masked
-    logits [H,T,S].
+    """Attention over one segment: q [H,T,D] -> out [H,T,Dv], log-sum-exp [H,T], logits [H,T,S].
+
+    The logits are scaled and masked.
     """
     groups = q.shape[0] // segment.k.shape[0]
     k, v = (x.repeat_interleave(groups, 0) for x in (segment.k, segment.v))
@@ -60,10 +60,12 @@ def attend_one(
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge attention over disjoint keys (LongSpec sec. 3.3): two (out [H,T,D], lse [H,T]) -> that
-    of the union.
+    """Merge attention over disjoint keys (LongSpec sec. 3.3).
+
+    Two (out [H,T,D], lse [H,T]) -> that of the union.
     """
-    (out_a, lse_a), (out_b, lse_b) = a, b
+    out_a, lse_a = a
+    out_b, lse_b = b
     share = torch.sigmoid(lse_a - lse_b).nan_to_num(0.0)[..., None]
     return out_a * share + out_b * (1 - share), torch.logaddexp(lse_a, lse_b)
 
@@ -76,9 +78,9 @@ def attend(
     sink: Tensor | None = None,
     keep: list[int] | None = None,
 ) -> Attended:
-    """Attention of one row over the union of its segments: one segment at a time, merged by
-    log-sum-exp.
+    """Attention of one row over the union of its segments.
 
+    Computed for one segment at a time, and merged by log-sum-exp.
     q [H,T,D]; every query must see at least one key. sink [H]: a logit that takes weight but has no
     value.
     keep: the query rows whose logits and weights are returned.

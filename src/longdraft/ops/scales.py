@@ -10,8 +10,9 @@ from torch import Tensor
 
 
 class Scales(ABC):
-    """A scale for each group of each output, and an offset if the format has offsets; exact as
-    float32.
+    """The scale of each group of each output, and an offset if the format has offsets.
+
+    They are exact as float32.
     """
 
     has_offset: bool
@@ -46,10 +47,9 @@ class PlainScales(Scales):
     together = 1
 
     def __post_init__(self) -> None:
-        if self.offset is not None and (self.offset.shape, self.offset.dtype) != (
-            self.scale.shape,
-            self.scale.dtype,
-        ):
+        if self.offset is None:
+            return
+        if self.offset.shape != self.scale.shape or self.offset.dtype != self.scale.dtype:
             raise ValueError(
                 f"offsets {tuple(self.offset.shape)} do not fit scales {tuple(self.scale.shape)}"
             )
@@ -66,21 +66,21 @@ class PlainScales(Scales):
         return self.scale.float(), None if self.offset is None else self.offset.float()
 
     def in_halves(self) -> PlainScales:
-        """As float16 where that changes no number."""
-        halves = [None if x is None else x.half() for x in (self.scale, self.offset)]
-        same = all(
-            h is None or x is None or torch.equal(h.float(), x.float())
-            for h, x in zip(halves, (self.scale, self.offset), strict=True)
-        )
-        assert halves[0] is not None
-        return PlainScales(halves[0], halves[1]) if same else self
+        """The same scales as float16, where that changes no number."""
+        scale = self.scale.half()
+        same = torch.equal(scale.float(), self.scale.float())
+        if self.offset is None:
+            return PlainScales(scale, None) if same else self
+        offset = self.offset.half()
+        same = same and torch.equal(offset.float(), self.offset.float())
+        return PlainScales(scale, offset) if same else self
 
 
 @dataclass(frozen=True)
 class SixBitScales(Scales):
-    """Of Q4_K and Q5_K: eight groups share two halves, by which their codes of 6 bits are
-    multiplied.
+    """The scales of Q4_K and Q5_K: eight groups share two halves.
 
+    Their codes of 6 bits are multiplied by these halves.
     scale: uint8 [outputs,12*n]: each 12 bytes hold 8 codes of scales and 8 of minima. Of bytes a,
     b, c [4] each: scale i is a[i]'s low six bits, scale i+4 c[i]'s low half below a[i]'s high two;
     the minima likewise, of b and c's high half.
@@ -108,7 +108,7 @@ class SixBitScales(Scales):
 
 @dataclass(frozen=True)
 class EightBitScales(Scales):
-    """Of Q6_K: sixteen groups share a half, by which their codes of 8 bits are multiplied.
+    """The scales of Q6_K: sixteen groups share a half, which multiplies their codes of 8 bits.
 
     scale: int8 [outputs,16*n]. unit: float16 [outputs,n].
     """
@@ -124,4 +124,5 @@ class EightBitScales(Scales):
         return self.scale.shape[0], self.scale.shape[1]
 
     def numbers(self) -> tuple[Tensor, Tensor | None]:
-        return (self.unit.float()[..., None] * self.scale.unflatten(-1, (-1, 16))).flatten(1), None
+        scales = self.unit.float()[..., None] * self.scale.unflatten(-1, (-1, 16))
+        return scales.flatten(1), None

@@ -1,6 +1,4 @@
-"""A state that runs along the paths of a tree: what its kernels are given, and what they
-compute.
-"""
+"""A state that runs along the paths of a tree: its kernels' arguments, and their specification."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ ON = -1
 
 @dataclass(frozen=True)
 class Terms:
-    """A step of state S [H,N,P]: S becomes exp(gate) S + k u, and its output is scale S q, summed
-    over N.
+    """A step of state S [H,N,P], which becomes exp(gate) S + k u.
 
-    u is v, or with beta (v - k exp(gate) S) beta (delta rule). k [T,G,N] for H/G heads each, v
-    [T,H,P], gate [T,H] or [T,H,N], beta [T,H], and q [W,G,N] of the last W tokens; None: no output.
+    Its output is scale S q, summed over N. u is v, or with beta (v - k exp(gate) S) beta (delta
+    rule). k [T,G,N] for H/G heads each, v [T,H,P], gate [T,H] or [T,H,N], beta [T,H], and q [W,G,N]
+    of the last W tokens; None: no output.
     normalized: k and q are divided by their length.
     """
 
@@ -41,9 +39,9 @@ class Terms:
 
 @dataclass(frozen=True)
 class Order:
-    """The steps of a scan over a tree: steps [n,3] of int32, each a token, the state before it, and
-    where its own goes.
+    """The steps of a scan over a tree.
 
+    steps [n,3] of int32: a token, the state before it, and where its own state goes.
     The state before it: COMMITTED, ON, or a slot of the saved states. Its own: such a slot, or -1.
     saved: the number of slots, of which the first `kept` are a result; another is taken again once
     the branches after its token are complete. all: whether all tokens have a step.
@@ -57,8 +55,9 @@ class Order:
 
 @lru_cache(256)
 def chain(tokens: int, device: torch.device, keep: tuple[int, ...] | None = None) -> Order:
-    """One token after the other. keep: the tokens after which the state is kept, ascending; None:
-    the last.
+    """The order of one token after the other.
+
+    keep: the tokens after which the state is kept, ascending; None: the last.
     """
     keep = (tokens - 1,) if keep is None else keep
     steps = torch.full((tokens, 3), ON, dtype=torch.int32)
@@ -75,9 +74,11 @@ def depth_first(
     device: torch.device,
     keep: tuple[int, ...] = (),
 ) -> Order:
-    """segments: (the segment that it follows or -1, its tokens) in depth-first order. keep: the
-    tokens after which the state is kept. That after the last token of a segment is saved too if a
-    later segment than the next one follows it.
+    """The order of segments of tokens, depth-first.
+
+    segments: (the segment that it follows or -1, its tokens). keep: the tokens after which the
+    state is kept. That after the last token of a segment is saved too if a later segment than the
+    next one follows it.
     """
     last = {after: n for n, (after, _) in enumerate(segments)}  # the last segment that follows each
     kept = {token: slot for slot, token in enumerate(keep)}
@@ -86,16 +87,22 @@ def depth_first(
     most = len(keep)
     for n, (after, own) in enumerate(segments):
         slots = {segment: slot for segment, slot in slots.items() if last[segment] >= n}
-        before = COMMITTED if after == -1 else ON if after == n - 1 else slots[after]
+        if after == -1:
+            before = COMMITTED
+        elif after == n - 1:
+            before = ON
+        else:
+            before = slots[after]
         save = kept.get(own[-1], -1)
         if last.get(n, 0) > n + 1:
             free = set(range(len(keep), len(keep) + len(slots) + 1)) - set(slots.values())
-            save = slots[n] = save if save >= 0 else min(free)
+            if save < 0:
+                save = min(free)
+            slots[n] = save
             most = max(most, save + 1)
         for i, token in enumerate(own):
-            steps.append(
-                (token, ON if i else before, save if i == len(own) - 1 else kept.get(token, -1))
-            )
+            slot = save if i == len(own) - 1 else kept.get(token, -1)
+            steps.append((token, ON if i else before, slot))
     return Order(
         torch.tensor(steps, dtype=torch.int32).reshape(-1, 3).to(device),
         most,
@@ -107,9 +114,9 @@ def depth_first(
 def along(
     terms: Terms, state: Tensor | None, order: Order, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """The specification: outputs [W,H,P], zero where a token has no step, and the kept states
-    [kept,H,N,P].
+    """The specification: outputs [W,H,P] and the kept states [kept,H,N,P].
 
+    Outputs are zero where a token has no step.
     state None: the committed one is zero.
     """
     v = terms.v.to(dtype)
@@ -121,11 +128,12 @@ def along(
     decay = (gate if gate.ndim == 3 else gate[..., None]).exp()[..., None]
     out = v.new_zeros(0 if q is None else len(q), *v.shape[1:])
     saved = v.new_zeros(order.saved, *empty.shape)
+    committed = empty if state is None else state.to(dtype)
     now = empty
     first = len(k) - len(out)
     for token, before, save in order.steps.tolist():
         if before != ON:
-            now = saved[before] if before >= 0 else empty if state is None else state.to(dtype)
+            now = saved[before] if before >= 0 else committed
         now = now * decay[token]
         new = v[token]
         if terms.beta is not None:

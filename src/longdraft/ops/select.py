@@ -1,5 +1,6 @@
-"""Selecting the best keys by score and copying them side by side; by native kernels where they
-exist, on a CPU.
+"""Selects the best keys by score and copies them side by side.
+
+By native kernels where they exist, on a CPU.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ from longdraft.ops import coded, native
 
 
 def spread(scores: Tensor, reach: int, share: float) -> Tensor:
-    """scores [...,S] -> [...,S]: each position passes a share of its score on to the next `reach`
-    positions.
-    """
+    """Scores [...,S] of which each position has passed a share on to the next `reach` positions."""
     if not reach:
         return scores
     passed = torch.zeros_like(scores)
@@ -26,18 +25,17 @@ def spread(scores: Tensor, reach: int, share: float) -> Tensor:
 
 
 def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 0.0) -> Tensor:
-    """L scores [S], float32 and finite -> [L,count] indices of the best after `spread`, ascending;
-    ties: the earlier.
+    """The [L,count] indices of the best of L scores [S] after `spread`, ascending.
 
+    Scores are float32 and finite. Of equal ones the earlier is better.
     The scores need not be adjacent in memory: joining them would cost as much as choosing.
     """
     lib = native.library()
     if lib is None or not scores[0].is_cpu or not count:
-        best = spread(torch.stack(list(scores)), reach, share).sort(
-            stable=True, dim=-1, descending=True
-        )
+        passed_on = spread(torch.stack(list(scores)), reach, share)
+        best = passed_on.sort(stable=True, dim=-1, descending=True)
         return best.indices[..., :count].sort(-1).values
-    rows = [s if s.stride(0) == 1 else s.contiguous() for s in scores]
+    rows = [s.contiguous() for s in scores]
     if any(len(s) != len(rows[0]) or s.dtype != torch.float32 for s in rows):
         raise ValueError("scores must be float32 and of equal length")
     indices = torch.empty(len(rows), count, dtype=torch.long)
@@ -64,16 +62,17 @@ def take(x: Tensor, slots: Tensor) -> Tensor:
 
 
 def room_for(slots: int) -> int:
-    """Slots that a compact copy is allocated for, so that one that grows is seldom allocated
-    again.
+    """The slots that a compact copy of `slots` is allocated for.
+
+    A copy that grows is then seldom allocated again.
     """
     return slots + max(64, slots // 8)
 
 
 class Compact:
-    """Keys and values of selected slots side by side, in any order; a new selection copies only the
-    slots it adds.
+    """Keys and values of selected slots side by side, in any order.
 
+    A new selection copies only the slots that it adds.
     bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers
     unchanged, [K,P,D].
     The contents of a slot must not change between selections.
@@ -82,17 +81,24 @@ class Compact:
     def __init__(self, bits: int = 0) -> None:
         self.bits = bits
         # the slots held, ascending, and their positions
-        self._slots = self._places = torch.empty(0, dtype=torch.long)
-        self._k = self._v = torch.empty(0, 0, 0)
+        self._slots = torch.empty(0, dtype=torch.long)
+        self._places = self._slots
+        self._k = torch.empty(0, 0, 0)
+        self._v = self._k
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
         """The kernel's job, and the slots and positions to `hold` once it is done."""
-        (K, S, D), n, size = k.shape, len(slots), k.element_size()
+        K, S, D = k.shape
+        n = len(slots)
+        size = k.element_size()
         width, dtype = (coded.width(D, self.bits), torch.uint8) if self.bits else (D, k.dtype)
         if self._k.shape[::2] != (K, width) or self._k.shape[1] < n or self._k.dtype != dtype:
-            self._k, self._v = (x.new_empty(K, room_for(n), width, dtype=dtype) for x in (k, v))
-            self._slots = self._places = slots[:0]
-        slots, places = slots.contiguous(), torch.empty_like(slots)
+            self._k = k.new_empty(K, room_for(n), width, dtype=dtype)
+            self._v = v.new_empty(K, room_for(n), width, dtype=dtype)
+            self._slots = slots[:0]
+            self._places = self._slots
+        places = torch.empty_like(slots)
+        slots = slots.contiguous()
         job = native.Copy(
             k=k.data_ptr(),
             v=v.data_ptr(),
@@ -117,7 +123,8 @@ class Compact:
 
     def forget(self) -> None:
         """Hold nothing, since the kernel may have stopped half-way."""
-        self._slots = self._places = self._slots[:0]
+        self._slots = self._slots[:0]
+        self._places = self._slots
 
     def hold(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values that the kernel has copied."""
@@ -126,7 +133,7 @@ class Compact:
         return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
     def taken(self, x: Tensor, slots: Tensor) -> Tensor:
-        """What the kernel would copy of x [K,S,D], by torch."""
+        """The slots of x [K,S,D] that the kernel would copy, copied by torch."""
         return coded.encode(take(x, slots), self.bits) if self.bits else take(x, slots)
 
     def can_encode(self, x: Tensor) -> bool:
@@ -139,10 +146,10 @@ class Compact:
 def refill(
     requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]],
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each (copy, k, v [K,S,D], ascending slots [P], or [K,P] for each head): what the copy
-    holds of them.
+    """The keys and values that each copy holds of (copy, k, v [K,S,D], slots).
 
-    They are valid until the copy is filled again. One kernel call copies all, where possible.
+    Slots are ascending, [P], or [K,P] for each head. They are valid until the copy is filled again.
+    One kernel call copies all, where possible.
     """
 
     def fits(copy: Compact, k: Tensor, v: Tensor, slots: Tensor) -> bool:
@@ -150,10 +157,9 @@ def refill(
         return lib is not None and slots.dim() == 1 and k.is_cpu and same and copy.can_encode(k)
 
     lib = native.library()
-    jobs = [
-        copy.change(k, v, slots) if fits(copy, k, v, slots) else None
-        for copy, k, v, slots in requests
-    ]
+    jobs = list[tuple[native.Copy, Tensor, Tensor] | None]()
+    for request in requests:
+        jobs.append(request[0].change(*request[1:]) if fits(*request) else None)
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
         try:
@@ -162,7 +168,10 @@ def refill(
             for copy, *_ in requests:
                 copy.forget()
             raise
-    return [
-        copy.hold(*job[1:]) if job else (copy.taken(k, slots), copy.taken(v, slots))
-        for (copy, k, v, slots), job in zip(requests, jobs, strict=True)
-    ]
+    copies = list[tuple[Tensor, Tensor]]()
+    for (copy, k, v, slots), job in zip(requests, jobs, strict=True):
+        if job:
+            copies.append(copy.hold(*job[1:]))
+        else:
+            copies.append((copy.taken(k, slots), copy.taken(v, slots)))
+    return copies

@@ -1,5 +1,6 @@
-"""Pinning torch's threads to processors: one that is moved or must wait stalls all others at the
-next barrier.
+"""Pins torch's threads to processors.
+
+A thread that is moved or must wait stalls all others at the next barrier.
 """
 
 from __future__ import annotations
@@ -15,11 +16,7 @@ import torch
 from longdraft.ops import native
 
 # set by users who place threads themselves
-AFFINITY = (
-    "OMP_PROC_BIND",
-    "OMP_PLACES",
-    "GOMP_CPU_AFFINITY",
-)
+AFFINITY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 _before: list[int] = []  # the processors that the threads could run on before they were pinned
 
 
@@ -44,7 +41,7 @@ def pin() -> bool:
 
 
 def obstacle() -> str:
-    """Why `pin` would not pin; "" if it would."""
+    """The reason why `pin` would not pin; "" if it would."""
     allowed = _allowed()
     threads = torch.get_num_threads()
     if native.library() is None:

@@ -1,5 +1,6 @@
-"""Checkpoints: one folder per step, written under another name and then renamed. Reading runs no
-pickled code.
+"""Checkpoints: one folder per step, written under another name and then renamed.
+
+Reading runs no pickled code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from longdraft.errors import InputError
 
 
 def save(folder: Path, step: int, model, optimizers: list, state: dict, keep: int = 2) -> Path:
-    """Write folder/step-NNNNNNNN and remove all but the newest `keep`. Raises InputError."""
+    """Write folder/step-NNNNNNNN and remove all but the newest `keep`.
+
+    Raises InputError.
+    """
     final = folder / f"step-{step:08d}"
     draft = folder / "writing"
     shutil.rmtree(draft, ignore_errors=True)
@@ -46,7 +50,7 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 
 def _first_names(model) -> dict[str, str]:
-    """Of each tensor's name, the first name of the same tensor."""
+    """The first name of the same tensor, for the name of each tensor."""
     names: dict[tuple, str] = {}
     return {k: names.setdefault((v.data_ptr(), v.shape), k) for k, v in model.state_dict().items()}
 
@@ -73,14 +77,11 @@ def _check(state: Any) -> None:
         raise ValueError("state.json is not a JSON object")
     odd = next((k for k, kind in FIELDS.items() if not isinstance(state.get(k), kind)), None)
     if odd is not None:
-        raise ValueError(
-            f"state.json has no {odd}"
-            if odd not in state
-            else f"{odd} in state.json is of another type"
-        )
-    if any(
-        isinstance(state[k], bool) or not 0 <= state[k] < float("inf") for k in ("step", "seconds")
-    ):
+        if odd not in state:
+            raise ValueError(f"state.json has no {odd}")
+        raise ValueError(f"{odd} in state.json is of another type")
+    numbers = (state["step"], state["seconds"])
+    if any(isinstance(n, bool) or not 0 <= n < float("inf") for n in numbers):
         raise ValueError("step or seconds in state.json is out of range")
     if not all(isinstance(entry, dict) for entry in state["runs"] + state["probes"]):
         raise ValueError("runs or probes in state.json is not a list of JSON objects")

@@ -1,7 +1,7 @@
-"""Text on this machine -> one array of tokens with the boundaries of documents and groups.
+"""Turns text on this machine into one array of tokens with documents and groups.
 
-A group is a book, or the files of one package in path order. A training row is consecutive tokens
-of one group.
+The boundaries of both are stored with it. A group is a book, or the files of one package in path
+order. A training row is consecutive tokens of one group.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Document:
 
 @dataclass
 class Corpus:
-    """Tokens of all documents; groups are contiguous, each document ends with eos, offsets ascend
-    to len(tokens).
+    """Tokens of all documents, with their boundaries.
+
+    Groups are contiguous, each document ends with eos, offsets ascend to len(tokens).
     """
 
     tokens: np.ndarray  # [N] uint16, or uint32 for a large vocabulary
@@ -91,8 +92,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where text comes from: names (folders, globs, hf: datasets), this Python's library and
-    packages, or both.
+    """Sources of text: names, this Python's library and packages, or both.
+
+    names: folders, globs, hf: datasets.
     """
 
     names: list[str]
@@ -102,8 +104,9 @@ class Sources:
 
 
 def load(home: Path) -> tuple[Corpus, Corpus]:
-    """The corpora in home/train and home/heldout. Raises InputError if there is too little text to
-    train on.
+    """The corpora in home/train and home/heldout.
+
+    Raises InputError if there is too little text to train on.
     """
     corpus, heldout = (Corpus.load(home / name) for name in ("train", "heldout"))
     if len(corpus.tokens) < LEAST_TOKENS:
@@ -115,8 +118,9 @@ def load(home: Path) -> tuple[Corpus, Corpus]:
 
 
 def held_out(name: str, patterns: list[str]) -> bool:
-    """Whether a name like `stdlib/argparse.py`, `typer/main.py` or `books/dracula.txt` matches;
-    patterns may use *.
+    """Whether a name matches one of the patterns, which may use *.
+
+    Names are like `stdlib/argparse.py`, `typer/main.py` or `books/dracula.txt`.
     """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -132,23 +136,24 @@ def read(path: Path) -> str | None:
 
 
 def environment_code(cap: int) -> list[Document]:
-    """The standard library, and at most `cap` characters of each installed package, spread evenly
-    over its files.
+    """The standard library, and at most `cap` characters of each installed package.
+
+    They are spread evenly over a package's files.
     """
     stdlib = Path(sysconfig.get_path("stdlib"))
     site = Path(sysconfig.get_path("purelib"))
     documents = package("stdlib", stdlib, cap=10**9)
     skipped = ("longdraft", "_distutils_hack", "__pycache__")
-    for folder in sorted(
-        p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in skipped
-    ):
-        documents += package(folder.name, folder, cap)
+    for folder in sorted(site.iterdir()):
+        if folder.is_dir() and "." not in folder.name and folder.name not in skipped:
+            documents += package(folder.name, folder, cap)
     return documents
 
 
 def package(name: str, root: Path, cap: int) -> list[Document]:
-    """Python files under root in path order; each first-level folder is a group, and so are the
-    files beside them.
+    """Python files under root in path order.
+
+    Each first-level folder is a group, and so are the files beside them.
     """
     documents = []
     for path in sorted(root.rglob("*.py")):
@@ -162,14 +167,15 @@ def package(name: str, root: Path, cap: int) -> list[Document]:
 
 
 def text_of(source: str, cap: int) -> list[Document]:
-    """A Hub dataset (hf:..., at most `cap` characters), or the files of a folder or a glob. Raises
-    InputError.
+    """A Hub dataset (hf:..., at most `cap` characters), or the files of a folder or a glob.
+
+    Raises InputError.
     """
     if source.startswith(hub.PREFIX):
-        numbered = enumerate(hub.documents(source, cap))
-        return [
-            Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered
-        ]
+        rows = list[Document]()
+        for i, (kind, text) in enumerate(hub.documents(source, cap)):
+            rows.append(Document(f"{source}/{i}", f"{source}/{i}", kind, text))
+        return rows
     documents = text_files(source)
     if not documents:
         raise InputError(
@@ -179,8 +185,9 @@ def text_of(source: str, cap: int) -> list[Document]:
 
 
 def text_files(pattern: str) -> list[Document]:
-    """Every file of a folder or of a glob such as `books/*.txt`, and every line of a .jsonl file,
-    is a group.
+    """The files of a folder or of a glob such as `books/*.txt`, each of which is a group.
+
+    Every line of a .jsonl file is a group too.
     """
     if not pattern.strip("/"):  # every file of this machine
         raise InputError(
@@ -212,9 +219,8 @@ def json_lines(path: Path, name: str) -> list[Document]:
     try:
         for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
             if line.strip():
-                documents.append(
-                    Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"]))
-                )
+                own = f"{name}:{i + 1}"
+                documents.append(Document(own, own, "book", str(parse(line)["text"])))
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f'{path}, line {len(documents) + 1}: give JSON lines like {{"text": "..."}}'

@@ -25,9 +25,9 @@ Labels = Literal["target", "text"]
 
 @dataclass
 class TargetStates:
-    """The target's states of rows [B,S]: {after n layers: [B,S,d]}, and keys and values [B,K,S,D]
-    of one layer.
+    """The target's states of rows [B,S].
 
+    states: {after n layers: [B,S,d]}. keys, values [B,K,S,D]: of one layer.
     predicted: its most likely next tokens [B,S].
     """
 
@@ -50,7 +50,7 @@ def whole_rows(lm: LM) -> Iterator[None]:
 
 
 class Frozen:
-    """The target's weights never change, and gradients pass through its head only.
+    """A target whose weights never change; gradients pass through its head only.
 
     turns: predictions of tokens that are not in an answer are IGNORE; None: all predictions count.
     """
@@ -71,11 +71,8 @@ class Frozen:
             head.device, head.dtype
         )
         plain = F.linear(some, head).float()
-        return (
-            head
-            if torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4)
-            else None
-        )
+        same = torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4)
+        return head if same else None
 
     def read(
         self,
@@ -85,9 +82,10 @@ class Frozen:
         layer: int | None = None,
         predict: bool = False,
     ) -> TargetStates:
-        """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden),
-        keys of `layer`.
+        """The target's states and keys of rows of tokens, at position [B,S].
 
+        states: after these numbers of layers (as CaptureSpec.hidden). layer: the one whose keys are
+        returned.
         predict: its predictions too.
         """
         seen = self.compute(tokens, position, states, layer, predict)
@@ -104,7 +102,7 @@ class Frozen:
         layer: int | None,
         predict: bool,
     ) -> TargetStates:
-        """As `read`, with all predictions."""
+        """Compute the states of `read`, with all predictions."""
         wanted = sorted({*states, self.last} if predict else states)
         captured = Captures(CaptureSpec(hidden=tuple(wanted)))
         cache = DynamicCache()
@@ -112,9 +110,8 @@ class Frozen:
             self.lm.architecture.layout.body(
                 input_ids=tokens,
                 position_ids=position,
-                attention_mask=torch.ones_like(
-                    tokens
-                ),  # else a jump in positions is taken for another sequence
+                # without a mask a jump in positions is taken for another sequence
+                attention_mask=torch.ones_like(tokens),
                 past_key_values=cache if layer is not None else None,
                 use_cache=layer is not None,
             )
@@ -129,8 +126,9 @@ class Frozen:
 
     @torch.no_grad()
     def predictions(self, state: Tensor) -> Tensor:
-        """The target's most likely next token [B,S], given its last states [B,S,d] before the final
-        norm.
+        """The target's most likely next tokens [B,S].
+
+        state [B,S,d]: its last states, before the final norm.
         """
         flat = state.reshape(-1, state.shape[-1])  # max is several times faster than argmax
         size = losses.chunk_rows(self.lm.vocab, flat.device)
@@ -138,17 +136,15 @@ class Frozen:
         return torch.cat(tokens).view(state.shape[:-1])
 
     def head_loss(self, normed: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where
-        they are IGNORE.
+        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except IGNORE.
 
         tokens: those that the drafter can draft; other labels are ignored too.
         """
         normed = normed[labels != IGNORE]
         labels = labels[labels != IGNORE]
         if tokens is not None:
-            return losses.by_matrix(
-                normed, self._rows(tokens), losses.draft_ids(labels, tokens, self.lm.vocab)
-            )
+            ids = losses.draft_ids(labels, tokens, self.lm.vocab)
+            return losses.by_matrix(normed, self._rows(tokens), ids)
         if self.matrix is not None:
             return losses.by_matrix(normed, self.matrix, labels)
         return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
@@ -156,9 +152,9 @@ class Frozen:
     def distribution_loss(
         self, normed: Tensor, targets: Tensor, tokens: Tensor | None = None
     ) -> Tensor:
-        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's
-        normed states [N,d].
+        """Mean cross-entropy of the head on normed [N,d] with its distribution on `targets`.
 
+        targets [N,d]: the target's normed states.
         tokens: those that the drafter can draft; both distributions are over these.
         """
         if tokens is not None:
@@ -168,8 +164,9 @@ class Frozen:
         return losses.distribution_by_function(normed, self.lm.project, targets, self.lm.vocab)
 
     def _rows(self, tokens: Tensor) -> Tensor:
-        """The head's rows [count,d] for these tokens. Raises InputError if the head is not one
-        matrix.
+        """The head's rows [count,d] for these tokens.
+
+        Raises InputError if the head is not one matrix.
         """
         if self.matrix is None:
             raise InputError(
@@ -185,8 +182,9 @@ def matches(predicted: Tensor, wanted: Tensor) -> float:
 
 
 def implied_length(shares: Sequence[float]) -> float:
-    """Mean acceptance length, bonus token included, of chains whose drafts are accepted with these
-    shares by depth.
+    """Mean acceptance length, bonus token included, of chains of drafts.
+
+    shares: how often drafts of each depth are accepted.
     """
     length = 1.0
     alive = 1.0

@@ -1,8 +1,8 @@
-"""Attention guidance for the first steps of training a target: without it, small models learn
-induction late.
+"""Attention guidance for the first steps of training a target.
 
-Head 0 of the middle layer is guided to the previous token, head 0 of each later layer to the token
-to copy. The extra loss is minus the log of the attention weight at that position. In a hybrid both
+Without it, small models learn induction late. Head 0 of the middle layer is guided to the previous
+token, head 0 of each later layer to the token to copy. The extra loss is minus the log of the
+attention weight at that position. In a hybrid both
 are guided to the token to copy: its recurrent layers bring the previous token along.
 """
 
@@ -17,20 +17,21 @@ from longdraft.training.rows import IGNORE
 
 
 def wanted_positions(sources: Tensor, layers: int, recurrent: bool = False) -> dict[int, Tensor]:
-    """sources [B,S+1]: the position of the token that each token repeats, or IGNORE -> {layer:
-    positions [B,S]}.
+    """The positions [B,S] that each layer is guided to: {layer: positions}.
 
-    The middle layer attends to the previous token, unless others are recurrent; later layers attend
-    to the earlier occurrence of the next token.
+    sources [B,S+1]: the position of the token that each token repeats, or IGNORE. The middle layer
+    attends to the previous token, unless others are recurrent; later layers attend to the earlier
+    occurrence of the next token.
     """
     count = sources.shape[0]
     length = sources.shape[1] - 1
     back = torch.arange(-1, length - 1).expand(count, length).clone()
     back[:, 0] = IGNORE
     first = (layers - 1) // 2
-    return dict.fromkeys(range(first, layers), sources[:, 1:]) | (
-        {} if recurrent else {first: back}
-    )
+    positions = dict.fromkeys(range(first, layers), sources[:, 1:])
+    if not recurrent:
+        positions[first] = back
+    return positions
 
 
 def guided(model, loss_of, sources: Tensor):

@@ -9,17 +9,14 @@ from longdraft.errors import InputError
 
 PREFIX = "hf:"
 # column with the text -> kind of text
-COLUMNS = {
-    "text": "book",
-    "content": "code",
-    "code": "code",
-}
+COLUMNS = {"text": "book", "content": "code", "code": "code"}
 HOW = "give hf:ORG/NAME, hf:ORG/NAME:CONFIG or hf:ORG/NAME:CONFIG:SPLIT"
 
 
 def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
-    """hf:ID[:CONFIG[:SPLIT]] -> (kind, text) of its first rows, up to `most` characters in all.
-    Raises InputError.
+    """The (kind, text) of the first rows of hf:ID[:CONFIG[:SPLIT]].
+
+    Up to `most` characters in all. Raises InputError.
     """
     taken = 0
     for row in _rows(name):

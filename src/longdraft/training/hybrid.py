@@ -1,5 +1,6 @@
-"""A small hybrid target in the shape of Qwen 3.5: of four layers, three are gated delta nets and
-one attends.
+"""A small hybrid target in the shape of Qwen 3.5.
+
+Of four layers, three are gated delta nets and one attends.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from longdraft.errors import InputError
+from longdraft.families import QWEN3_5
 from longdraft.training import tokenizer
 
-# the function of modeling_qwen3_5 that runs a recurrence over a row
+# the function of its modeling file that runs a recurrence over a row
 SCAN = "torch_chunk_gated_delta_rule"
 SEGMENT = 512  # tokens, a multiple of the scan's chunks of 64
 # first step sizes of the recurrences: they remember from one to thousands of tokens
@@ -27,8 +27,9 @@ LONGEST = 0.1
 
 def build(
     vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int
-) -> Qwen3_5ForCausalLM:
+) -> Any:
     """A new Qwen 3.5 text model with tied embeddings; recurrent keys are half as wide as values.
+
     Raises InputError.
     """
     if hidden % heads or (hidden // heads) % 8:
@@ -40,7 +41,7 @@ def build(
             f"--layers is {layers}: give 4 or more, every fourth layer of a hybrid attends"
         )
     width = hidden // heads
-    config = Qwen3_5TextConfig(
+    config = QWEN3_5.config_class(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=mlp,
@@ -60,7 +61,7 @@ def build(
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(config)
+    model = QWEN3_5.causal_class(config)
     for name, bias in model.named_parameters():
         if name.endswith("dt_bias"):
             bias.data.copy_(_step_bias(len(bias)))
@@ -68,8 +69,9 @@ def build(
 
 
 def _step_bias(heads: int) -> Tensor:
-    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST; Transformers' ones would
-    forget at once.
+    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST.
+
+    Transformers' ones would forget at once.
     """
     steps = torch.empty(heads).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
     return steps + (-torch.expm1(-steps)).log()
@@ -77,13 +79,13 @@ def _step_bias(heads: int) -> Tensor:
 
 @contextmanager
 def in_segments() -> Iterator[None]:
-    """Run the recurrences of Qwen 3.5 segment by segment and in float32; other models are not
-    affected.
+    """Run the recurrences of Qwen 3.5 segment by segment and in float32.
 
-    Autograd's cost of Transformers' loop over chunks grows with the square of what one call is
-    given.
+    Other models are not affected. Autograd's cost of Transformers' loop over chunks grows with the
+    square of what one call is given.
     """
-    scan = getattr(modeling_qwen3_5, SCAN)
+    modeling = QWEN3_5.modeling
+    scan = getattr(modeling, SCAN)
 
     def segmented(
         query: Tensor,
@@ -98,15 +100,14 @@ def in_segments() -> Iterator[None]:
         outputs = []
         state = initial_state
         with torch.autocast(query.device.type, enabled=False):
-            for part in zip(
-                *(x.split(SEGMENT, 1) for x in (query, key, value, g, beta)), strict=True
-            ):
+            segments = (x.split(SEGMENT, 1) for x in (query, key, value, g, beta))
+            for part in zip(*segments, strict=True):
                 output, state = scan(*part, initial_state=state, output_final_state=True, **options)
                 outputs.append(output)
         return torch.cat(outputs, 1), state if output_final_state else None
 
-    setattr(modeling_qwen3_5, SCAN, segmented)
+    setattr(modeling, SCAN, segmented)
     try:
         yield
     finally:
-        setattr(modeling_qwen3_5, SCAN, scan)
+        setattr(modeling, SCAN, scan)

@@ -1,6 +1,4 @@
-"""Questions about pieces of text, for conversations in which a target writes what its drafters are
-trained on.
-"""
+"""Questions about pieces of text, to which a target writes answers for training its drafters."""
 
 from __future__ import annotations
 

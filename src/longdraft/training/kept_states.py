@@ -20,10 +20,10 @@ from longdraft.training.turns import Turns
 
 
 class KeptStates(Frozen):
-    """`compute` returns what Frozen's returns; each row's states are in a file named after all that
-    they depend on.
+    """A frozen target whose states are kept in files.
 
-    A row that is not there yet, or whose file is damaged, is computed and written.
+    `compute` returns what Frozen's returns; each row's states are in a file named after all that
+    they depend on. A row that is not there yet, or whose file is damaged, is computed and written.
     """
 
     def __init__(self, lm: LM, folder: Path, turns: Turns | None = None):
@@ -51,20 +51,18 @@ class KeptStates(Frozen):
                 layer,
                 predict,
             )
-            file = (
-                self.folder
-                / f"{hashlib.sha256((self._target + repr(given)).encode()).hexdigest()}.safetensors"
-            )
+            digest = hashlib.sha256((self._target + repr(given)).encode()).hexdigest()
+            file = self.folder / f"{digest}.safetensors"
             kept = _load(file)
             if kept is None:
                 kept = _packed(super().compute(row[None], where, states, layer, predict))
                 _save(kept, file)
             parts.append(kept)
-        rows = {
-            name: torch.cat([kept[name] for kept in parts]).to(tokens.device) for name in parts[0]
-        }
+        rows = dict[str, Tensor]()
+        for name in parts[0]:
+            rows[name] = torch.cat([kept[name] for kept in parts]).to(tokens.device)
         return TargetStates(
-            {int(name): x for name, x in rows.items() if name.isdecimal()},
+            {int(name): state for name, state in rows.items() if name.isdecimal()},
             **{f.name: rows.get(f.name) for f in fields(TargetStates)[1:]},  # type: ignore[arg-type]
         )
 
@@ -72,9 +70,8 @@ class KeptStates(Frozen):
 def _packed(seen: TargetStates) -> dict[str, Tensor]:
     """Everything there is, by name; a state by its number of layers."""
     rest = {f.name: getattr(seen, f.name) for f in fields(TargetStates)[1:]}
-    return {str(n): x for n, x in seen.states.items()} | {
-        n: x for n, x in rest.items() if x is not None
-    }
+    states = {str(n): state for n, state in seen.states.items()}
+    return states | {name: tensor for name, tensor in rest.items() if tensor is not None}
 
 
 def _load(file: Path) -> dict[str, Tensor] | None:

@@ -1,5 +1,6 @@
-"""Cross-entropy under a frozen head, computed chunk by chunk so that all logits are never stored at
-once.
+"""Cross-entropy under a frozen head, computed chunk by chunk.
+
+So all logits are never stored at once.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ Score = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 class _Head(torch.autograd.Function):
-    """Loss and gradient are computed together, because both need the probabilities; the head gets
-    no gradient.
+    """Computes loss and gradient together, because both need the probabilities.
+
+    The head gets no gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, normed: Tensor, matrix: Tensor, score: Score, counted: Tensor) -> Tensor:
-        x = normed.to(matrix.dtype)
+        states = normed.to(matrix.dtype)
         gradient = torch.empty_like(normed)
         size = chunk_rows(len(matrix), normed.device)
         total = torch.zeros((), device=normed.device)
-        for begin in range(0, len(x), size):
+        for begin in range(0, len(states), size):
             chunk = slice(begin, begin + size)
-            loss, by_logits = score(chunk, x[chunk] @ matrix.T)
+            loss, by_logits = score(chunk, states[chunk] @ matrix.T)
             total += loss
             gradient[chunk] = by_logits @ matrix
         ctx.save_for_backward(gradient.div_(counted))
@@ -53,8 +55,9 @@ class _Head(torch.autograd.Function):
 
 
 def by_matrix(normed: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T with labels [N], except IGNORE; normed [N,d], matrix
-    [V,d].
+    """Mean cross-entropy of normed @ matrix.T with labels [N], except IGNORE.
+
+    normed [N,d], matrix [V,d].
     """
 
     def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +74,9 @@ def by_matrix(normed: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
 
 
 def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T with the distribution of targets @ matrix.T; both
-    [N,d].
+    """Mean cross-entropy of normed @ matrix.T with the distribution of targets @ matrix.T.
+
+    normed, targets [N,d].
     """
 
     def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,8 +91,9 @@ def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> T
 def by_function(
     normed: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, vocab: int
 ) -> Tensor:
-    """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which are computed again for the
-    gradient.
+    """Like by_matrix, for any head(normed [n,d]) -> logits [n,vocab].
+
+    The logits are computed again for the gradient.
     """
 
     def chunk_loss(x: Tensor, y: Tensor) -> Tensor:
@@ -100,7 +105,7 @@ def by_function(
 def distribution_by_function(
     normed: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocab: int
 ) -> Tensor:
-    """As distribution_by_matrix for any head."""
+    """Like distribution_by_matrix, for any head."""
 
     def chunk_loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), head(y).float().softmax(-1), reduction="sum")
@@ -111,8 +116,9 @@ def distribution_by_function(
 def _in_chunks(
     chunk_loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int
 ) -> Tensor:
-    """Sum of `chunk_loss` over chunks of x and y; the logits are computed again in the backward
-    pass.
+    """Sum of `chunk_loss` over chunks of x and y.
+
+    The logits are computed again in the backward pass.
     """
     size = chunk_rows(vocab, x.device)
     pairs = zip(x.split(size), y.split(size), strict=True)
@@ -120,8 +126,9 @@ def _in_chunks(
 
 
 def draft_ids(wanted: Tensor, tokens: Tensor, vocab: int) -> Tensor:
-    """The target's tokens as indices of a draft vocabulary, tokens [count]; IGNORE for tokens that
-    are not in it.
+    """The target's tokens as indices of a draft vocabulary, tokens [count].
+
+    IGNORE for tokens that are not in it.
     """
     index = torch.full((vocab,), IGNORE, device=wanted.device)
     index[tokens] = torch.arange(len(tokens), device=wanted.device)

@@ -9,8 +9,9 @@ from longdraft.errors import InputError
 
 
 def draw(run: Path) -> Path:
-    """run/log.jsonl -> run/loss.png: loss over tokens and, for a drafter, held-out acceptance.
-    Raises InputError.
+    """Plot run/log.jsonl as run/loss.png.
+
+    Loss over tokens and, for a drafter, held-out acceptance. Raises InputError.
     """
     try:
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
@@ -40,8 +41,9 @@ def draw(run: Path) -> Path:
 
 
 def read(run: Path) -> tuple[list[dict], list[dict]]:
-    """-> (step events, probe events) of a run, the later one where a step was repeated. Raises
-    InputError.
+    """The step events and probe events of a run, the later one where a step was repeated.
+
+    Raises InputError.
     """
     try:
         events = [

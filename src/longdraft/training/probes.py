@@ -15,21 +15,23 @@ from longdraft.training.observed import observed
 
 @torch.no_grad()
 def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
-    """tokens [B,S] -> loss in nats [B, last] of each row's last tokens (by default all but the
-    first).
+    """Loss in nats [B, last] of each row's last tokens (by default all but the first).
+
+    tokens [B,S].
     """
     last = last or tokens.shape[1] - 1
     with torch.autocast("cpu", torch.bfloat16), in_segments():
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, -last:])
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), tokens[:, -last:].flatten(), reduction="none"
-    ).view(-1, last)
+    wanted = tokens[:, -last:].flatten()
+    each = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="none")
+    return each.view(-1, last)
 
 
 def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
-    """[count, size]: evenly spaced pieces of the groups of that kind; no rows if no group is long
-    enough.
+    """Evenly spaced pieces [count, size] of the groups of that kind.
+
+    No rows if no group is long enough.
     """
     pieces = []
     for begin, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
@@ -37,11 +39,10 @@ def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
             pieces += [int(p) for p in np.arange(begin, end - size + 1, max(1, size // 2))]
     if not pieces:
         return torch.zeros(0, size, dtype=torch.long)
-    chosen = [
-        pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)
-    ]
+    chosen = np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)
+    begins = [pieces[i] for i in chosen]
     return torch.from_numpy(
-        np.stack([np.asarray(corpus.tokens[p : p + size], np.int64) for p in chosen])
+        np.stack([np.asarray(corpus.tokens[b : b + size], np.int64) for b in begins])
     )
 
 
@@ -67,9 +68,9 @@ def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4
     """Mean loss between positions 0, 64, 128, 256, ... of held-out rows."""
     per_row = each_row(model, rows(corpus, kind, count, size + 1))
     edges = [0, *(2**i for i in range(6, 20) if 2**i <= size)]
-    return (
-        {f"{a}-{b}": mean(per_row[:, a:b]) for a, b in pairwise(edges)} if per_row.numel() else {}
-    )
+    if not per_row.numel():
+        return {}
+    return {f"{a}-{b}": mean(per_row[:, a:b]) for a, b in pairwise(edges)}
 
 
 def by_context(
@@ -97,8 +98,9 @@ def by_context(
 
 
 def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | None:
-    """Loss on the second occurrence of `span` random tokens: ln(vocab) means no copying, 0 perfect
-    copying.
+    """Loss on the second occurrence of `span` random tokens.
+
+    ln(vocab) means no copying, 0 perfect copying.
     """
     generator = torch.Generator().manual_seed(0)
     once = torch.randint(1, vocab, (count, span), generator=generator)

@@ -16,11 +16,11 @@ from longdraft.models.lm import LM
 
 
 def spread(lm: LM, team: Team) -> LM:
-    """The target, loaded on the CPU, with its layers divided among the team's devices; embeddings,
-    norm and head stay whole. It replaces `lm`, whose weights it takes.
+    """The target with its layers divided among the team's devices.
 
-    All processes must run it equally often and in the same order. Raises InputError for one
-    process.
+    It was loaded on the CPU; embeddings, norm and head stay whole. It replaces `lm`, whose weights
+    it takes. All processes must run it equally often and in the same order. Raises InputError for
+    one process.
     """
     if team.size == 1:
         raise InputError(
@@ -44,7 +44,7 @@ def spread(lm: LM, team: Team) -> LM:
     mesh = init_device_mesh(device, (team.size,))
     layout: Layout = lm.architecture.layout
     body: Any = layout.body
-    inner = {p for layer in layout.layers for p in layer.parameters()}
+    inner = set[Any]().union(*(layer.parameters() for layer in layout.layers))
     outer = set(body.parameters()) - inner
     for layer in layout.layers:
         fully_shard(layer, mesh=mesh)

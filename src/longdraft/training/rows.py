@@ -23,7 +23,7 @@ def batch(
     vocab: int,
     grid: bool = False,
 ):
-    """-> tokens, labels, sources, each [rows, length + 1] int64.
+    """A step's tokens, labels and sources, each [rows, length + 1] int64.
 
     A label is the token itself, or IGNORE where it is not scored. A source is the earlier position
     that a token repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has
@@ -41,8 +41,9 @@ def batch(
 
 
 def generator(seed: int, *more: int) -> np.random.Generator:
-    """The random numbers of these numbers. A seed is taken modulo 2^64, since numpy takes no
-    negative ones.
+    """The random numbers of these numbers.
+
+    A seed is taken modulo 2^64, since numpy takes no negative ones.
     """
     return np.random.default_rng([seed % (1 << 64), *more])
 
@@ -51,8 +52,8 @@ def cut(
     corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: bool = False
 ) -> np.ndarray:
     """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text.
-    Raises InputError.
 
+    Raises InputError.
     grid: they begin at a multiple of size - 1 in their group, so that cached states are reused.
     """
     room = np.diff(corpus.groups) - size + 1
@@ -67,19 +68,20 @@ def cut(
     place = int(rng.integers(places[-1]))
     group = int(np.searchsorted(places, place, side="right"))
     offset = place - (int(places[group - 1]) if group else 0)
-    begin = int(corpus.groups[group]) + (offset - offset % (size - 1) if grid else offset)
+    if grid:
+        offset -= offset % (size - 1)
+    begin = int(corpus.groups[group]) + offset
     return corpus.tokens[begin : begin + size]
 
 
 def repeat_spans(
     row: np.ndarray, label: np.ndarray, source: np.ndarray, rng: np.random.Generator, vocab: int
 ) -> None:
-    """Overwrite later spans of the row with earlier ones, in place; distances are log-uniform up to
-    the row's length.
+    """Overwrite later spans of the row with earlier ones, in place.
 
-    Half of the spans are the row's text and half are random tokens. The first occurrence of random
-    tokens is not scored, nor are the tokens at the ends of a copy, which cannot be predicted. No
-    position is written twice.
+    Distances are log-uniform up to the row's length. Half of the spans are the row's text and half
+    are random tokens. The first occurrence of random tokens is not scored, nor are the tokens at
+    the ends of a copy, which cannot be predicted. No position is written twice.
     """
     size = len(row)
     taken = np.zeros(len(row), bool)
@@ -92,10 +94,12 @@ def repeat_spans(
         made_up = rng.random() < 0.5
         if taken[old].any() or taken[new].any():
             continue
-        taken[old] = taken[new] = True
+        taken[old] = True
+        taken[new] = True
         if made_up:
             row[old] = rng.integers(1, vocab, span)
             label[start : old.stop + 1] = IGNORE
-        row[new] = label[new] = row[old]
+        row[new] = row[old]
+        label[new] = row[old]
         source[new.start + 1 : new.stop] = np.arange(start + 1, start + span)
         label[[new.start, min(new.stop, size - 1)]] = IGNORE

@@ -20,13 +20,15 @@ from longdraft.training.frozen import Frozen, implied_length
 # of each kind of text
 HELD_OUT_ROWS = 4
 HELD_OUT_LENGTH = 1024
-HELD_OUT_EVERY = (
-    50  # one document in this many is held out if the target has no list of held-out files
-)
+# one document in this many is held out if the target has no list of held-out files
+HELD_OUT_EVERY = 50
 
 
 class Objective(Protocol):
-    """What `module` is trained for: `loss` is a function of weights, tokens and generator only."""
+    """The training goal of `module`.
+
+    `loss` is a function of weights, tokens and generator only.
+    """
 
     @property
     def module(self) -> nn.Module: ...
@@ -36,8 +38,9 @@ class Objective(Protocol):
         ...
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """tokens [B,S+1] of a text -> by depth, how often the drafter's first choice equals the
-        target's.
+        """The shares of each depth of first choices that equal the target's.
+
+        tokens [B,S+1] of a text.
         """
         ...
 
@@ -45,16 +48,16 @@ class Objective(Protocol):
 def corpora(
     frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path
 ) -> tuple[data.Corpus, data.Corpus]:
-    """(training, held-out) tokens, stored under folder/data; files held out from the target stay
-    held out.
+    """(training, held-out) tokens, stored under folder/data.
+
+    Files held out from the target stay held out.
     """
     home = folder / "data"
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     digest = sha256(vocabulary.encode()).hexdigest()
     if not (home / "done").exists():
-        seen, unseen = _split(
-            data.collect(sources), Path(str(frozen.lm.hf.name_or_path)) / data.HOLDOUT
-        )
+        holdout = Path(str(frozen.lm.hf.name_or_path)) / data.HOLDOUT
+        seen, unseen = _split(data.collect(sources), holdout)
         fast = tokenizer.backend_tokenizer
         eos = tokenizer.eos_token_id
         if eos is None:
@@ -75,23 +78,24 @@ def corpora(
 def _split(
     documents: list[data.Document], holdout: Path
 ) -> tuple[list[data.Document], list[data.Document]]:
-    """-> (training, held-out) documents: by the target's list, else every HELD_OUT_EVERY-th, else
-    the end of each.
+    """Split documents into (training, held-out) ones.
+
+    By the target's list, else every HELD_OUT_EVERY-th, else the end of each.
     """
     if holdout.is_file():
         return data.split(documents, read_json(holdout)["patterns"])
     if len(documents) >= HELD_OUT_EVERY:
-        return data.split(
-            documents, [d.name for d in documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
-        )
+        names = [d.name for d in documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
+        return data.split(documents, names)
     ends = [len(d.text) * 19 // 20 for d in documents]
     seen = [replace(d, text=d.text[:end]) for d, end in zip(documents, ends, strict=True)]
     return seen, [replace(d, text=d.text[end:]) for d, end in zip(documents, ends, strict=True)]
 
 
 def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str, Tensor]:
-    """{kind: [rows, length + 1]} of the held-out text by seed; kinds of text that are too short are
-    left out.
+    """{kind: [rows, length + 1]} of the held-out text by seed.
+
+    Kinds of text that are too short are left out.
     """
     by_kind = {}
     for kind in data.TEXT_KINDS:
@@ -110,8 +114,9 @@ def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str,
 
 @torch.no_grad()
 def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> dict[str, Any]:
-    """By kind of text, held-out shares by depth and the mean acceptance length they imply; and the
-    mean over kinds.
+    """Held-out shares of each kind of text by depth, with their mean acceptance length.
+
+    And the mean length over kinds.
     """
     by_kind: dict[str, Any] = {}
     device = next(objective.module.parameters()).device
@@ -136,9 +141,9 @@ def train(
     options: dict,
     grid: bool = False,
 ) -> dict:
-    """Train the objective's module -> the trainer's state. options: recorded with the run. Raises
-    InputError.
+    """Train the objective's module -> the trainer's state.
 
+    options: recorded with the run. Raises InputError.
     grid: rows begin at multiples of their length, so that cached states are reused.
     """
     s = settings
@@ -161,8 +166,9 @@ def train(
 
 
 def finish(module: nn.Module, settings: trainer.Settings) -> dict:
-    """Load the newest checkpoint (with patience: the best on held-out text) into the module -> its
-    state.
+    """Load the newest checkpoint into the module -> its state.
+
+    With patience, the best on held-out text.
     """
     best = settings.work / "best"
     kept = best if settings.patience and checkpoint.listed(best) else settings.work / "checkpoints"

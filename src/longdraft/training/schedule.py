@@ -1,6 +1,4 @@
-"""Sequence length, rows and learning-rate factor of each step; all are pure functions of the
-step.
-"""
+"""Sequence length, rows and learning-rate factor of each step, as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from longdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Plan:
-    """Consecutive stages; the learning rate warms up, stays constant, and falls to 0 over the
-    plan's last tokens.
+    """Consecutive stages of training.
+
+    The learning rate warms up, stays constant, and falls to 0 over the plan's last tokens.
     """
 
     stages: tuple[tuple[int, int], ...]  # (sequence length, steps)

@@ -1,5 +1,6 @@
-"""Small targets trained from scratch on this machine's Python files and on books: a Qwen3, or a
-hybrid.
+"""Small targets trained from scratch: a Qwen3, or a hybrid.
+
+On this machine's Python files and on books.
 """
 
 from __future__ import annotations
@@ -8,29 +9,25 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from longdraft.errors import InputError
+from longdraft.families import QWEN3
 from longdraft.models.loading import BUNDLED
 from longdraft.training import checkpoint, data, guide, hybrid, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
 from longdraft.training.trainer import Settings
 
+MODULES = ("argparse", "tarfile", "difflib", "subprocess", "inspect", "pickle", "mailbox")
+MODULES += ("optparse", "doctest", "imaplib", "zipfile", "pathlib", "typing", "turtle")
 # Excluded from training, also of the tokenizer: files of the standard library, three books, two
 # packages.
 HELD_OUT = [
-    *(
-        f"stdlib/{name}.py"
-        for name in ("argparse", "tarfile", "difflib", "subprocess", "inspect", "pickle", "mailbox")
-    ),
-    *(
-        f"stdlib/{name}.py"
-        for name in ("optparse", "doctest", "imaplib", "zipfile", "pathlib", "typing", "turtle")
-    ),
+    *(f"stdlib/{name}.py" for name in MODULES),
     *(f"books/{name}.txt" for name in ("dracula", "great-expectations", "moby-dick")),
     *("typer/*", "accelerate/*"),
 ]
@@ -40,9 +37,9 @@ GUIDANCE = 0.3  # weight of the attention guidance beside the loss
 def prepare(
     folder: Path, sources: data.Sources, vocab: int, positions: int, tokenizer_of: str = ""
 ) -> tuple[data.Corpus, data.Corpus]:
-    """Make the tokenizer and both corpora under folder/data unless they exist; -> (training, held
-    out).
+    """Make the tokenizer and both corpora unless they exist; -> (training, held out).
 
+    They are under folder/data.
     tokenizer_of: 'bundled' or the folder of a model whose tokenizer to use; "": train a new one.
     Raises InputError.
     """
@@ -69,15 +66,16 @@ def prepare(
 
 def build(
     vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int
-) -> Qwen3ForCausalLM:
-    """A new Qwen3 with multi-head attention; input and output embeddings are separate. Raises
-    InputError.
+) -> Any:
+    """A new Qwen3 with multi-head attention; input and output embeddings are separate.
+
+    Raises InputError.
     """
     if hidden % heads or (hidden // heads) % 2:
         raise InputError(
             f"--hidden is {hidden}: give a multiple of 2 * --heads, which is {2 * heads}"
         )
-    config = Qwen3Config(
+    config = QWEN3.config_class(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=mlp,
@@ -93,15 +91,16 @@ def build(
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(config)
+    return QWEN3.causal_class(config)
 
 
 ARCHITECTURES = {"qwen3": build, "qwen3_5_text": hybrid.build}  # by model_type
 
 
 def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch.Tensor:
-    """Mean next-token loss of tokens, labels [B,S+1]; bf16: autocast, while weights stay
-    float32.
+    """Mean next-token loss of tokens, labels [B,S+1].
+
+    bf16: autocast, while weights stay float32.
     """
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16), hybrid.in_segments():
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
@@ -110,14 +109,14 @@ def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch
             return F.linear_cross_entropy(
                 hidden.flatten(0, 1), model.lm_head.weight, wanted, ignore_index=IGNORE
             )
-        return F.cross_entropy(
-            model.lm_head(hidden).float().flatten(0, 1), wanted, ignore_index=IGNORE
-        )
+        logits = model.lm_head(hidden).float().flatten(0, 1)
+        return F.cross_entropy(logits, wanted, ignore_index=IGNORE)
 
 
 def objective(model, corpus: data.Corpus, settings: Settings, copies: float, guide_to: int):
-    """step -> loss, a pure function of the weights and the step; before step `guide_to` attention
-    is guided.
+    """The function step -> loss, a pure function of the weights and the step.
+
+    Before step `guide_to` attention is guided.
     """
     s = settings
     vocab = model.config.vocab_size
@@ -139,6 +138,7 @@ def export(
     folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, contexts: list[int]
 ) -> dict:
     """Write the run's newest checkpoint as a model folder in bfloat16; -> training.json's record.
+
     Raises InputError.
     """
     path = checkpoint.latest(folder / "checkpoints")

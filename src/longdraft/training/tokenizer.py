@@ -13,16 +13,13 @@ from longdraft.errors import InputError
 EOS = "<|endoftext|>"  # ends a document and pads; there is no bos
 EOS_ID = 0  # special tokens come first
 # in a model's config
-SPECIAL = {
-    "bos_token_id": None,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": EOS_ID,
-}
+SPECIAL = {"bos_token_id": None, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID}
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Every byte is an entry, so any text can be encoded; ids 0..vocab-1, eos = 0. Raises
-    InputError.
+    """Train a tokenizer with ids 0..vocab-1, eos = 0.
+
+    Every byte is an entry, so any text can be encoded. Raises InputError.
     """
     if not 257 < vocab <= 65536:
         raise InputError(

@@ -26,14 +26,14 @@ from longdraft.training.schedule import Plan
 
 
 def optimizers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms, with their
-    full learning rates.
+    """Optimizers with their full learning rates: Muon and AdamW.
+
+    Muon for the matrices inside the blocks, AdamW for embeddings, head and norms.
     """
-    inner = [
-        p
-        for n, p in model.named_parameters()
-        if p.ndim == 2 and "embed" not in n and "head" not in n
-    ]
+    inner = list[torch.nn.Parameter]()
+    for name, p in model.named_parameters():
+        if p.ndim == 2 and "embed" not in name and "head" not in name:
+            inner.append(p)
     ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in ids]
     made: list[torch.optim.Optimizer] = []
@@ -48,8 +48,9 @@ def optimizers(model, matrix_rate: float, other_rate: float) -> list[torch.optim
 
 
 def set_rates(made: list, rates: tuple[float, float]) -> None:
-    """Set the learning rates at factor 1; they replace those of a checkpoint, so a resumed run can
-    use others.
+    """Set the learning rates at factor 1.
+
+    They replace those of a checkpoint, so a resumed run can use others.
     """
     for each in made:
         for group in each.param_groups:
@@ -74,7 +75,7 @@ class EventLog:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run proceeds, apart from its model and loss."""
+    """The settings of a run, apart from its model and loss."""
 
     plan: Plan
     work: Path  # checkpoints and log.jsonl are written here
@@ -101,14 +102,14 @@ def train(
     probe: Callable[[], dict] | None = None,
     facts: dict | None = None,
 ) -> dict:
-    """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds,
-    runs, probes.
+    """Run the plan from the newest checkpoint or from step 0.
 
-    `loss_of(step)` must be a pure function of the weights and the step, so that a run that is
-    killed and resumed gives the same result. With several parts, a step's loss is the mean of
-    loss_of(step * parts + 0, 1, ...), divided among the team. With patience, weights are also saved
-    in work/best when probe()["acceptance"] improves, and the run ends after that many evaluations
-    without improvement. facts: recorded with the run. Raises InputError.
+    -> state: step, tokens, seconds, runs, probes. `loss_of(step)` must be a pure function of the
+    weights and the step, so that a run that is killed and resumed gives the same result. With
+    several parts, a step's loss is the mean of loss_of(step * parts + 0, 1, ...), divided among the
+    team. With patience, weights are also saved in work/best when probe()["acceptance"] improves,
+    and the run ends after that many evaluations without improvement. facts: recorded with the run.
+    Raises InputError.
     """
     s = settings
     plan = settings.plan
@@ -147,7 +148,8 @@ def train(
     state["runs"] = [*state["runs"], head]
     log.write("start", **head)
     started = time.monotonic() - state["seconds"]
-    began = saved = time.monotonic()
+    began = time.monotonic()
+    saved = began
     meter = Meter(log)
 
     def keep(step: int, where: Path = records, newest: int = 2) -> None:
@@ -164,11 +166,8 @@ def train(
         while step < last and not team.any(bool(asked) or over):
             rows, length = plan.shape(step)
             loss = mean_gradient(model, loss_of, step, parts, team)
-            meter.add(
-                parts * rows * length,
-                loss,
-                update(model, made, loss, step, plan.rate(step), records),
-            )
+            norm = update(model, made, loss, step, plan.rate(step), records)
+            meter.add(parts * rows * length, loss, norm)
             step += 1
             tokens = parts * plan.tokens(step)
             if step % s.log_every == 0 or step == last:
@@ -176,10 +175,8 @@ def train(
                 shown.update(task, completed=step, **meter.report(step=step, **fields))
             if probe and (step % s.probe_every == 0 or step == last):
                 with meter.paused():  # in all processes, because they may share the target
-                    state["probes"] = [
-                        *state["probes"],
-                        {"step": step, "tokens": tokens, **probe()},
-                    ]
+                    event = {"step": step, "tokens": tokens, **probe()}
+                    state["probes"] = [*state["probes"], event]
                     log.write("probe", **state["probes"][-1])
                     if s.patience and not stale(state["probes"], 1):
                         keep(step, s.work / "best", 1)
@@ -195,13 +192,14 @@ def train(
 
 
 def stale(probes: list[dict], patience: int) -> bool:
-    """Whether the last `patience` evaluations did not improve on the best acceptance before them
-    (0: never).
+    """Whether the last `patience` evaluations did not improve on the best acceptance before.
+
+    patience 0: never.
     """
     rates = [p.get("acceptance", 0.0) for p in probes]
-    return (
-        patience > 0 and len(rates) > patience and max(rates[:-patience]) >= max(rates[-patience:])
-    )
+    if patience <= 0 or len(rates) <= patience:
+        return False
+    return max(rates[:-patience]) >= max(rates[-patience:])
 
 
 class Meter:
@@ -240,8 +238,9 @@ class Meter:
 def mean_gradient(
     model, loss_of: Callable[[int], torch.Tensor], step: int, parts: int, team: Team
 ) -> float:
-    """Compute a step's gradient, the mean over its parts, which are divided among the team; -> the
-    mean loss.
+    """Compute a step's gradient, the mean over its parts; -> the mean loss.
+
+    The parts are divided among the team.
     """
     total = torch.zeros(())
     for part in team.share(parts):
@@ -253,8 +252,9 @@ def mean_gradient(
 
 
 def update(model, made: list, loss: float, step: int, factor: float, records: Path) -> float:
-    """One optimizer step; -> the gradient's norm. If it or the loss is not finite: InputError, and
-    no change.
+    """Run one optimizer step; -> the gradient's norm.
+
+    If it or the loss is not finite: InputError, and no change.
     """
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
@@ -272,13 +272,13 @@ def update(model, made: list, loss: float, step: int, factor: float, records: Pa
 
 @contextmanager
 def asked_to_stop() -> Iterator[list]:
-    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and
-    saved.
+    """A list that becomes non-empty on Ctrl-C or SIGTERM.
+
+    So the current step is finished and saved.
     """
     asked: list[int] = []
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # handlers can only be set in the main thread
+    # handlers can only be set in the main thread
+    if threading.current_thread() is not threading.main_thread():
         yield asked
         return
     kept = {

@@ -1,5 +1,6 @@
-"""Which tokens of a conversation the model wrote itself, found by the marks of its chat
-template.
+"""Finds the tokens of a conversation that the model wrote itself.
+
+By the marks of its chat template.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ MARK = "0a9f3b7c5d"
 
 @dataclass(frozen=True)
 class Turns:
-    """An answer begins after the tokens `begin` and ends with the token `end`, which is part of
-    it.
+    """The marks of an answer in a conversation.
+
+    It begins after the tokens `begin` and ends with the token `end`, which is part of it.
     """
 
     begin: tuple[int, ...]
@@ -29,20 +31,19 @@ class Turns:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Turns:
-        """Raises InputError for a model without a chat template, and for a template with other
-        marks.
+        """The marks of a tokenizer's chat template.
+
+        Raises InputError for a model without a chat template, and for a template with other marks.
         """
         asked = [{"role": "user", "content": MARK}]
         whole = chat_tokens(tokenizer, asked)
         before = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=False)
-        known = zip(
-            whole, token_ids(tokenizer, before, True, add_special_tokens=False), strict=False
-        )
+        ids = token_ids(tokenizer, before, True, add_special_tokens=False)
+        known = zip(whole, ids, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], known))
         answered = [*asked, {"role": "assistant", "content": MARK[::-1]}]
-        around, _, after = tokenizer.apply_chat_template(answered, tokenize=False).partition(
-            MARK[::-1]
-        )
+        text = tokenizer.apply_chat_template(answered, tokenize=False)
+        around, _, after = text.partition(MARK[::-1])
         # where the question's own mark announces the answer, as [/INST] does
         between = around.rpartition(MARK)[2]
         begin = whole[shared:] or token_ids(tokenizer, between, True, add_special_tokens=False)
@@ -55,16 +56,16 @@ class Turns:
         return cls(tuple(begin), end[0])
 
     def answers(self, tokens: Tensor) -> Tensor:
-        """tokens [B,S] -> bool [B,S]: at t, whether token t+1 belongs to an answer that begins in
-        the row.
+        """Whether token t+1 belongs to an answer that begins in the row, bool [B,S] at t.
+
+        tokens [B,S].
         """
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         size = len(self.begin)
         if tokens.shape[1] < size:
             return mask
-        begins = (tokens.unfold(1, size, 1) == torch.tensor(self.begin, device=tokens.device)).all(
-            -1
-        )
+        mark = torch.tensor(self.begin, device=tokens.device)
+        begins = (tokens.unfold(1, size, 1) == mark).all(-1)
         for b, begin in begins.nonzero().tolist():
             first = begin + size  # of the answer
             ends = (tokens[b, first:] == self.end).nonzero()

@@ -1,5 +1,6 @@
-"""Text of a target for its drafters, many rows at a time: for a device that computes a thousand
-rows as fast as one.
+"""Writes text of a target for its drafters, many rows at a time.
+
+For a device that computes a thousand rows as fast as one.
 """
 
 from __future__ import annotations
@@ -21,25 +22,24 @@ def by_generate(
     seed: int,
     eos: tuple[int, ...],
 ) -> Iterator[list[int]]:
-    """What Transformers' generate writes after each prompt, in their order; `rows` of them share a
-    pass.
+    """The texts that Transformers' generate writes after each prompt, in their order.
 
-    Such text is only trained on, so nothing depends on which rows share a pass, unlike the text of
-    the engine. A part of `rows` prompts is determined by them and the seed.
+    rows: how many of them share a pass. Such text is only trained on, so nothing depends on which
+    rows share a pass, unlike the text of the engine. A part of `rows` prompts is determined by them
+    and the seed.
     """
     sampled = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     for begin in range(0, len(prompts), rows):
         part = prompts[begin : begin + rows]
         longest = max(map(len, part))
         padded = torch.tensor([[0] * (longest - len(p)) + list(p) for p in part], device=lm.device)
-        there = torch.tensor(
-            [[0] * (longest - len(p)) + [1] * len(p) for p in part], device=lm.device
-        )
+        real = [[0] * (longest - len(p)) + [1] * len(p) for p in part]
+        mask = torch.tensor(real, device=lm.device)
         torch.manual_seed(seed + begin)
         with whole_rows(lm):
             out = lm.hf.generate(
                 padded,
-                attention_mask=there,
+                attention_mask=mask,
                 max_new_tokens=max_new_tokens,
                 do_sample=bool(temperature),
                 eos_token_id=list(eos) or None,

@@ -1,3 +1,1 @@
-"""Where costs come from: measured on this machine, read from a file of an earlier measurement, or
-counted.
-"""
+"""Costs of passes: measured on this machine, read from a file, or counted."""

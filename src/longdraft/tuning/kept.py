@@ -1,6 +1,4 @@
-"""What files of measured costs say of the machine that they were measured on; no model is needed to
-read it.
-"""
+"""Reads the fingerprint of the machine from stored cost files, without a model."""
 
 from __future__ import annotations
 
@@ -16,35 +14,37 @@ LARGEST = 1 << 20  # bytes of a file: a thousand times as large as those that ar
 
 
 def folder() -> Path:
-    """Where measured costs are kept."""
+    """The folder of stored cost files."""
     return cache_folder() / "costs"
 
 
 def machine_name() -> str:
     """The model of the processor, and how many logical processors this process may use."""
     fields = processor.fields()
-    told = dict.fromkeys(
-        value for field, values in fields.items() if field.startswith("model") for value in values
-    )
+    models = dict[str, None]()  # each once, in order
+    for field, values in fields.items():
+        if field.startswith("model"):
+            models |= dict.fromkeys(values)
     allowed = processor.allowed()
     return (
-        f"{' '.join(told) or processor.name()}, "
+        f"{' '.join(models) or processor.name()}, "
         f"{os.cpu_count() if allowed is None else len(allowed)} processors"
     )
 
 
 def fingerprints() -> list[dict[str, Any]]:
-    """What each kept file says that its costs depend on; damaged files are left out."""
-    found = []
+    """The fingerprints in all stored cost files, without damaged files.
+
+    A fingerprint states all that a file's costs depend on.
+    """
+    records = []
     for file in sorted(folder().glob("*.json")):
         try:
-            content = (
-                json.loads(file.read_text(encoding="utf-8"))
-                if file.stat().st_size < LARGEST
-                else None
-            )
+            if file.stat().st_size >= LARGEST:
+                continue
+            content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(content, dict) and isinstance(content.get("fingerprint"), dict):
-            found.append(content["fingerprint"])
-    return found
+            records.append(content["fingerprint"])
+    return records

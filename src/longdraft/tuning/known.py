@@ -15,7 +15,7 @@ _KNOWN: WeakKeyDictionary[LM, dict[bool, PassCosts]] = WeakKeyDictionary()
 
 
 def known_costs(target: LM, exact: bool = True) -> PassCosts:
-    """The best costs that are known: measured before and stored, else measured now, else counted.
+    """The best costs that are known: stored, else measured now, else counted.
 
     exact: whether the output cannot depend on the costs, whatever they are: only then, and where
     the backend is exact, they may be measured now (in at most 0.7 s), because two processes never

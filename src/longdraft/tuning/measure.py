@@ -31,8 +31,9 @@ WARMING = 0.3  # share of the time in which every shape runs for the first time
 
 @dataclass(frozen=True)
 class Timed:
-    """A shape and the seconds that it took, of several turns the shortest. calm: whether it had its
-    processors.
+    """A shape and the seconds of its shortest turn.
+
+    calm: whether it had its processors.
     """
 
     shape: Shape
@@ -50,13 +51,14 @@ class Held:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """The relative error, of the measured time."""
         return self.predicted / self.measured - 1
 
 
 def brief_shapes(model: LM) -> list[Shape]:
-    """What is measured at load, the most telling shapes first: one row of a long and of a short
-    context, four rows.
+    """The shapes that are measured at load, the most telling ones first.
+
+    One row of a long and of a short context, and four rows.
     """
     long = context_for(model, 1, BRIEF_BYTES, BRIEF_CONTEXT)
     short = min(64, long)
@@ -82,11 +84,10 @@ def brief_shapes(model: LM) -> list[Shape]:
 def thorough_shapes(
     model: LM, contexts: Sequence[int], most_rows: int = 8, room: int = MOST_BYTES
 ) -> tuple[list[Shape], list[Shape]]:
-    """(the shapes that costs are fitted to, those held out), over these contexts and 1 to
-    `most_rows` rows.
+    """The shapes that costs are fitted to, and those held out.
 
-    Those held out have other contexts, rows and nodes, up to three times the longest context of the
-    others.
+    Over these contexts and 1 to `most_rows` rows. Those held out have other contexts, rows and
+    nodes, up to three times the longest context of the others.
     """
     longest, shared = (context_for(model, rows, room, max(contexts)) for rows in (1, most_rows))
     fitted = []
@@ -117,8 +118,9 @@ def slot_bytes(model: LM) -> int:
 
 
 def context_for(model: LM, rows: int, room: int, most: int) -> int:
-    """The longest context of up to `most` slots of which `rows` rows fit into `room` bytes and the
-    model.
+    """The longest context, up to `most` slots, of which `rows` rows fit into `room` bytes.
+
+    The model's own limit counts too.
     """
     longest = min(most, (model.architecture.longest or most + ROOM) - ROOM)
     return max(16, min(longest, room // max(rows * slot_bytes(model), 1)))
@@ -137,9 +139,8 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
         return None
     works: dict[int, Workload] = {}
     turns: dict[Shape, list[Turn]] = {}
-    # how much slower the machine is than `start` says
     calls = {}
-    slower = 1.0
+    slower = 1.0  # the measured time as a multiple of what `start` predicts
     for shape in shapes:
         usual = slower * predicted(start, passes_of(model, shape))
         if not calls or 2 * usual <= seconds - (perf_counter() - begin):
@@ -171,9 +172,9 @@ def measured(
     seconds: float = inf,
     tick: Callable[[str], None] = lambda name: None,
 ) -> list[Timed]:
-    """Each shape's shortest time of `repeat` turns. All shapes take turns, because a machine is
-    faster and slower.
+    """Each shape's shortest time of `repeat` turns.
 
+    All shapes take turns, because a machine's speed changes.
     In this many `seconds` about: the most expensive shapes, then turns, are left out. tick: called
     after every turn.
     """
@@ -188,9 +189,8 @@ def measured(
         if work is None or (calls and perf_counter() - begin > WARMING * seconds):
             continue
         calls[shape] = work.timed(shape)
-        for _ in range(
-            2
-        ):  # on a GPU the first pass of a shape builds kernels, and the second one its graph
+        # on a GPU the first pass of a shape builds kernels, and the second one its graph
+        for _ in range(2):
             calls[shape]()
     turns: dict[Shape, list[Turn]] = {shape: [] for shape in calls}
     for n in range(repeat):
@@ -209,11 +209,9 @@ def measured(
 
 def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
     """A cache for all of these shapes; None without any."""
-    return (
-        Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes))
-        if shapes
-        else None
-    )
+    if not shapes:
+        return None
+    return Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes))
 
 
 def terms_of(model: LM, timed: Sequence[Timed]) -> PassCosts:
@@ -221,9 +219,10 @@ def terms_of(model: LM, timed: Sequence[Timed]) -> PassCosts:
 
     Plain passes weigh more, because drafting is compared with them.
     """
-    weights = [
-        (PLAIN if t.shape.name == "plain" else 1.0) * (1.0 if t.calm else DISTURBED) for t in timed
-    ]
+    weights = list[float]()
+    for t in timed:
+        weight = PLAIN if t.shape.name == "plain" else 1.0
+        weights.append(weight if t.calm else weight * DISTURBED)
     return fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
 
 
@@ -238,12 +237,12 @@ def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
 
 
 def held_out(model: LM, costs: PassCosts, timed: Sequence[Timed]) -> list[Held]:
-    """What these costs predict of times that they were not fitted to."""
+    """Measured times that these costs were not fitted to, with their predictions."""
     return [Held(t.shape, t.seconds, predicted(costs, passes_of(model, t.shape))) for t in timed]
 
 
 def quantiles(held: Sequence[Held]) -> tuple[float, float]:
-    """The median of the errors, whatever their sign, and what nine of ten do not exceed."""
+    """The median of the absolute errors, and the bound that nine of ten do not exceed."""
     errors = sorted(abs(h.error) for h in held)
     return errors[(len(errors) - 1) // 2], errors[min(int(0.9 * len(errors)), len(errors) - 1)]
 

@@ -1,5 +1,6 @@
-"""Seconds of the work around passes: a decoding step's own, tree nodes, choosing a view, calls of a
-drafter's block.
+"""Seconds of the work around passes.
+
+A decoding step's own, tree nodes, choosing a view, calls of a drafter's block.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
 
 
 def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
-    """Terms of PassCosts that are no part of a pass, on rows of this shape; `choose` and `choice`
-    only where the native kernels choose views.
+    """Terms of PassCosts that are no part of a pass, on rows of this shape.
+
+    `choose` and `choice` are there only where the native kernels choose views.
     """
     cache = work.at(shape)
     rows = shape.rows
@@ -56,15 +58,15 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
         drawn = rows * (levels + 1) * model.vocab * costs.draw  # part of a pass
         return max(best_of(around) - drawn, 1e-6)
 
-    one = step(0)
-    x = torch.zeros(rows, 64, device=model.device)
-    w = torch.zeros(64, 64, device=model.device)
+    root_alone = step(0)
+    small = torch.zeros(rows, 64, device=model.device)
+    square = torch.zeros(64, 64, device=model.device)
     wide = torch.zeros(rows, 1024, device=model.device, dtype=model.dtype)
     large = torch.zeros(WIDE, 1024, device=model.device, dtype=model.dtype)
-    found = {
-        "step": one * LOOP,
-        "tree": max(step(LEVELS) - one, 0.0) / (rows * LEVELS),
-        "block": BLOCK_CALLS * best_of(lambda: linear(x, w)),
+    terms = {
+        "step": root_alone * LOOP,
+        "tree": max(step(LEVELS) - root_alone, 0.0) / (rows * LEVELS),
+        "block": BLOCK_CALLS * best_of(lambda: linear(small, square)),
         "module": best_of(lambda: linear(wide, large)) / large.nbytes,
     }
     cache.length.fill_(shape.context)
@@ -73,9 +75,9 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
         shorter = replace(shape, context=shape.context // 8)
         long, short = (_choosing(work, each, full) for each in (shape, shorter))
         slots = (shape.context - shorter.context) * rows * len(full)
-        found["choose"] = max(long - short, 0.1 * long) / slots
-        found["choice"] = max(short - found["choose"] * shorter.context * rows * len(full), 0.0)
-    return found
+        terms["choose"] = max(long - short, 0.1 * long) / slots
+        terms["choice"] = max(short - terms["choose"] * shorter.context * rows * len(full), 0.0)
+    return terms
 
 
 def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:

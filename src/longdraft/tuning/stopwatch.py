@@ -1,6 +1,4 @@
-"""Times of calls, and how long other processes kept this one's threads from a processor
-meanwhile.
-"""
+"""Times of calls, and of the waits for a processor that other processes caused meanwhile."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ MOST_WAITS = 3.0
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of one call, and seconds for which threads that could run waited for a processor (sum
-    over threads).
+    """Seconds of one call, and seconds for which its threads waited for a processor.
+
+    Only threads that could run count; waits are summed over threads.
     """
 
     seconds: float
@@ -29,15 +28,17 @@ class Turn:
 
     @property
     def calm(self) -> bool:
-        """Whether the processors were this call's own; memory and caches may have been shared all
-        the same.
+        """Whether the processors were this call's own.
+
+        Memory and caches may have been shared all the same.
         """
         return self.waited <= CALM * self.seconds
 
 
 def waited() -> float:
-    """Seconds that this process's threads have waited for a processor so far; 0 where the system
-    does not count.
+    """Seconds that this process's threads have waited for a processor so far.
+
+    0 where the system does not count.
     """
     total = 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
@@ -58,11 +59,11 @@ def turn(call: Callable[[], object], device: torch.device) -> Turn:
 
 
 def shortest(turns: Sequence[Turn]) -> float:
-    """Seconds of the shortest calm turn; if none was calm, an estimate: of the middle one without
-    its threads' waits.
+    """Seconds of the shortest calm turn; if none was calm, an estimate.
 
-    At a barrier one thread that waits holds up all, so of the time the share exp(-waits) was left,
-    if these were at different times.
+    The estimate is the middle turn's time without its threads' waits. At a barrier one thread that
+    waits holds up all, so of the time the share exp(-waits) was left, if these were at different
+    times.
     """
     calm = [t.seconds for t in turns if t.calm]
     if calm:

@@ -34,8 +34,9 @@ def machine_name(device: torch.device) -> str:
 
 
 def fingerprint(model: LM) -> dict[str, Any]:
-    """What costs depend on: sizes and data types of the model, machine, backend, kernels, threads
-    and version.
+    """All that costs depend on, as JSON.
+
+    Sizes and data types of the model, machine, backend, kernels, threads and version.
     """
     return {
         "format": FORMAT,
@@ -53,16 +54,16 @@ def fingerprint(model: LM) -> dict[str, Any]:
 
 
 def place_of(model: LM) -> Path:
-    """Where this model's costs are, or would be."""
+    """The path of this model's cost file, which may not exist."""
     digest = hashlib.sha256(json.dumps(fingerprint(model), sort_keys=True).encode()).hexdigest()
     return kept.folder() / f"{digest[:24]}.json"
 
 
 def store(model: LM, costs: PassCosts, errors: dict[str, float]) -> Path:
-    """Write costs, whole or not at all -> their file. errors: what is known of them, such as their
-    median error.
+    """Write a model's costs, whole or not at all -> their file.
 
-    Raises InputError where nothing can be written.
+    errors: what is known of them, such as their median error. Raises InputError where nothing can
+    be written.
     """
     place = place_of(model)
     content = {
@@ -84,8 +85,9 @@ def store(model: LM, costs: PassCosts, errors: dict[str, float]) -> Path:
 
 
 def stored(model: LM) -> PassCosts | None:
-    """The costs that were stored for this model here, if any; a damaged or foreign file is ignored,
-    with one line.
+    """The costs that were stored for this model here, if any.
+
+    A damaged or foreign file is ignored, with one line.
     """
     place = place_of(model)
     try:
@@ -102,7 +104,9 @@ def stored(model: LM) -> PassCosts | None:
 
 
 def checked(content: dict[str, Any], wanted: dict[str, Any]) -> PassCosts:
-    """The costs in a file. Raises ValueError for those of something else, and for what are no
+    """The costs in a file.
+
+    Raises ValueError for costs of another model, machine or version, and for anything that is not
     costs.
     """
     if content.get("fingerprint") != wanted:

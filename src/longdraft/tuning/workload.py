@@ -1,5 +1,6 @@
-"""Passes to be timed, over a cache that holds arbitrary keys: what a pass costs does not depend on
-their numbers.
+"""Passes to be timed, over a cache of arbitrary keys.
+
+The cost of a pass does not depend on the keys' numbers.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class Shape:
     @property
     def name(self) -> str:
         drafts = f"draft {self.nodes} under {self.share:.0%}"
+        if self.share:
+            return drafts
         verifies = "plain" if self.nodes == 1 else f"verify {self.nodes}"
-        return drafts if self.share else verifies + (", scored" if self.scored else "")
+        return f"{verifies}, scored" if self.scored else verifies
 
 
 def passes_of(model: LM, shape: Shape) -> list[Pass]:
@@ -81,13 +84,13 @@ class Workload:
                 model.prefill(self.tokens[b, :STARTS].tolist(), self.cache.row(b))
                 self._states[b] = self.cache.row(b).states_at(STARTS) or {}
         else:
-            one = model.new_cache(1, 2)
-            model(Tree.root(self.tokens[:1, 0]), one)
-            self.cache.allocate(one.shapes, context + ROOM)
+            small = model.new_cache(1, 2)
+            model(Tree.root(self.tokens[:1, 0]), small)
+            self.cache.allocate(small.shapes, context + ROOM)
         for b in range(rows):
             for layer in self.cache.layers:
-                for x in self.cache.stored(layer, b):
-                    x.fill_(0.01 if x.is_floating_point() else 60)
+                for buffer in self.cache.stored(layer, b):
+                    buffer.fill_(0.01 if buffer.is_floating_point() else 60)
 
     def timed(self, shape: Shape) -> Callable[[], Any]:
         """A call of the passes of this shape, and of the choice of tokens by their logits."""
@@ -125,7 +128,10 @@ class Workload:
         return draft
 
     def at(self, shape: Shape) -> KVCache:
-        """The rows of a shape. Their lengths are those of the latest pass: `_resume` sets them."""
+        """The rows of a shape.
+
+        Their lengths are those of the latest pass: `_resume` sets them.
+        """
         cache = self.cache.first(shape.rows)
         cache.length.fill_(shape.context)
         return cache
@@ -148,14 +154,14 @@ class Workload:
 
 
 def branching(tokens: torch.Tensor) -> Tree:
-    """tokens [B,N] as a tree with LEVEL nodes below each other in a level, so that no path is
-    contiguous.
+    """tokens [B,N] as a tree in which no path is contiguous.
+
+    A level has up to LEVEL nodes, below those of the level before.
     """
     tree = Tree.root(tokens[:, 0].contiguous())
     for level in tokens[:, 1:].split(LEVEL, 1) if tokens.shape[1] > 1 else ():
         first = max(0, tree.size - LEVEL)
-        parent = first + torch.arange(level.shape[1], device=tokens.device).flip(0) % (
-            tree.size - first
-        )
+        order = torch.arange(level.shape[1], device=tokens.device).flip(0)
+        parent = first + order % (tree.size - first)
         tree = tree.grow(parent.expand(len(tokens), -1), level)
     return tree

@@ -1,4 +1,4 @@
-"""Which cached keys a pass may read: one policy for each way to select them."""
+"""Views of the cache that a pass may read, with one policy for each way to select keys."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A view of the cache is data: selected slots, and every slot of the tail. Policies make the
-selections.
+"""A view of the cache as data, selected slots and every slot of the tail, and its policies.
+
+Policies make the selections.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ ByLayerAndRow = dict[tuple[int, int], T]
 
 @dataclass
 class View:
-    """Shows the selected slots `indices`, which lie below tail_start [B], and every slot from
-    tail_start on.
+    """Shows the selected slots `indices`, and every slot from tail_start [B] on.
 
+    The selected slots lie below tail_start.
     indices [L|1,B,P]: ascending, with -1 for padding at the end; or [L|1,B,K|1,P] with a selection
     per key head, of equal lengths. layers maps a layer of the model to its entry in indices (None:
     one selection for all layers).
@@ -51,27 +52,25 @@ class View:
         self.counts = (slots >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if
-        nothing is selected.
+        """The selected keys and values of row b, side by side, from its k, v [K,S,D].
 
-        Codes are decoded at each call.
+        None if nothing is selected. Codes are decoded at each call.
         """
         if (layer, b) not in self.copied:
             self.copy([(layer, b, k, v)])
         copied = self.copied[layer, b]
         if copied is None or not self.bits:
             return copied
-        keys, values = (
-            coded.decode(x, self.bits, y.shape[2], y.dtype)
-            for x, y in zip(copied, (k, v), strict=True)
+        keys, values = copied
+        return (
+            coded.decode(keys, self.bits, k.shape[2], k.dtype),
+            coded.decode(values, self.bits, v.shape[2], v.dtype),
         )
-        return keys, values
 
     def slots(self, layer: int, b: int) -> Tensor:
         """[P] or [K|1,P]: the slots of row b that are selected in this layer."""
-        return self.indices[
-            0 if self.layers is None else self.layers[layer], b, ..., : self.counts[b]
-        ]
+        entry = 0 if self.layers is None else self.layers[layer]
+        return self.indices[entry, b, ..., : self.counts[b]]
 
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
         """`compact` for many (layer, row, k, v), in one kernel call where possible."""
@@ -80,21 +79,13 @@ class View:
         for layer, b, k, v in rows:
             if self.counts[b]:
                 keys.append((layer, b))
-                requests.append(
-                    (
-                        self.copies.setdefault((layer, b), Compact(self.bits)),
-                        k,
-                        v,
-                        self.slots(layer, b),
-                    )
-                )
-        copies = dict(zip(keys, refill(requests), strict=True))
-        self.copied.update({(layer, b): copies.get((layer, b)) for layer, b, *_ in rows})
+                copies = self.copies.setdefault((layer, b), Compact(self.bits))
+                requests.append((copies, k, v, self.slots(layer, b)))
+        new = dict(zip(keys, refill(requests), strict=True))
+        self.copied.update({(layer, b): new.get((layer, b)) for layer, b, *_ in rows})
 
     def without(self, row: int) -> View:
-        """The view after row `row` has left and the last row has taken its place; the copies are
-        kept.
-        """
+        """The view without row `row`, whose place the last row has taken, with the copies."""
         indices = without(self.indices.transpose(0, 1), row).transpose(0, 1)
         tail_start = without(self.tail_start, row)
         copies = without_row(self.copies, row, len(tail_start))
@@ -102,7 +93,7 @@ class View:
         return View(indices, tail_start, self.layers, copies, copied, self.bits)
 
     def seen(self, lengths: list[int]) -> list[int]:
-        """How many of each row's `lengths` committed slots it shows."""
+        """The number of each row's `lengths` committed slots that it shows."""
         return [
             count + n - start
             for count, n, start in zip(self.counts, lengths, self.starts, strict=True)
@@ -118,8 +109,9 @@ class View:
         visible: Tensor | None,
         q: Tensor | None = None,
     ) -> list[Segment]:
-        """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not
-        used.
+        """The part of k, v [K,S,D] that row b sees in this layer.
+
+        Its scratch slots end at `end`; q is not used.
         """
         start = self.starts[b]
         selected = self.compact(layer, b, k, v)
@@ -132,74 +124,82 @@ class View:
 
 def without_row(table: ByLayerAndRow[T], row: int, last: int) -> ByLayerAndRow[T]:
     """The table after row `row` has left and row `last` has taken its place."""
-    return {(layer, row if b == last else b): x for (layer, b), x in table.items() if b != row}
+    kept: ByLayerAndRow[T] = {}
+    for (layer, b), entry in table.items():
+        if b != row:
+            kept[layer, row if b == last else b] = entry
+    return kept
 
 
 class Policy:
-    """Selects what drafts read. `view` is called before each draft; `update` after each verify pass
-    and its commit.
+    """Selects the slots that drafts read.
 
-    A policy starts without information, so its first view may show everything. It sets `_view` or
-    overrides `view`.
+    `view` is called before each draft; `update` after each verify pass and its commit. A policy
+    starts without information, so its first view may show everything. It sets `_view` or overrides
+    `view`.
     """
 
     _view: View | None = None
     # acceptance of a target's drafts under it, greedy and sampled
-    usual: tuple[float, float] = (
-        0.85,
-        0.75,
-    )
+    usual: tuple[float, float] = (0.85, 0.75)
     lasts: int = 1  # steps for which a view stays that attention scores have chosen
     renews: bool = False  # whether `stay` changes that
     bits: int = 0  # of a number of a key that a view selects; 0: unchanged
 
     def captures(self) -> CaptureSpec:
-        """What the next verify pass must keep for `update`."""
+        """The scores that the next verify pass must keep for `update`."""
         return CaptureSpec()
 
     def choosing(self) -> CaptureSpec:
-        """What `captures` requests of a pass by which the next view is chosen."""
+        """The request of `captures` for a pass by which the next view is chosen."""
         return self.captures()
 
     def stay(self, steps: int) -> None:
-        """Let views that are chosen from now on stay for this many steps, where `renews` says that
-        this can be set.
+        """Let views that are chosen from now on stay for this many steps.
+
+        Only where `renews` says that this can be set.
         """
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        """Begin with these rows; there may be none yet. tokens [B,N] grow in place. `cache` is the
-        model's own.
+        """Begin with these rows; there may be none yet.
 
-        When `view` is called, the cache holds all but the last few of each row's tokens. Only then
+        tokens [B,N] grow in place. `cache` is the model's own. When `view` is called, the cache
+        holds all but the last few of each row's tokens. Only then
         may the policy run the model, on scratch slots: it may not change a committed slot.
         """
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Row `row`, the last one, is new; see Drafter.enter. The default is to start again with
-        all rows.
+        """Add row `row`, the last one; see Drafter.enter.
+
+        The default is to start again with all rows.
         """
         self.start(model, tokens, cache)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Row `row` has left, and the last row has taken its place; see Drafter.leave."""
+        """Remove row `row`, whose place the last row has taken; see Drafter.leave."""
         self.start(model, tokens, cache)
 
     def ready(self, model: LM, cache: KVCache) -> None:
-        """Do what a text needs once and what may take long; the first draft does it if this was not
-        called.
+        """Do what a text needs once and what may take long.
+
+        The first draft does it if this was not called.
         """
 
     def update(self, cache: KVCache, captured: Captures) -> None:
-        """`cache` is the cache after the commit; `captured` is what the verify pass kept."""
+        """Read the scores of a verify pass.
+
+        `cache` is the cache after the commit; `captured` is what the pass kept.
+        """
 
     def seen(self, lengths: list[int]) -> list[int]:
-        """About how many of each row's `lengths` committed slots the view shows, for estimates of a
-        draft's cost.
+        """The approximate number of each row's `lengths` committed slots that the view shows.
+
+        For estimates of a draft's cost.
         """
         return lengths if self._view is None else self._view.seen(lengths)
 
     def coded(self, lengths: list[int]) -> list[int]:
-        """How many of the slots that are `seen` are read as codes of this many bits."""
+        """The number of `seen` slots that are read as codes of this many bits."""
         return [0] * len(lengths)
 
     def view(self, cache: KVCache) -> KVView | None:
@@ -214,8 +214,9 @@ class Full(Policy):
 
 
 def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
-    """How many slots of a context a view may show: keep_ratio * length, but at least min_budget
-    (Vegas sec. 3).
+    """The number of slots of a context that a view may show (Vegas sec. 3).
+
+    keep_ratio * length, but at least min_budget.
     """
     wanted = ceil(keep_ratio * length - 1e-9)  # as floats, 0.07 * 400 is a little more than 28
     return min(length, max(min_budget, wanted))
@@ -224,14 +225,14 @@ def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
 def pad_rows(
     rows: list[Tensor], tail_start: list[int], layers: dict[int, int] | None = None
 ) -> View:
-    """A View of each row's indices [L,P_b]; a row with no indices and tail_start 0 sees
-    everything.
+    """A View of each row's indices [L,P_b].
+
+    A row with no indices and tail_start 0 sees everything.
     """
     most = max(r.shape[-1] for r in rows)
     short = [most - r.shape[-1] for r in rows]
-    rows = [
-        torch.nn.functional.pad(r, (0, n), value=-1) if n else r
-        for r, n in zip(rows, short, strict=True)
-    ]
-    indices = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
+    padded = list[Tensor]()
+    for row, n in zip(rows, short, strict=True):
+        padded.append(torch.nn.functional.pad(row, (0, n), value=-1) if n else row)
+    indices = torch.stack(padded, 1) if len(padded) > 1 else padded[0][:, None]
     return View(indices, torch.tensor(tail_start, device=indices.device), layers)

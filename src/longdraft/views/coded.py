@@ -1,6 +1,11 @@
-"""Drafts read codes of 4 or 8 bits in place of keys and values (QuantSpec sec. 4)."""
+"""Views under which drafts read codes of 4 or 8 bits in place of keys and values (QuantSpec sec.
+
+4).
+"""
 
 from __future__ import annotations
+
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -11,10 +16,7 @@ from longdraft.ops import Compact
 from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
 
 # the share of acceptance that drafts keep which read codes of this many bits
-SHARES = {
-    8: 1.0,
-    4: 0.97,
-}
+SHARES = {8: 1.0, 4: 0.97}
 
 
 class Coded(Policy):
@@ -38,9 +40,8 @@ class Coded(Policy):
 
     def _forget(self) -> None:
         self._copies: ByLayerAndRow[Compact] = {}
-        # the view, and that of the other policy which it was made from
         self._view = None
-        self._before = None
+        self._before = None  # the other policy's view, which `_view` was made from
 
     def stay(self, steps: int) -> None:
         self.policy.stay(steps)
@@ -57,7 +58,7 @@ class Coded(Policy):
         self._forget()
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The codes of the other rows are kept."""
+        """Add a row; the codes of the other rows are kept."""
         self.policy.enter(model, tokens, cache, row)
         self._view = None
 
@@ -75,7 +76,7 @@ class Coded(Policy):
         rows = [b for b, count in enumerate(view.counts) if count]
         full = set(model.architecture.with_keys) - set(model.windows)
         layers = cache.layers if view.layers is None else view.layers
-        places = [(layer, b) for layer in layers for b in rows if layer in full]
+        places = product((layer for layer in layers if layer in full), rows)
         new = [place for place in places if place not in self._copies]
         if new:
             view.copy([(layer, b, *cache.read(layer, b)) for layer, b in new])
@@ -107,16 +108,13 @@ class Coded(Policy):
         starts = [self._start(before, b, n) for b, n in enumerate(lengths)]
         if known is None or starts != known.starts:
             self._view = self._coded(before, starts)
-            self._view.copies, self._view.bits = self._copies, self.bits
-        if (
-            known is not None and self._view is not None
-        ):  # rows that did not change are copied already
-            rows = {
-                b
-                for b, (old, new) in enumerate(zip(known.starts, starts, strict=True))
-                if old == new
-            }
-            self._view.copied |= {key: x for key, x in known.copied.items() if key[1] in rows}
+            self._view.copies = self._copies
+            self._view.bits = self.bits
+        # rows that did not change are copied already
+        if known is not None and self._view is not None:
+            pairs = zip(known.starts, starts, strict=True)
+            rows = {b for b, (old, new) in enumerate(pairs) if old == new}
+            self._view.copied |= {key: kv for key, kv in known.copied.items() if key[1] in rows}
         return self._view
 
     def _start(self, view: View, b: int, length: int) -> int:
@@ -125,7 +123,7 @@ class Coded(Policy):
         return view.starts[b] if view.indices.dim() == 4 else max(view.starts[b], end)
 
     def _coded(self, view: View, starts: list[int]) -> View:
-        """What the view shows, with all that lies before `starts` selected."""
+        """The view, with all slots before `starts` selected too."""
         if starts == view.starts:
             return View(view.indices, view.tail_start, view.layers)
         rows = []

@@ -14,14 +14,14 @@ SHARE = 0.25  # the share of its score that a position passes on (measured: docs
 
 
 class Guided(Policy):
-    """Selects, in each layer, the slots up to the root with the best scores in the verify pass
-    (Vegas sec. 3).
+    """Selects, in each layer, the slots with the best scores in the verify pass (Vegas sec. 3).
 
-    Scores are means over query rows and heads; slots after the root are all shown. The first
-    selection uses the query of the last prompt token. score: "weights" or "logits". rows: "ends"
-    are the first and last node, as in the paper; "mean" is the mean of all nodes. reach: each
-    position passes a share of its score on to the next `reach` positions, because a draft that
-    repeats a passage reads one position further with every token (0 in the paper). A view stays for
+    Only slots up to the root are selected among. Scores are means over query rows and heads; slots
+    after the root are all shown. The first selection uses the query of the last prompt token.
+    score: "weights" or "logits". rows: "ends" are the first and last node, as in the paper; "mean"
+    is the mean of all nodes. reach: each position passes a share of its score on to the next
+    `reach` positions, because a draft that repeats a passage reads one position further with every
+    token (0 in the paper). A view stays for
     `lasts` steps, 1 unless `stay` is called: it shows all slots from the root on, so it remains a
     view of the text.
     """
@@ -42,9 +42,8 @@ class Guided(Policy):
         self.score = score
         self.rows = rows
         self.reach = reach
-        # of the view: verify passes since it was chosen
         self.lasts = 1
-        self._age = 0
+        self._age = 0  # verify passes since the view was chosen
         self._copies: ByLayerAndRow[Compact] = {}
         self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
 
@@ -59,7 +58,10 @@ class Guided(Policy):
         self._longest = tokens.shape[1]
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The next verify pass selects for every row; the copies of the other rows are kept."""
+        """Add a row: the next verify pass selects for every row.
+
+        The copies of the other rows are kept.
+        """
         self._view = None
         self._longest = tokens.shape[1]
 
@@ -74,9 +76,8 @@ class Guided(Policy):
         self.lasts = steps
 
     def captures(self) -> CaptureSpec:
-        return (
-            self.choosing() if self._view is None or self._age + 1 >= self.lasts else CaptureSpec()
-        )
+        due = self._view is None or self._age + 1 >= self.lasts
+        return self.choosing() if due else CaptureSpec()
 
     def choosing(self) -> CaptureSpec:
         if self._longest <= self.min_budget:  # every slot is shown, whatever its score
@@ -94,10 +95,13 @@ class Guided(Policy):
             )
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
-        """scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b -> the
-        selection.
+        """Select the slots with the best scores.
+
+        scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b.
         """
-        table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
+        table = list[Tensor]()
+        for s in scores.values():
+            table.append(s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)))
         rows = []
         tail_start = []
         for b, n in enumerate(covered):
@@ -113,16 +117,17 @@ class Guided(Policy):
 
 
 class RandomSlots(Policy):
-    """A control that Guided must beat: as many committed slots, drawn uniformly; later slots are
-    all shown.
+    """A control that Guided must beat, which selects as many slots at random.
+
+    They are committed slots, drawn uniformly; later slots are all shown.
     """
+
+    usual = (0.2, 0.2)
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
         self.keep_ratio = keep_ratio
         self.min_budget = min_budget
         self.seed = seed
-
-    usual = (0.2, 0.2)
 
     def seen(self, lengths: list[int]) -> list[int]:
         return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]

@@ -11,13 +11,12 @@ from longdraft.views.base import Policy, View
 
 
 class Partial(Policy):
-    """At most `budget` committed slots: the first `sink`, the newest, and the most important of the
-    others.
+    """Shows the first `sink` slots, the newest, and the most important others, `budget` in all.
 
-    Importance is q.k of the root in the last ranking verify pass, per key head, summed over the
-    query heads of its group (TokenSwift eq. 2; a mean of scaled logits gives the same order). Each
-    token committed after it replaces the least important slot. When new tokens have replaced all
-    slots but the sink, the next verify pass ranks again.
+    They are committed slots, and may be fewer. Importance is q.k of the root in the last ranking
+    verify pass, per key head, summed over the query heads of its group (TokenSwift eq. 2; a mean of
+    scaled logits gives the same order). Each token committed after it replaces the least important
+    slot. When new tokens have replaced all slots but the sink, the next verify pass ranks again.
     """
 
     def __init__(self, budget: int, sink: int = 16):
@@ -30,7 +29,7 @@ class Partial(Policy):
         self._forget()
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The next verify pass ranks the new row; the others keep their ranking."""
+        """Add a row, which the next verify pass ranks; the others keep their ranking."""
         if self._stale:
             self._built.append(0)
             self._stale.append(True)
@@ -38,7 +37,8 @@ class Partial(Policy):
             self._order.append(self._order[0][..., :0])
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        self._built, self._stale = without(self._built, row), without(self._stale, row)
+        self._built = without(self._built, row)
+        self._stale = without(self._stale, row)
         self._order = without(self._order, row)
 
     def _forget(self) -> None:
@@ -81,10 +81,9 @@ class Partial(Policy):
 
     def view(self, cache: KVCache) -> View | None:
         lengths = cache.length.tolist()
+        # everything fits (or every layer has a sliding window, and nothing is ranked)
         if not self._order or max(lengths) <= self.budget:
-            return (
-                None  # everything fits (or every layer has a sliding window, and nothing is ranked)
-            )
+            return None
         tail_start = [
             max(built, n - self.budget + self.sink)
             for built, n in zip(self._built, lengths, strict=True)

@@ -1,5 +1,6 @@
-"""Selecting slots once, after prefill, by what the end of the prompt attends to: chunks or
-SnapKV.
+"""Selects chunks or slots once, after prefill, to which the end of the prompt attends.
+
+Chunks, or SnapKV's slots.
 """
 
 from __future__ import annotations
@@ -10,21 +11,19 @@ from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, KVCache, Tree, without
 from longdraft.models.lm import LM
-from longdraft.views.base import Policy, View, budget_of, pad_rows
+from longdraft.views.base import ByLayerAndRow, Policy, T, View, budget_of, pad_rows
 
 OBSERVED = 32  # the maximum number of queries whose attention is averaged
-POOL = (
-    5  # slots over which SnapKV averages scores, so that neighbors of a good key are kept with it
-)
+# slots over which SnapKV averages scores, so that neighbors of a good key are kept with it
+POOL = 5
 
 
 def _scores(
     model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec
 ) -> dict[int, Tensor]:
-    """Run the tokens from slot `first` to the root once more, without committing them -> {layer:
-    [K,slots]}.
+    """Run the tokens from slot `first` to the root again without a commit -> {layer: [K,slots]}.
 
-    Of a model with recurrent layers it may be fewer tokens: those behind a state that is kept.
+    With recurrent layers it may be fewer tokens: those behind a state that is kept.
     """
     n = int(cache.length[0])
     captured = Captures(spec)
@@ -34,8 +33,9 @@ def _scores(
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """Mean softmax weights of the last queries, at most those after `slots` (SnapKV; BudgetDraft
-    sums them).
+    """Mean softmax weights of the last queries, at most those after `slots`.
+
+    See SnapKV; BudgetDraft sums them.
     """
     first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
     return _scores(
@@ -44,8 +44,9 @@ def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[in
 
 
 def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """The last query times each key; the mean over a chunk is the query times the chunk's mean key
-    (TriForce).
+    """The last query times each key (TriForce).
+
+    The mean over a chunk is the query times the chunk's mean key.
     """
     root = int(cache.length[0])
     return _scores(
@@ -69,11 +70,10 @@ SCORERS = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
 
 
 class PromptSelection(Policy):
-    """Selects slots of each layer and key head before a row's first draft, and keeps them; later
-    slots are all shown.
+    """Selects slots of each layer and key head before a row's first draft, and keeps them.
 
-    A subclass defines `tail_start` and `select`. every: select again every this many steps (0:
-    never).
+    Later slots are all shown. A subclass defines `tail_start` and `select`. every: select again
+    every this many steps (0: never).
     """
 
     def __init__(self, score: str, every: int = 0):
@@ -87,21 +87,23 @@ class PromptSelection(Policy):
         self._steps = 0
 
     def shown(self, length: int) -> int:
-        """About how many slots of a `length`-token prompt are shown."""
+        """The approximate number of slots of a `length`-token prompt that are shown."""
         raise NotImplementedError
 
     def seen(self, lengths: list[int]) -> list[int]:
         return [self.shown(n) for n in lengths] if self._view is None else self._view.seen(lengths)
 
     def tail_start(self, length: int) -> int:
-        """The slot of a `length`-token prompt from which on all are shown; 0: the budget covers
-        everything.
+        """The slot of a `length`-token prompt from which on all are shown.
+
+        0: the budget covers everything.
         """
         raise NotImplementedError
 
     def select(self, scores: Tensor, length: int) -> Tensor:
-        """scores [K,tail_start(length)], the higher the better -> slots [K,P], equally many for
-        each head.
+        """The slots [K,P] with the best scores, equally many for each head.
+
+        scores [K,tail_start(length)]: the higher the better.
         """
         raise NotImplementedError
 
@@ -113,18 +115,17 @@ class PromptSelection(Policy):
         self._tail_start = [0] * len(cache.length)
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Slots are selected and copied for the new row only."""
+        """Add a row: slots are selected and copied for it only."""
         self._source = model, tokens
         self._selected.append(None)
         self._tail_start.append(0)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        self._source, view = (model, tokens), self._view
+        self._source = (model, tokens)
+        view = self._view
         known = view is not None and len(view.tail_start) == len(self._selected)
-        self._selected, self._tail_start = (
-            without(self._selected, row),
-            without(self._tail_start, row),
-        )
+        self._selected = without(self._selected, row)
+        self._tail_start = without(self._tail_start, row)
         self._view = view.without(row) if view is not None and known else None
 
     def view(self, cache: KVCache) -> View | None:
@@ -138,54 +139,48 @@ class PromptSelection(Policy):
         if new or self._view is None:
             before = self._view
             self._view = self._joined()
-            if (
-                before is not None and self._view is not None
-            ):  # the copies of the other rows are still valid
-                self._view.copies = {
-                    key: x for key, x in before.copies.items() if key[1] not in new
-                }
-                self._view.copied = {
-                    key: x for key, x in before.copied.items() if key[1] not in new
-                }
+            # the copies of the other rows are still valid
+            if before is not None and self._view is not None:
+                self._view.copies = _without_rows(before.copies, new)
+                self._view.copied = _without_rows(before.copied, new)
         return self._view
 
     def _select_row(self, cache: KVCache, b: int) -> None:
         """Select the slots of row b."""
         assert self._source is not None
-        # with the root, whose query is the last one
-        (model, tokens), length = (
-            self._source,
-            int(cache.length[b]) + 1,
-        )
+        model, tokens = self._source
+        length = int(cache.length[b]) + 1  # with the root, whose query is the last one
         tail_start = self.tail_start(length)
-        scores = (
-            self.scorer(model, tokens[b : b + 1], cache.row(b), tail_start) if tail_start else {}
-        )
+        scores = {}
+        if tail_start:
+            scores = self.scorer(model, tokens[b : b + 1], cache.row(b), tail_start)
         self._selected[b] = {layer: self.select(s, length) for layer, s in scores.items()}
         self._tail_start[b] = tail_start
 
     def _joined(self) -> View | None:
-        """The selections of all rows as a view; None if everything is shown, or all layers have
-        sliding windows.
+        """The selections of all rows as a view.
+
+        None if everything is shown, or all layers have sliding windows.
         """
         first = next((selected for selected in self._selected if selected), None)
         if first is None:
             return None
-        rows = [
-            selected or {layer: x[..., :0] for layer, x in first.items()}
-            for selected in self._selected
-        ]
+        nothing = {layer: slots[..., :0] for layer, slots in first.items()}
+        rows = [selected or nothing for selected in self._selected]
         indices = [torch.stack(list(row.values())) for row in rows]
         return pad_rows(indices, self._tail_start, {layer: i for i, layer in enumerate(first)})
 
 
-class Chunks(PromptSelection):
-    """At most `budget` slots of the prompt: its first chunk, the best chunks after it, and its last
-    `recent` slots.
+def _without_rows(table: ByLayerAndRow[T], rows: list[int]) -> ByLayerAndRow[T]:
+    return {key: entry for key, entry in table.items() if key[1] not in rows}
 
-    A last chunk that is not full counts as recent. A chunk's score is the sum over its slots, per
-    layer and key head (BudgetDraft's TopKChunks; TriForce). With a budget below 2*recent + chunk,
-    the recent slots get half of what the first chunk leaves.
+
+class Chunks(PromptSelection):
+    """Shows the prompt's first chunk, the best chunks after it, and its last `recent` slots.
+
+    At most `budget` slots. A last chunk that is not full counts as recent. A chunk's score is the
+    sum over its slots, per layer and key head (BudgetDraft's TopKChunks; TriForce). With a budget
+    below 2*recent + chunk, the recent slots get half of what the first chunk leaves.
     """
 
     def __init__(
@@ -221,10 +216,10 @@ class Chunks(PromptSelection):
 
 
 class SnapKV(PromptSelection):
-    """Shows the last `window` slots, at most 32, and the slots before them with the best softmax
-    weights (MagicDec).
+    """Shows the last `window` slots and those before them with the best weights (MagicDec).
 
-    With a budget below twice the window, the window gets half of it.
+    The window is at most 32; weights are after softmax. With a budget below twice the window, the
+    window gets half of it.
     """
 
     usual = (0.9, 0.85)

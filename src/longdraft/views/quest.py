@@ -16,22 +16,22 @@ from longdraft.views.base import ByLayerAndRow, Policy, budget_of, without_row
 
 @dataclass
 class Pages:
-    """known: the smallest and the largest key [K,N,D], per channel, of each full page, which is
-    computed only once.
+    """The smallest and the largest key of each full page, which is computed only once.
+
+    known: both [K,N,D], per channel.
     """
 
     page: int
     known: ByLayerAndRow[tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
-        """An upper bound [K,count] of q.k in each page, for queries q [H,W,D] and keys k [K,S,D] of
-        the row.
+        """An upper bound [K,count] of q.k in each page.
 
-        In each channel no key of a page gives more than max(q * low, q * high) (Quest sec. 3.3).
-        The query heads and nodes of a key head read the same pages, so the bound is the largest of
-        theirs.
+        For queries q [H,W,D] and keys k [K,S,D] of the row. In each channel no key of a page gives
+        more than max(q * low, q * high) (Quest sec. 3.3). The query heads and nodes of a key head
+        read the same pages, so the bound is the largest of theirs.
         """
-        low, high = (x[:, :count].mT for x in self._extended((layer, b), k, count))
+        low, high = (bound[:, :count].mT for bound in self._extended((layer, b), k, count))
         rows = q.reshape(len(k), -1, k.shape[2])
         return (rows.clamp(min=0) @ high + rows.clamp(max=0) @ low).amax(1)
 
@@ -49,10 +49,10 @@ class Pages:
 
 @dataclass
 class QuestView:
-    """Not indexable: each query selects its own pages. counts: full pages of each row; selected:
-    how many are read.
+    """A view that is not indexable: each query selects its own pages.
 
-    Slots after the last full page are always shown.
+    counts: full pages of each row; selected: how many are read. Slots after the last full page are
+    always shown.
     """
 
     indexable: ClassVar[Literal[False]] = False
@@ -72,15 +72,15 @@ class QuestView:
         best = self.pages.bounds(layer, b, k, count, q).topk(selected, sorted=False).indices
         slots = (best[..., None] * page + torch.arange(page, device=k.device)).flatten(1)[..., None]
         near = Segment(k[:, count * page : end], v[:, count * page : end], visible)
-        keys, values = (x.gather(1, slots.expand(-1, -1, x.shape[-1])) for x in (k, v))
+        keys = k.gather(1, slots.expand(-1, -1, k.shape[-1]))
+        values = v.gather(1, slots.expand(-1, -1, v.shape[-1]))
         return [Segment(keys, values), near]
 
 
 class Quest(Policy):
-    """Shows as many pages of `page` slots as the budget holds, at least 3, one of which is the page
-    being filled.
+    """Shows as many pages of `page` slots as the budget holds, at least 3.
 
-    The first `dense` layers see everything, as published.
+    One of them is the page being filled. The first `dense` layers see everything, as published.
     """
 
     usual = (0.9, 0.85)
@@ -98,7 +98,7 @@ class Quest(Policy):
         self._pages = Pages(self.page)
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The pages of the new row are computed when they are first read."""
+        """Add a row, whose pages are computed when they are first read."""
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         self._pages = Pages(self.page, without_row(self._pages.known, row, len(cache.length)))

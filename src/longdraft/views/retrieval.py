@@ -1,6 +1,4 @@
-"""SpecExtend: the target's attention at the last accepted token selects the chunks that the next
-drafts read.
-"""
+"""SpecExtend: the target's attention at the last accepted token selects chunks for drafts."""
 
 from __future__ import annotations
 
@@ -12,20 +10,21 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 def last_layer(model: LM) -> int | None:
-    """The last layer with full attention and its own keys; None if every layer has a sliding
-    window.
+    """The last layer with full attention and its own keys.
+
+    None if every layer has a sliding window.
     """
     layers = set(model.architecture.with_keys) - set(model.windows) - set(model.sources)
     return max(layers, default=None)
 
 
 class Retrieval(Policy):
-    """Selects, every `every` steps, the chunks of `chunk` slots to which the last accepted node
-    gives most weight.
+    """Selects the chunks to which the last accepted node gives most weight.
 
-    Weights are means over heads (SpecExtend sec. 4.2). Slots after the last full chunk are shown,
-    so new tokens are always seen. only: the layer whose weights select for all layers, even in the
-    cache of another model (cross-model retrieval); None: each layer selects for itself.
+    Every `every` steps; a chunk has `chunk` slots. Weights are means over heads (SpecExtend sec.
+    4.2). Slots after the last full chunk are shown, so new tokens are always seen. only: the layer
+    whose weights select for all layers, even in the cache of another model (cross-model retrieval);
+    None: each layer selects for itself.
     """
 
     def __init__(
@@ -39,7 +38,8 @@ class Retrieval(Policy):
         self.keep_ratio = keep_ratio
         self.min_budget = min_budget
         self.chunk = chunk
-        self.every = self.lasts = every
+        self.every = every
+        self.lasts = every
         self.only = only
         self._steps = 0
 
@@ -48,13 +48,17 @@ class Retrieval(Policy):
         self._steps = 0
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The other rows keep their selection. (When a row enters, the next step selects for all
-        rows.)
+        """Remove a row; the other rows keep their selection.
+
+        (When a row enters, the next step selects for all rows.)
         """
         self._view = self._view and self._view.without(row)
 
     def captures(self) -> CaptureSpec:
-        """The weights of all nodes, since the last accepted one is known only after the pass."""
+        """Request the weights of all nodes.
+
+        The last accepted one is known only after the pass.
+        """
         return self.choosing() if self._steps % self.every == 0 else CaptureSpec()
 
     def choosing(self) -> CaptureSpec:
@@ -79,8 +83,9 @@ class Retrieval(Policy):
             self._view = self._select(captured.scores, captured.accepted, covered)
 
     def _select(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:
-        """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b]
-        slots of row b.
+        """The slots of the best full chunks among the first covered[b] slots of row b.
+
+        scores {layer: [B,T,1,S]}.
         """
         layers = list(scores) if self.only is None else [self.only]
         rows = []

@@ -9,8 +9,9 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 class SinkWindow(Policy):
-    """The first `sink` slots and as many latest ones as the budget allows (MagicDec-Stream); sink
-    0: only those.
+    """Shows the first `sink` slots and as many latest ones as the budget allows (MagicDec-Stream).
+
+    sink 0: only the latest.
     """
 
     usual = (0.85, 0.8)

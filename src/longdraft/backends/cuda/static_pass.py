@@ -4,22 +4,20 @@ CUDA graph.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
+from longdraft.backends.decoder_layer import Norm
+from longdraft.backends.describe import Finder, Unknown
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.errors import InputError
-
-# What of a layer of these models takes many launches, and ours one: they make up much of a small
-# pass's time.
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-NORMS, GATES, ATTENTION = ({f + kind for f in FAMILIES} for kind in ("RMSNorm", "MLP", "Attention"))
+from longdraft.families import family_of_class
 
 
 def head_dim(config: Any) -> int:
@@ -27,33 +25,60 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-@contextmanager
-def fused(hf: Any) -> Generator[None]:
-    """Run each norm, rotation and gate of the model in one launch."""
-    from longdraft.ops.triton import functions as gpu
+@dataclass(frozen=True)
+class Fusible:
+    """What takes many launches in Transformers' layers and one in ours; it makes up much of a small
+    pass's time. norms, gated: modules. rotating: modules of the functions that rotate.
+    """
 
-    def rotate(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
+    norms: list[Norm]
+    gated: list[Any]
+    rotating: set[Any]
 
-    with ExitStack() as restored:
-        for m in hf.modules():
-            kind = type(m).__name__
-            if kind in NORMS:
-                m.forward = lambda x, m=m: gpu.rms_norm(x, m.weight, m.variance_epsilon)
-            elif kind in GATES and m.config.hidden_act == "silu":
-                m.forward = lambda x, m=m: m.down_proj(gpu.gated(m.gate_proj(x), m.up_proj(x)))
-            else:
+    @staticmethod
+    def of(hf: Any) -> Fusible:
+        norms = list[Norm]()
+        gated = list[Any]()
+        rotating = set[Any]()
+        for module in hf.modules():
+            family = family_of_class(type(module))
+            if family is None or not family.fused:
                 continue
-            restored.callback(delattr, m, "forward")
-        modules: set[Any] = {
-            sys.modules[type(m).__module__] for m in hf.modules() if type(m).__name__ in ATTENTION
-        }
-        for module in modules:
-            restored.callback(setattr, module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)
-            module.apply_rotary_pos_emb = rotate
-        yield
+            kind = type(module).__name__
+            finder = Finder(family, getattr(module, "config", None))
+            with suppress(Unknown):
+                if kind == family.norm:
+                    norms.append(finder.norm(module, "norm", len(module.weight)))
+                elif kind == family.mlp and finder.activation(module) == "silu":
+                    gated.append(module)
+                elif kind == family.attention:
+                    rotating.add(family.modeling)
+        return Fusible(norms, gated, rotating)
+
+    @contextmanager
+    def fused(self) -> Generator[None]:
+        """Run each norm, rotation and gate of the model in one launch."""
+        from longdraft.ops.triton import functions as gpu
+
+        def rotate(
+            q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
+            return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
+
+        with ExitStack() as restored:
+            for norm in self.norms:
+                m = norm.module
+                m.forward = lambda x, m=m, eps=norm.eps: gpu.rms_norm(x, m.weight, eps)
+                restored.callback(delattr, m, "forward")
+            for m in self.gated:
+                m.forward = lambda x, m=m: m.down_proj(gpu.gated(m.gate_proj(x), m.up_proj(x)))
+                restored.callback(delattr, m, "forward")
+            for module in self.rotating:
+                restored.callback(
+                    setattr, module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb
+                )
+                module.apply_rotary_pos_emb = rotate
+            yield
 
 
 def bucket(n: int, least: int) -> int:
@@ -116,6 +141,7 @@ class StaticPass:
 
     def __init__(self, model: Architecture, shape: Shape):
         self.model = model
+        self.fusible = Fusible.of(model.hf)
         self.shape = shape
         self.calls = 0
         B = shape.rows
@@ -195,7 +221,7 @@ class StaticPass:
             same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
         captured = Captures(spec)
-        with fused(model.hf):
+        with self.fusible.fused():
             logits = model.run(self, self.tokens, self.position, captured)
         self.logits = logits
         self.states = captured.states

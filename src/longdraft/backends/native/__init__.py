@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends import stock
 from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.glide_block import Block
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
-from longdraft.backends.native.hybrid import HybridStep, is_hybrid
+from longdraft.backends.native.hybrid import HybridStep
+from longdraft.backends.native.layers import computes
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
@@ -29,8 +29,7 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
     """
     c = hf.config
     lib = native.library()
-    hybrid = is_hybrid(hf)
-    if not (hybrid or stock.is_stock(hf)) or lib is None:
+    if not computes(hf, windows) or lib is None:
         return False
     if native.name_of(lib) in native.WITHOUT_INT8 and any(
         isinstance(m, EightBitInputs) for m in hf.modules()
@@ -48,7 +47,6 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
         )
         and c.vocab_size >= 16
         and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
-        and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
         and rope in ROPES
         and all(isinstance(w, int) for w in windows.values())
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdraft.backends.decoder_layer import DeltaNet
 from longdraft.backends.native.step import Pins
 from longdraft.backends.recurrences import DeltaRule
 from longdraft.backends.recurrent_pass import RecurrentPass
@@ -62,33 +63,34 @@ def in_one_thread() -> Generator[None]:
 class GatedDelta:
     """Qwen 3.5's mixer (Gated Delta Networks) without its linear layers; all numbers are float32.
 
-    A node's numbers do not depend on the nodes and rows computed beside it. module: Transformers'
-    own.
+    A node's numbers do not depend on the nodes and rows computed beside it. net: the description
+    of Transformers' module.
     """
 
-    def __init__(self, module: Any, pins: Pins):
-        m = module
-        self.keys = (m.num_k_heads, m.head_k_dim)
-        self.values = (m.num_v_heads, m.head_v_dim)
-        self.taps = m.conv1d.weight.detach().squeeze(1).float()
-        self.bias = m.conv1d.bias
-        self.eps = m.layer_norm_epsilon
-        self.weight = m.norm.weight.detach().float()
-        self.rate = -m.A_log.detach().float().exp()
-        self.dt_bias = m.dt_bias.detach().float()
+    def __init__(self, net: DeltaNet, pins: Pins):
+        b = net.b.module.weight.detach()
+        a = net.a.module.weight.detach()
+        self.keys = (net.key_heads, net.key_dim)
+        self.values = (net.value_heads, net.value_dim)
+        self.taps = net.convolution.weight.detach().squeeze(1).float()
+        self.bias = net.convolution.bias
+        self.eps = net.norm.eps
+        self.weight = net.norm.module.weight.detach().float()
+        self.rate = -net.log_rate.detach().float().exp()
+        self.dt_bias = net.step_bias.detach().float()
         # outputs of the layer that computes b and a: the kernels' least are 16
-        self.rows = max(16, 2 * m.num_v_heads)
-        gates = torch.zeros(self.rows, m.hidden_size, dtype=m.in_proj_b.weight.dtype)
-        gates[: 2 * m.num_v_heads] = torch.cat(
-            [m.in_proj_b.weight.detach(), m.in_proj_a.weight.detach()]
-        )
+        self.rows = max(16, 2 * net.value_heads)
+        inputs = b.shape[1]
+        gates = torch.zeros(self.rows, inputs, dtype=b.dtype)
+        gates[: 2 * net.value_heads] = torch.cat([b, a])
         self.linears = {
-            "q": pins.linear(m.in_proj_qkv),
-            "k": pins.linear(m.in_proj_z),
-            "v": native.Linear(weight=pins.raw(gates), outputs=self.rows, inputs=m.hidden_size),
-            "o": pins.linear(m.out_proj),
+            "q": pins.linear(net.qkv.module),
+            "k": pins.linear(net.z.module),
+            "v": native.Linear(weight=pins.raw(gates), outputs=self.rows, inputs=inputs),
+            "o": pins.linear(net.o.module),
         }
-        self.sizes = m.conv_dim, m.value_dim, self.rows  # of what those compute for it
+        # of what those compute for it
+        self.sizes = net.qkv.shape[0], net.z.shape[0], self.rows
 
     def inputs(self, B: int, W: int) -> Tensor:
         """Memory for what a pass writes when it stops at this layer."""

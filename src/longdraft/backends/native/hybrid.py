@@ -4,45 +4,31 @@ mixer between.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from torch import nn
-
-from longdraft.backends import stock
-from longdraft.backends.decoder_layer import LINEARS, NORMS
+from longdraft.backends.decoder_layer import DecoderLayer, DeltaNet
 from longdraft.backends.native.gated_delta import GatedDelta
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.core import KVCache, Tree
 from longdraft.ops import native
 
-FAMILY = {"Qwen3_5ForCausalLM"}
-MLP = ("gate", "up", "down")
-
 
 class HybridStep(NativeStep):
-    """A model of FAMILY. Its pass stops at each recurrent layer, whose states are the cache's."""
+    """A model with recurrent layers. Its pass stops at each of them; their states are the
+    cache's.
+    """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
         self.mixers = dict[int, GatedDelta]()
         super().__init__(hf, windows)
-        self.model.gated = True
         self.without_keys = set(self.mixers)
 
-    def _norm(self, module: Any) -> int | None:
-        return None if module is None else self._pins.raw(1 + module.weight.detach().float())
-
-    def _layer(self, layer: Any, window: int, number: int) -> native.Layer:
-        norms = {part.field: self._norm(part.of(layer)) for part in NORMS}
-        if hasattr(layer, "self_attn"):
-            linears = {part.field: self._pins.linear(part.of(layer)) for part in LINEARS}
-            return native.Layer(**linears, **norms, window=window, kind=native.LayerKind.DECODER)
-        mixer = self.mixers[number] = GatedDelta(layer.linear_attn, self._pins)
-        linears = {
-            part.field: self._pins.linear(part.of(layer)) for part in LINEARS if part.field in MLP
-        }
-        return native.Layer(**linears, **mixer.linears, **norms, kind=native.LayerKind.RECURRENT)
+    def _layer(self, layer: DecoderLayer, number: int) -> native.Layer:
+        if not isinstance(layer.mixer, DeltaNet):
+            return super()._layer(layer, number)
+        mixer = self.mixers[number] = GatedDelta(layer.mixer, self._pins)
+        return native.Layer(**self._around(layer), **mixer.linears, kind=native.LayerKind.RECURRENT)
 
     def _compute(self, p: native.Pass, tree: Tree, cache: KVCache, start: int) -> None:
         scans, (B, W) = RecurrentPass(tree, cache, start), (p.rows, p.nodes)
@@ -56,33 +42,3 @@ class HybridStep(NativeStep):
                 p.resume = layer + 1
             self.lib.longdraft_step(self.model, p, self.work, self.half)
         scans.finish()
-
-
-def is_hybrid(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch, and the sizes are those that
-    HybridStep computes.
-    """
-    kind = type(hf)
-    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
-        return False
-    own = sys.modules[kind.__module__]
-    if not all(
-        (type(m) is nn.Conv1d or stock.known(m, own)) and not stock.changed(m) for m in hf.modules()
-    ):
-        return False
-    layers = hf.model.layers
-    eps = hf.config.rms_norm_eps
-    nets = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
-    return (
-        0 < len(nets) < len(layers)
-        and hf.model.rotary_emb.inv_freq.dim() == 1
-        and all(
-            type(n.in_proj_b) is type(n.in_proj_a) is nn.Linear and n.in_proj_b.bias is None
-            for n in nets
-        )
-        and all(
-            n.activation == "silu" and n.head_v_dim % 16 == 0 and n.value_dim % 16 == 0
-            for n in nets
-        )
-        and all(getattr(m, "variance_epsilon", getattr(m, "eps", eps)) == eps for m in hf.modules())
-    )

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.decoder_layer import LINEARS, NORMS
+from longdraft.backends.decoder_layer import Attention, DecoderLayer, Norm
+from longdraft.backends.describe import describe
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
@@ -34,6 +35,12 @@ class Pins(pins.Pins):
 
     def norm(self, module: Any | None) -> int | None:
         return None if module is None else self.float(module.weight)
+
+    def weights(self, norm: Norm | None) -> int | None:
+        """What a norm multiplies with."""
+        if norm is None or not norm.plus_one:
+            return self.norm(norm and norm.module)
+        return self.raw(1 + norm.module.weight.detach().float())
 
     def linear(self, module: Any) -> native.Linear:
         if isinstance(module, PackedLinear):
@@ -59,38 +66,40 @@ class NativeStep:
 
     def __init__(self, hf: Any, windows: dict[int, int]):
         self._pins = Pins()
-        c = hf.config
-        model = hf.model
-        attention = next(layer.self_attn for layer in model.layers if hasattr(layer, "self_attn"))
-        layers = (native.Layer * c.num_hidden_layers)(
-            *[self._layer(layer, windows.get(i, 0), i) for i, layer in enumerate(model.layers)]
+        decoder = describe(hf)
+        attention = decoder.attentions[0]
+        vocab, width = decoder.embedding.shape
+        count = len(decoder.layers)
+        layers = (native.Layer * count)(
+            *[self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
         )
         lib = native.library()
         assert lib is not None
         self.lib = lib
-        self.heads = c.num_key_value_heads
-        self.dim = attention.head_dim
-        self.vocab = c.vocab_size
+        self.heads = attention.key_heads
+        self.dim = attention.dim
+        self.vocab = vocab
         self.dtype = hf.dtype
         self.half = hf.dtype == torch.bfloat16
         self.windows = windows
         self.model = native.Model(
-            layers=c.num_hidden_layers,
-            width=c.hidden_size,
-            heads=c.num_attention_heads,
-            key_heads=c.num_key_value_heads,
-            groups=c.num_attention_heads // c.num_key_value_heads,
-            head_dim=attention.head_dim,
-            mlp=c.intermediate_size,
-            vocab=c.vocab_size,
-            frequencies=len(model.rotary_emb.inv_freq),
-            eps=c.rms_norm_eps,
-            scale=attention.scaling,
-            rope_scale=model.rotary_emb.attention_scaling,
-            inv_freq=self._pins.float(model.rotary_emb.inv_freq),
-            embed=self._pins.raw(model.embed_tokens.weight),
-            head=self._pins.linear(hf.lm_head),
-            norm=self._norm(model.norm),
+            layers=count,
+            width=width,
+            heads=attention.heads,
+            key_heads=attention.key_heads,
+            groups=attention.heads // attention.key_heads,
+            head_dim=attention.dim,
+            gated=attention.gated,
+            mlp=decoder.layers[0].mlp.gate.shape[0],
+            vocab=vocab,
+            frequencies=len(decoder.rotation.frequencies),
+            eps=decoder.norm.eps,
+            scale=attention.scale,
+            rope_scale=decoder.rotation.scaling,
+            inv_freq=self._pins.float(decoder.rotation.frequencies),
+            embed=self._pins.raw(decoder.embedding.module.weight),
+            head=self._pins.linear(decoder.head.module),
+            norm=self._pins.weights(decoder.norm),
             layer=layers,
         )
         self.without_keys = set[int]()  # layers
@@ -102,13 +111,32 @@ class NativeStep:
         if getattr(self, "work", None):
             self.lib.longdraft_free(self.work)
 
-    def _norm(self, module: Any) -> int | None:
-        return self._pins.norm(module)
+    def _layer(self, layer: DecoderLayer, number: int) -> native.Layer:
+        attention = layer.mixer
+        assert isinstance(attention, Attention)
+        pins = self._pins
+        return native.Layer(
+            **self._around(layer),
+            q=pins.linear(attention.q.module),
+            k=pins.linear(attention.k.module),
+            v=pins.linear(attention.v.module),
+            o=pins.linear(attention.o.module),
+            q_norm=pins.weights(attention.q_norm),
+            k_norm=pins.weights(attention.k_norm),
+            window=attention.window or 0,
+            kind=native.LayerKind.DECODER,
+        )
 
-    def _layer(self, layer: Any, window: int, number: int) -> native.Layer:
-        linears = {part.field: self._pins.linear(part.of(layer)) for part in LINEARS}
-        norms = {part.field: self._norm(part.of(layer)) for part in NORMS}
-        return native.Layer(**linears, **norms, window=window, kind=native.LayerKind.DECODER)
+    def _around(self, layer: DecoderLayer) -> dict[str, Any]:
+        """A layer's fields but those of its mixer."""
+        pins = self._pins
+        return {
+            "input_norm": pins.weights(layer.input_norm),
+            "mlp_norm": pins.weights(layer.mlp_norm),
+            "gate": pins.linear(layer.mlp.gate.module),
+            "up": pins.linear(layer.mlp.up.module),
+            "down": pins.linear(layer.mlp.down.module),
+        }
 
     def __call__(
         self,

@@ -7,16 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longdraft.bench.plan.drafts import DraftPass, Place, beam, passes, shape, shown, spread
 from longdraft.core import CaptureSpec
 from longdraft.drafters import Drafter
 from longdraft.drafters.block_costs import weights_read
+from longdraft.drafters.glide.price import GlidePrice, slot_bytes, slots_seen
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.views import Full, Guided
-
-WINDOW = 512  # slots of its own cache that an untrained block attends to
 
 
 class GlideOutline(Drafter):
@@ -30,6 +28,7 @@ class GlideOutline(Drafter):
             raise InputError(
                 "longspec reads keys and values of one of the target's layers: use another method"
             )
+        self.target = target
         c = target.layer_config
         d = c.hidden_size
         heads = query_heads(c)
@@ -37,12 +36,14 @@ class GlideOutline(Drafter):
         self.dim = int(getattr(c, "head_dim", None) or d // heads)
         self.keys = keys
         self.layer = max(own - set(target.windows), default=max(own))
-        self.numbers = (4 * heads + 2 * keys) * self.dim * d + 3 * d * mlp_width(c)
+        matrices = (4 * heads + 2 * keys) * self.dim * d + 3 * d * mlp_width(c)
+        biases = (2 * heads + 2 * keys) * self.dim
+        norms = 3 * d
+        self.numbers = matrices + biases + norms
         widths = str(options["widths"]).split(",") if "widths" in options else []
         gamma = options.get("gamma", 0)
         self.widths = [1] * gamma if gamma else [int(w) for w in widths]
         self.paths = options.get("nodes", 0)
-        self.window = options.get("window") or WINDOW
         guided = {k: options[k] for k in ("keep_ratio", "min_budget", "score") if k in options}
         self.policy = Guided(**guided) if guided else Full()
         self.max_depth = min(len(self.widths), self.paths or len(self.widths))
@@ -52,22 +53,15 @@ class GlideOutline(Drafter):
         spec = self.policy.captures()
         return CaptureSpec(rows=spec.rows, of=spec.of, only=self.layer)
 
-
-@passes.register
-def _(drafter: GlideOutline, at: Place, depth: int, width: int) -> list[DraftPass]:
-    lm, (seen, _) = at.target.lm, shown(drafter.policy)
-    slots = max(at.lengths if seen is None else seen(at.lengths))
-    own = 2 * drafter.keys * drafter.dim * lm.dtype.itemsize * min(max(at.lengths), drafter.window)
-    read = weights_read(drafter.numbers * lm.dtype.itemsize, lm, None)
-    keys = float(slots * at.slot + own)
-    counts = [1] * depth if drafter.paths else beam(drafter, depth, width)
-    return [at.block(n, read, keys, compiled=at.target.chains) for n in counts]
-
-
-@shape.register
-def _(drafter: GlideOutline, depth: int, width: int) -> list[int]:
-    return (
-        spread(drafter.paths, depth, width)
-        if drafter.paths
-        else [min(n, width) for n in drafter.widths[:depth]]
-    )
+    def price(self) -> GlidePrice:
+        target = self.target
+        return GlidePrice(
+            max_depth=self.max_depth,
+            read=weights_read(self.numbers * target.dtype.itemsize, target, None),
+            slot=slot_bytes(target, self.layer, self.keys, self.dim, self.dim),
+            seen=slots_seen(target, self.layer, self.policy.seen),
+            known=target.vocab,
+            widths=self.widths,
+            paths=self.paths,
+            compiled=False,
+        )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from longdraft.backends import cuda, stock
-from longdraft.backends.native.hybrid import is_hybrid
+from longdraft.backends import cuda
+from longdraft.backends.native.layers import computes
 from longdraft.costs.counts import ModelCounts, counted, counts_of
 from longdraft.costs.machines import machine_of
 from longdraft.costs.passes import PassCosts
@@ -38,7 +38,7 @@ def target_on(lm: LM, device: str) -> Target:
     gpu = machine.name != CPU
     a = lm.architecture
     counts = counts_of(lm)
-    native = not gpu and (stock.is_stock(lm.hf) or is_hybrid(lm.hf))
+    native = not gpu and computes(lm.hf, a.windows)
     one_call = not a.scans and cuda.is_plain(a) if gpu else native
     counts = replace(counts, one_call=one_call, device="cuda" if gpu else "cpu")
     return Target(

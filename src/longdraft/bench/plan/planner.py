@@ -20,7 +20,6 @@ from longdraft.bench.plan.acceptance import (
     usual,
 )
 from longdraft.bench.plan.candidates import SMALL, Candidate, candidates
-from longdraft.bench.plan.drafts import breadth
 from longdraft.bench.plan.outlines import CPU, Target, quantized, target_here, target_on
 from longdraft.bench.plan.prediction import Prediction, ranked
 from longdraft.bench.selection import parse
@@ -103,14 +102,15 @@ class Planner:
         drafter: Any = candidate.drafter
 
         def of_depth(depth: int) -> list[int]:
-            return breadth(drafter, min(depth, drafter.max_depth), UNBOUNDED)
+            return drafter.price().breadth(min(depth, drafter.max_depth), UNBOUNDED)
 
         return from_records(self.records, spec, context, of_depth) or usual(spec.name)
 
 
 def _full(candidate: Candidate) -> list[int]:
     """Nodes on each level of a draft of full size."""
-    return breadth(candidate.drafter, candidate.drafter.max_depth, UNBOUNDED)
+    drafter = candidate.drafter
+    return drafter.price().breadth(drafter.max_depth, UNBOUNDED)
 
 
 def _specs(methods: str) -> list[MethodSpec]:

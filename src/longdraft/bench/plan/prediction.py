@@ -8,10 +8,11 @@ from typing import Any
 
 from longdraft.bench.plan.acceptance import Acceptance
 from longdraft.bench.plan.candidates import Candidate
-from longdraft.bench.plan.drafts import Place, breadth, passes, shape
 from longdraft.bench.plan.outlines import Target
 from longdraft.costs.counts import pass_over
 from longdraft.drafters.adaptive.acceptance import WIDTHS
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.price import DraftPrice, Lengths, PlannedMachine
 from longdraft.views import Partial, Retrieval
 
 EVERY = 16  # beyond this, only some depths are compared: a draft so deep seldom pays
@@ -64,16 +65,22 @@ def predicted(
     would choose it.
     """
     drafter = candidate.drafter
+    price = price_on(target, candidate)
     plain = plain_step(target, [context] * rows)
     label = candidate.spec.label
     lacking = candidate.lacking
     origin = acceptance.origin
 
     def shaped(depth: int, width: int) -> Prediction:
-        count = sum(shape(drafter, depth, width))
-        tokens = acceptance.tokens(breadth(drafter, depth, width))
-        times = _step(target, candidate, [context] * rows, depth, width)
-        return Prediction(label, context, depth, count, *times, plain, tokens, origin, lacking)
+        nodes = price.nodes(depth, width)
+        tokens = acceptance.tokens(price.breadth(depth, width))
+        lengths = Lengths([context] * rows)
+        draft = price.seconds(target.costs, lengths, depth, width)
+        verify = _verification(target, drafter, lengths, nodes)
+        step = draft + verify + target.costs.step
+        return Prediction(
+            label, context, depth, nodes, draft, verify, step, plain, tokens, origin, lacking
+        )
 
     shapes = [
         (depth, width)
@@ -103,22 +110,23 @@ def _depths(most: int) -> list[int]:
     return depths
 
 
-def _step(
-    target: Target, candidate: Candidate, lengths: list[int], depth: int, width: int
-) -> tuple[float, float, float]:
-    """Seconds of the draft, of verifying it, and of the whole step."""
-    drafter = candidate.drafter
-    costs = target.costs
-    place = Place(target, lengths, candidate.copy)
-    draft = sum(p.seconds(costs) for p in passes(drafter, place, depth, width))
-    count = sum(shape(drafter, depth, width))
+def price_on(target: Target, candidate: Candidate) -> DraftPrice:
+    """The price by which the candidate's drafter would decide in a run there."""
+    machine = PlannedMachine(target.counts, candidate.copy, compiled=target.chains)
+    return candidate.drafter.price().planned(machine)
+
+
+def _verification(target: Target, drafter: Drafter, lengths: Lengths, nodes: int) -> float:
+    """Seconds of the pass that verifies so many drafted nodes of each row."""
     spec = drafter.captures()
-    verify = costs.seconds(pass_over(target.counts, lengths, 1 + count))
+    work = pass_over(target.counts, lengths.slots, 1 + nodes)
+    seconds = target.costs.seconds(work)
     if spec.rows is not None and (share := _captured(drafter)):
-        chosen = pass_over(target.counts, lengths, 1 + count, scored=spec, chosen=spec.only is None)
-        verify += share * (costs.seconds(chosen) - verify)
-    walked = 0.0 if drafter.is_chain else len(lengths) * count * costs.tree
-    return draft, verify, draft + verify + walked + costs.step
+        chosen = pass_over(
+            target.counts, lengths.slots, 1 + nodes, scored=spec, chosen=spec.only is None
+        )
+        seconds += share * (target.costs.seconds(chosen) - seconds)
+    return seconds
 
 
 def _captured(drafter: Any) -> float:

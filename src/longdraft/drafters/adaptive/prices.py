@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, log
@@ -9,9 +10,10 @@ from typing import Protocol
 
 from longdraft.core import CaptureSpec, Sequences
 from longdraft.costs.counts import counts_of, pass_over
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass, PassCosts
 from longdraft.drafters.adaptive.acceptance import WIDTHS
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.price import Lengths
 from longdraft.models.lm import LM
 
 DEEPEST = 32  # levels: drafts of a drafter without its own limit are no deeper
@@ -59,20 +61,20 @@ class Prices(Protocol):
 
     corrects: bool
 
-    def plain(self, seqs: Sequences) -> float:
+    def plain(self, lengths: Lengths) -> float:
         """A step without a draft."""
         ...
 
-    def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
+    def verify(self, lengths: Lengths, nodes: int, spec: CaptureSpec) -> float:
         """The rest of a step whose tree has this many nodes in each row, the root included."""
         ...
 
-    def draft(self, drafter: Drafter, seqs: Sequences, depth: int, width: int) -> float:
+    def draft(self, drafter: Drafter, lengths: Lengths, depth: int, width: int) -> float:
         """One `grow` to this depth and width."""
         ...
 
-    def ready(self, drafter: Drafter, seqs: Sequences) -> float:
-        """What the drafter must read before its next draft."""
+    def ready(self, passes: Sequence[Pass]) -> float:
+        """What a drafter must read before its next draft."""
         ...
 
     def observe(self, part: Part, predicted: float, measured: float) -> None:
@@ -114,14 +116,13 @@ class Predicted:
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
 
-    def plain(self, seqs: Sequences) -> float:
-        return self._pass(seqs, 1, CaptureSpec())
+    def plain(self, lengths: Lengths) -> float:
+        return self._pass(lengths.slots, 1, CaptureSpec())
 
-    def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
-        return self._pass(seqs, nodes, spec) * self.scale(verification(spec))
+    def verify(self, lengths: Lengths, nodes: int, spec: CaptureSpec) -> float:
+        return self._pass(lengths.slots, nodes, spec) * self.scale(verification(spec))
 
-    def _pass(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
-        lengths = seqs.cache.length.tolist()
+    def _pass(self, lengths: list[int], nodes: int, spec: CaptureSpec) -> float:
         if lengths != self._lengths:
             self._lengths = lengths
             self._known = {}
@@ -131,11 +132,12 @@ class Predicted:
             self._known[key] = self.costs.seconds(work) + self.costs.step
         return self._known[key]
 
-    def draft(self, drafter: Drafter, seqs: Sequences, depth: int, width: int) -> float:
-        return drafter.seconds(self.costs, seqs, depth, width) * self.scale(drafter)
+    def draft(self, drafter: Drafter, lengths: Lengths, depth: int, width: int) -> float:
+        seconds = drafter.price().seconds(self.costs, lengths, depth, width)
+        return seconds * self.scale(drafter)
 
-    def ready(self, drafter: Drafter, seqs: Sequences) -> float:
-        return drafter.ready_seconds(self.costs, seqs)
+    def ready(self, passes: Sequence[Pass]) -> float:
+        return sum(map(self.costs.seconds, passes), 0.0)
 
     def scale(self, part: Part) -> float:
         return exp(self.apart.get(part, 0.0))
@@ -214,9 +216,11 @@ def levels_of(drafter: Drafter) -> dict[int, list[float]]:
     """{width limit: the maximum number of nodes of each level}, for the limits that make a
     difference.
     """
+    price = drafter.price()
+    deepest = min(drafter.max_depth, DEEPEST)
     levels: dict[int, list[float]] = {}
     for width in WIDTHS:
-        nodes = [drafter.most_nodes(d, width) for d in range(min(drafter.max_depth, DEEPEST) + 1)]
+        nodes = [price.nodes(d, width) for d in range(deepest + 1)]
         counts = [float(max(b - a, 1)) for a, b in pairwise(nodes)]
         if counts not in levels.values():
             levels[width] = counts
@@ -229,26 +233,27 @@ def tabulate(
     """The costs of a drafter's shapes now: some are predicted, and those between them
     interpolated.
     """
-    plain = prices.plain(seqs)
+    lengths = Lengths.of(seqs)
+    plain = prices.plain(lengths)
     spec = drafter.choosing()
     draft = {}
     deepest = len(next(iter(levels.values())))
     for width in levels:
         known = sorted({d for d in (1, 2, 4, deepest) if d <= deepest})
-        costs = [(d, prices.draft(drafter, seqs, d, width) / plain) for d in known]
+        costs = [(d, prices.draft(drafter, lengths, d, width) / plain) for d in known]
         draft[width] = _between([(0, 0.0), *costs])
     most = max(int(sum(x)) for x in levels.values())
     knots = [n for n in KNOTS if n < most] + [most]
     none = CaptureSpec()
     verified = [
-        (n, max(prices.verify(seqs, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots
+        (n, max(prices.verify(lengths, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots
     ]
     middle = 1 + min(most, 4)
-    look = (prices.verify(seqs, middle, spec) - prices.verify(seqs, middle, none)) / plain
+    look = (prices.verify(lengths, middle, spec) - prices.verify(lengths, middle, none)) / plain
     sizes = {w: int(max(x, default=1)) for w, x in levels.items()}
     if not drafter.renews:
         look /= drafter.lasts
-    once = prices.ready(drafter, seqs) / plain
+    once = prices.ready(drafter.to_read(seqs)) / plain
     return Table(
         plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes
     )

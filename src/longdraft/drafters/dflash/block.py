@@ -9,13 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft.core.draft_layers import DraftLayer, DraftLayers
 from longdraft.drafters.rotations import ropes_of
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
 from longdraft.drafters.vocabulary import DraftVocabulary, known_tokens
+from longdraft.families import LLAMA
 from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines [B,1,N,D/2] of some positions
@@ -141,7 +140,7 @@ class DFlashBlock(nn.Module):
             "rope_parameters",
             "max_position_embeddings",
         )
-        rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(shape[k]) for k in sizes}))
+        rotary = LLAMA.rotary_embedding(**{k: deepcopy(shape[k]) for k in sizes})
         self.frequency = rotary.inv_freq.double()
         self.scaling = rotary.attention_scaling
 

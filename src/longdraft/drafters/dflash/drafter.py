@@ -18,13 +18,14 @@ from longdraft.core import (
     Verdict,
 )
 from longdraft.core.draft_layers import DraftKeys
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import block_seconds, weights_read
+from longdraft.drafters.block_costs import weights_read
 from longdraft.drafters.dflash.block import DFlashBlock
-from longdraft.drafters.dflash.ring import FeatureRing
+from longdraft.drafters.dflash.price import DFlashPrice
+from longdraft.drafters.dflash.ring import FeatureRing, feature_bytes
 from longdraft.drafters.marginals import BestPaths
-from longdraft.drafters.rereading import States, kept_states, read_again, reread_seconds
+from longdraft.drafters.rereading import States, kept_states, read_again, reread
 from longdraft.drafters.vocabulary import known_count, known_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -98,23 +99,23 @@ class DFlash(Drafter):
     def rewind(self, seqs: Sequences) -> None:
         self.ring.rewind(seqs.cache.length)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return self.shape.most(min(depth, self.max_depth), min(width, self.width))
+    def price(self) -> DFlashPrice:
+        block = self.block
+        return DFlashPrice(
+            max_depth=self.max_depth,
+            read=weights_read(size_of(block), self.target, block.vocabulary),
+            slots=block.slots,
+            slot=feature_bytes(block),
+            window=self.window,
+            known=known_count(self.target, block.vocabulary),
+            most_nodes=self.shape.nodes,
+            most_width=self.width,
+            compiled=self.compiled is not None,
+        )
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """One pass of the block, whatever the depth."""
-        known = self.block.vocabulary
-        rows = len(seqs.length)
-        keys = 2 * self.ring.k.nbytes
-        read = weights_read(size_of(self.block), self.target, known)
-        native = self.compiled is not None
-        drawn = float(rows * self.block.slots * known_count(self.target, known))
-        call = block_seconds(costs, rows, self.block.slots, read, keys, drawn, native)
-        return call + costs.tree * self.most_nodes(depth, width)
-
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+    def to_read(self, seqs: Sequences) -> list[Pass]:
         firsts = [self._missing(seqs, b) for b in range(len(seqs.length))]
-        return reread_seconds(costs, self.target, seqs, firsts)
+        return reread(self.target, seqs, firsts)
 
     def ready(self, seqs: Sequences) -> None:
         """Compute missing features of rows that are not done."""

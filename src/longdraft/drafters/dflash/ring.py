@@ -101,3 +101,9 @@ class FeatureRing:
         query = self.end[:, None] + torch.arange(slots, device=self.end.device)
         position = self.held[:, None]
         return (position >= 0) & (position > query[..., None] - window)
+
+
+def feature_bytes(block: DFlashBlock) -> int:
+    """Bytes of the keys and values of one position, in all layers of the block."""
+    heads, dim = block.shape["num_key_value_heads"], block.shape["head_dim"]
+    return 2 * len(block.layers) * heads * dim * block.dtype.itemsize

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft import ops
 from longdraft.core.cache import KVCache
 from longdraft.core.draft_layers import DraftLayer, DraftLayers
 from longdraft.drafters.rotations import ropes_of
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
+from longdraft.families import LLAMA
 from longdraft.models.lm import LM
 
 B = TypeVar("B", bound="EagleBlock")
@@ -61,7 +60,7 @@ class EagleBlock(nn.Module, ABC):
             "rope_parameters",
             "max_position_embeddings",
         )
-        rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(self.layer[k]) for k in sizes}))
+        rotary = LLAMA.rotary_embedding(**{k: deepcopy(self.layer[k]) for k in sizes})
         # float32 for weights of any dtype
         self.frequency = rotary.inv_freq
         self.scaling = rotary.attention_scaling

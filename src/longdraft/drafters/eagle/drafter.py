@@ -17,12 +17,13 @@ from longdraft.core import (
     Tree,
     Verdict,
 )
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import Read, block_seconds
+from longdraft.drafters.block_costs import Read
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.eagle.pairs import Pairs, Span
-from longdraft.drafters.rereading import States, kept_states, read_again, reread_seconds
+from longdraft.drafters.eagle.price import EaglePrice
+from longdraft.drafters.rereading import States, kept_states, read_again, reread
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of
@@ -182,41 +183,34 @@ class Eagle(Drafter):
                 self._features(states), seqs.tokens[row, first + 1 : n + 1], row, [n - first]
             )
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        depth = min(depth, self.max_depth)
-        return min(
-            depth * min(width, self.topk) if width < self.topk else depth * self.topk**2,
-            self.nodes - 1,
-        )
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """The head on the root's output, then layer and head for each level but the last; natively
-        in one call.
-
-        Without the layer's keys, which are few.
-        """
-        layer = float(size_of(self.block))
-        shared = 0.0
+    def price(self) -> EaglePrice:
+        block = self.block
         itemsize = self.target.dtype.itemsize
-        head = getattr(self.block, "head", None)
+        head = getattr(block, "head", None)
+        own = 0.0
+        shared = 0.0
         if head is None:  # EAGLE-2 reads the target's output matrix
-            own = 0.0
             shared = float(head_size(self.target))
         else:
             own = float(head.weight.nbytes)
-        rows = len(seqs.length)
-        topk = min(self.topk, width)
-        native = self.compiled is not None
-        drawn = float(rows * self.block.known)
-        first = block_seconds(costs, rows, 1, Read(own, shared, itemsize), 0, drawn, native)
-        whole = Read(layer, shared, itemsize)
-        inside = 0 if native else 1
-        level = block_seconds(costs, rows, topk, whole, 0, topk * drawn, native, inside)
-        return first + (depth - 1) * level + costs.tree * self.most_nodes(depth, width)
+        size = float(size_of(block))
+        return EaglePrice(
+            max_depth=self.max_depth,
+            layer=Read(size - own, 0.0, itemsize),
+            head=Read(own, shared, itemsize),
+            both=Read(size, shared, itemsize),
+            slot=2 * block.kv * block.dim * block.o.weight.dtype.itemsize,
+            reach=self.span.reach,
+            most=self.span.most,
+            known=block.known,
+            topk=self.topk,
+            most_nodes=self.nodes,
+            compiled=self.compiled is not None,
+        )
 
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+    def to_read(self, seqs: Sequences) -> list[Pass]:
         firsts = torch.maximum(self.pairs.next, seqs.cache.length - self.span.most)
-        return reread_seconds(costs, self.target, seqs, firsts.tolist())
+        return reread(self.target, seqs, firsts.tolist())
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.pairs.next  # new tokens of each row; 0 if it was done

@@ -23,14 +23,14 @@ from longdraft.core import (
     Verdict,
     without,
 )
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.beam_search import beam
-from longdraft.drafters.block_costs import block_seconds, weights_read
+from longdraft.drafters.block_costs import weights_read
 from longdraft.drafters.glide.block import Glide
+from longdraft.drafters.glide.price import GlidePrice, slot_bytes, slots_seen
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.under_view import UnderView
 from longdraft.drafters.vocabulary import known_count
-from longdraft.models.memory_traffic import keys_read, size_of
+from longdraft.models.memory_traffic import size_of
 from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
 
@@ -180,29 +180,21 @@ class GlideDrafter(UnderView):
         super().leave(seqs, row)
         self.ring.leave(row)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        if self.shape is None:
-            return super().most_nodes(depth, width)
-        return self.shape.most(min(depth, self.max_depth), width)
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """A call of the block for the root, then one for each level but the last."""
-        keys = keys_read(self.target, seqs.cache, self.policy.seen, [self.block.host.layer])
-        read = weights_read(size_of(self.block), self.target, self.block.vocabulary)
-        widths = [1, *(1 if self.shape else min(w, width) for w in self.widths[: depth - 1])]
-        rows = len(seqs.length)
-        tokens = known_count(self.target, self.block.vocabulary)
-        native = self.compiled is not None
-        inside = native and set(widths) == {1}  # a chain is one call
-
-        def level(i: int, w: int) -> float:
-            drawn = float(rows * w * tokens)
-            return block_seconds(
-                costs, rows, w, read, keys, drawn, native, calls=0 if inside and i else 1
-            )
-
-        levels = sum(level(i, w) for i, w in enumerate(widths))
-        return levels + costs.tree * self.most_nodes(depth, width)
+    def price(self) -> GlidePrice:
+        target = self.target
+        block = self.block
+        host = block.host
+        heads = host.keys // target.team.size
+        return GlidePrice(
+            max_depth=self.max_depth,
+            read=weights_read(size_of(block), target, block.vocabulary),
+            slot=slot_bytes(target, host.layer, heads, host.dim, host.value_dim),
+            seen=slots_seen(target, host.layer, self.policy.seen),
+            known=known_count(target, block.vocabulary),
+            widths=self.widths,
+            paths=self.shape.nodes if self.shape else 0,
+            compiled=self.compiled is not None,
+        )
 
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)

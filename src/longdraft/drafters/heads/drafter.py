@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.counts import counts_of
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import Read, block_seconds, weights_read
+from longdraft.drafters.block_costs import Read, weights_read
+from longdraft.drafters.heads.price import HeadsPrice, MedusaPrice
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.under_view import UnderView
 from longdraft.drafters.vocabulary import DraftVocabulary, draft_logits, read_for_logits
@@ -50,9 +51,9 @@ def cartesian(widths: Sequence[int]) -> Counts:
     return [[width] * prod(widths[:depth]) for depth, width in enumerate(widths)]
 
 
-def within(counts: Counts, depth: int, width: int) -> int:
-    """How many nodes of such a tree are within these limits."""
-    return sum(min(sum(level), width) for level in counts[:depth])
+def sizes(counts: Counts) -> list[int]:
+    """The nodes of each level of such a tree."""
+    return [sum(level) for level in counts]
 
 
 def add_product(
@@ -178,17 +179,17 @@ class Heads(UnderView):
         self.counts = cartesian(widths)
         self.project = partial(draft_logits, target, module.vocabulary)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return within(self.counts, depth, width)
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """One pass of the target, then all heads at once, whatever the depth."""
-        first = self.pass_seconds(costs, seqs, self.target, 1)
-        read = weights_read(size_of(self.module), self.target, self.module.vocabulary)
-        rows = len(seqs.length)
-        drawn = float(self.target.vocab * (1 + len(self.module)))
-        heads = block_seconds(costs, rows, 1, read, drawn=rows * drawn)
-        return first + heads + costs.tree * self.most_nodes(depth, width)
+    def price(self) -> HeadsPrice:
+        return HeadsPrice(
+            max_depth=self.max_depth,
+            counts=counts_of(self.target),
+            policy=self.policy,
+            widths=self.widths,
+            read=weights_read(size_of(self.module), self.target, self.module.vocabulary),
+            heads=len(self.module),
+            vocab=self.target.vocab,
+            sizes=sizes(self.counts),
+        )
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth:
@@ -240,21 +241,19 @@ class Medusa(Drafter):
     def leave(self, seqs: Sequences, row: int) -> None:
         self._state = None if self._state is None else without(self._state, row)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        if isinstance(self.shape, BestPaths):
-            return self.shape.most(min(depth, self.max_depth), width)
-        return within(self.shape, depth, width)
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """All heads at once, whatever the depth."""
-        used = (
-            read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0.0
+    def price(self) -> MedusaPrice:
+        shape = self.shape
+        used = 0.0
+        if self.module.out is None:
+            used = read_for_logits(self.target, self.module.vocabulary)
+        return MedusaPrice(
+            max_depth=self.max_depth,
+            read=Read(size_of(self.module), used, self.target.dtype.itemsize),
+            heads=len(self.module),
+            vocab=self.target.vocab,
+            sizes=() if isinstance(shape, BestPaths) else sizes(shape),
+            paths=shape.nodes if isinstance(shape, BestPaths) else 0,
         )
-        rows = len(seqs.length)
-        drawn = float(self.target.vocab * len(self.module))
-        read = Read(size_of(self.module), used, self.target.dtype.itemsize)
-        heads = block_seconds(costs, rows, 1, read, drawn=rows * drawn)
-        return heads + costs.tree * self.most_nodes(depth, width)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         states = captured.states[self._last]

@@ -22,14 +22,14 @@ from longdraft.core import (
     Verdict,
     without,
 )
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
-from longdraft.drafters.block_costs import Read, block_seconds
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.compiled import compiled
+from longdraft.drafters.mtp.price import MtpPrice
 from longdraft.drafters.mtp.ring import Ring
-from longdraft.drafters.rereading import States, kept_states, read_again, reread_seconds
+from longdraft.drafters.rereading import States, kept_states, read_again, reread
 from longdraft.models.memory_traffic import head_size
 
 
@@ -79,33 +79,21 @@ class Mtp(Drafter):
     def _features(self, states: States) -> Tensor:
         return self.module.feature(states[self._last])
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return sum(min(w, width) for w in self.widths[:depth])
+    def price(self) -> MtpPrice:
+        return MtpPrice(
+            max_depth=self.max_depth,
+            weights=self.module.weights,
+            head=head_size(self.target),
+            itemsize=self.target.dtype.itemsize,
+            vocab=self.target.vocab,
+            widths=self.widths,
+            one_layer=len(self.module) == 1,
+            compiled=bool(self.compiled),
+        )
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """A call of a layer for each level, the first one's made by `update`; without their keys,
-        which are few.
-        """
-        rows = len(seqs.length)
-        native = bool(self.compiled)
-        seconds = costs.tree * self.most_nodes(depth, width)
-        widths = [1, *(min(w, width) for w in self.widths[: depth - 1])]
-        inside = native and len(self.module) == 1 and set(widths) == {1}  # a chain is one call
-        for i, w in enumerate(widths):
-            read = Read(
-                self.module.weights.read(rows * w),
-                head_size(self.target),
-                self.target.dtype.itemsize,
-            )
-            drawn = float(rows * w * self.target.vocab)
-            seconds += block_seconds(
-                costs, rows, w, read, 0, drawn, native, calls=0 if inside and i else 1
-            )
-        return seconds
-
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+    def to_read(self, seqs: Sequences) -> list[Pass]:
         firsts = [self._missing(seqs, b) for b in range(len(seqs.length))]
-        return reread_seconds(costs, self.target, seqs, firsts)
+        return reread(self.target, seqs, firsts)
 
     def start(self, seqs: Sequences) -> None:
         self.sink, self.window = (min(most, seqs.tokens.shape[1]) for most in self.most)

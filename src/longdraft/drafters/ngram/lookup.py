@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.ngram.price import CopyPrice
 
 # the longest n-grams that are indexed; longer matches are searched where the last SHORT tokens
 # occurred
@@ -114,8 +114,8 @@ class Lookup(Drafter):
         """The continuation of row b that a draft copies: at most `count` tokens."""
         return self.rows[b].continuation(count)
 
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
+    def price(self) -> CopyPrice:
+        return CopyPrice(max_depth=self.max_depth)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         count = min(self.count, limits.depth) if limits.width else 0

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longdraft.core import PAD, Captures, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.ngram.price import TemplatePrice
 
 RANKS = 8
 DEPTH = 6
@@ -97,11 +97,8 @@ class Recycle(Drafter):
         best = captured.logits[rows, nodes].topk(ranks).indices
         self.table[rows, tree.tokens[rows, nodes], :ranks] = best.to(self.table.dtype)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return sum(min(n, width) for n in self.sizes[:depth])
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
+    def price(self) -> TemplatePrice:
+        return TemplatePrice(max_depth=self.max_depth, sizes=self.sizes)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.table is None or limits.depth == 0:

@@ -12,8 +12,8 @@ from math import log
 import torch
 
 from longdraft.core import PAD, DraftLimits, Sequences, Tree, without
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.ngram.price import ReusePrice
 from longdraft.errors import InputError
 from longdraft.ops import DRAFT, gumbel
 
@@ -159,11 +159,10 @@ class Reuse(Drafter):
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return min(self.topk, width) * max(min(self.n - 1, depth - self.below), 0)
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
+    def price(self) -> ReusePrice:
+        return ReusePrice(
+            max_depth=self.max_depth, below=self.below, topk=self.topk, length=self.n - 1
+        )
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         deep = min(self.n - 1, limits.depth - self.below)

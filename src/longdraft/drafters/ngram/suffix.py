@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from math import ceil
 
 from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.ngram.price import SuffixPrice
 
 # last tokens of a sequence that are matched again when the memory of earlier outputs has grown
 LONGEST = 256
@@ -219,12 +219,8 @@ class Suffix(Drafter):
         if self.memory is not None:  # so that outputs are complete, whether or not drafts were made
             self.ready(seqs)
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        """Trees are mostly chains: rarely does one have more than two nodes of a depth."""
-        return min(self.nodes, depth * min(width, 2))
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
+    def price(self) -> SuffixPrice:
+        return SuffixPrice(max_depth=self.max_depth, most=self.nodes)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self.ready(seqs)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from longdraft.core import (
     Captures,
@@ -25,18 +25,19 @@ from longdraft.core import (
     Verdict,
     without,
 )
-from longdraft.costs.counts import counts_of, pass_over
-from longdraft.costs.passes import PassCosts
+from longdraft.costs.counts import counts_of
+from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
+from longdraft.drafters.price import Lengths
+from longdraft.drafters.small_model.price import NEAR, SmallModelPrice
 from longdraft.errors import InputError
+from longdraft.families import LLAMA, QWEN3
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
 SINK = 16  # first tokens of a prompt that are always read: attention relies on them
-NEAR = 16  # at most this many missing tokens of a row run in the root's pass
-PART = 128  # tokens of a pass that reads, as it is predicted
 GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 
 
@@ -83,6 +84,7 @@ class SmallModelDrafter(Drafter):
                 "needs tail=0"
             )
         self.cache = small.new_cache(0, 0)
+        self._left = self.cache.length.clone()  # tokens that each row's excerpt leaves out
         self._run = 0  # nodes of the current tree that have keys in scratch slots
 
     def stay(self, steps: int) -> None:
@@ -181,50 +183,22 @@ class SmallModelDrafter(Drafter):
             self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row
         )
 
-    def most_nodes(self, depth: int, width: int) -> int:
-        return sum(min(w, width) for w in self.widths[:depth])
-
-    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """Passes of the small model: the root's, with the tokens of about one step, then one for
-        each level but the last.
-        """
-        widths = [min(w, width) for w in self.widths[:depth]]
-        counts = counts_of(self.small)
-        if not widths:
-            return 0.0
-        lengths = self._excerpts(seqs)
-        seen = self.policy.seen
-        chain = set(widths) == {1} and counts.one_call
-        later = {
-            w: costs.seconds(pass_over(counts, lengths, w, seen=seen, chained=chain))
-            for w in set(widths[:-1])
-        }
-        first = costs.seconds(pass_over(counts, lengths, 2, seen=seen))
-        return (
-            first
-            + sum(later[w] for w in widths[:-1])
-            + (0.0 if chain else costs.tree * sum(widths))
+    def price(self) -> SmallModelPrice:
+        left: list[int | None] = []
+        if len(self._left):  # rows have begun
+            rows = zip(self._left.tolist(), self.cache.length.tolist(), strict=True)
+            left = [out if held or not self.tail else None for out, held in rows]
+        return SmallModelPrice(
+            max_depth=self.max_depth,
+            counts=counts_of(self.small),
+            policy=self.policy,
+            widths=self.widths,
+            most=SINK + self.tail if self.tail else 0,
+            left=left,
         )
 
-    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        """The small model's prefill of what it has not read."""
-        held = self.cache.length.tolist()
-        seconds = 0.0
-        for n, length in zip(held, self._excerpts(seqs), strict=True):
-            for begin in range(n, length - NEAR, PART):
-                work = pass_over(counts_of(self.small), [begin], min(PART, length - begin))
-                seconds += costs.seconds(replace(work, drawn=0.0))
-        return seconds
-
-    def _excerpts(self, seqs: Sequences) -> list[int]:
-        """The length of each row's excerpt before its root."""
-        rows = zip(
-            seqs.length.tolist(), self._left.tolist(), self.cache.length.tolist(), strict=True
-        )
-        most = SINK + self.tail
-        return [
-            n - 1 - left if held or not self.tail else min(n, most) - 1 for n, left, held in rows
-        ]
+    def to_read(self, seqs: Sequences) -> list[Pass]:
+        return self.price().reading(self.cache.length.tolist(), Lengths.of(seqs))
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._run = 0
@@ -323,8 +297,8 @@ def new_small(target: LM, width: int, layers: int, seed: int) -> Any:
     c = target.config
     dim = next(d for d in (64, 32, 16) if width % d == 0)
     rope = getattr(c, "rope_parameters", None) or {}
-    make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
-    config = make(
+    family = QWEN3 if c.model_type == QWEN3.model_type else LLAMA
+    config = family.config_class(
         vocab_size=target.vocab,
         hidden_size=width,
         intermediate_size=3 * width,

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files: how many bytes a block of entries takes, and what its bits mean.
+"""The tensor types of GGUF files: the size of a block of entries, and the meaning of its bits.
 
 Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing
 is rounded. Types of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and
@@ -21,8 +21,9 @@ IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 
 @dataclass(frozen=True)
 class Type:
-    """`size` bytes hold `entries` consecutive entries of a row. unpack: uint8 [rows,blocks,size] ->
-    the values.
+    """A tensor type: `size` bytes hold `entries` consecutive entries of a row.
+
+    unpack: uint8 [rows,blocks,size] -> the values.
     """
 
     name: str
@@ -133,14 +134,15 @@ def _q3_k(blocks: Tensor) -> Packed:
 
 
 def _k_scales(d: Tensor, dmin: Tensor, scales: Tensor) -> Scales:
-    """Of Q4_K and Q5_K."""
+    """The scales of Q4_K and Q5_K."""
     unit = torch.cat([d, dmin], -1).view(torch.float16)
     return SixBitScales(scales.flatten(1), unit.flatten(1).contiguous())
 
 
 def _halves(codes: Tensor) -> Tensor:
-    """128 bytes of Q4_K and Q5_K: of each 32, the low halves are one group of entries, the high
-    halves the next.
+    """Unpack 128 bytes of Q4_K and Q5_K.
+
+    Of each 32, the low halves are one group of entries, the high halves the next.
     """
     return _nibbles(codes.unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
 

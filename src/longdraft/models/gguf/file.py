@@ -1,5 +1,6 @@
-"""Reads the GGUF container, versions 2 and 3: metadata and tensors, each checked against the file
-before it is used.
+"""Reads the GGUF container, versions 2 and 3: metadata and tensors.
+
+Each is checked against the file before it is used.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ AGAIN = "download or convert it again"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file. Its bytes lie within the file and are exactly those that its shape and
-    type take.
+    """A tensor of a file.
+
+    Its bytes lie within the file and are exactly those that its shape and type take.
     """
 
     name: str
@@ -62,18 +64,18 @@ class Stored:
     data: Tensor  # uint8, memory-mapped
 
     def read(self) -> Packed | Tensor:
-        """A packed matrix, or a tensor of the stored type. Raises InputError for numbers that are
-        not finite.
+        """A packed matrix, or a tensor of the stored type.
+
+        Raises InputError for numbers that are not finite.
         """
         rows = self.data.view(
             prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size
         )
         made = self.type.unpack(rows)
-        numbers = (
-            [x for x in made.scales.parts.values() if x.is_floating_point()]
-            if isinstance(made, Packed)
-            else [made]
-        )
+        if isinstance(made, Packed):
+            numbers = [part for part in made.scales.parts.values() if part.is_floating_point()]
+        else:
+            numbers = [made]
         if not all(bool(n.isfinite().all()) for n in numbers):
             raise InputError(
                 f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}"
@@ -83,15 +85,19 @@ class Stored:
 
 @dataclass(frozen=True)
 class GGUF:
-    """What a file contains. Numeric arrays of its metadata are memory-mapped too."""
+    """The contents of a file.
+
+    Numeric arrays of its metadata are memory-mapped too.
+    """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of the metadata (an integer also counts as a float). Raises InputError for one of
-        another type.
+        """A value of the metadata (an integer also counts as a float).
+
+        Raises InputError for one of another type.
         """
         value = self.metadata.get(key, default)
         if kind is float and type(value) is int:
@@ -109,8 +115,9 @@ class GGUF:
 
 
 def read(path: Path) -> GGUF:
-    """Raises InputError for a file that is damaged or that needs what longdraft does not
-    support.
+    """The contents of a GGUF file.
+
+    Raises InputError for a file that is damaged or not supported by longdraft.
     """
     try:
         with path.open("rb") as file:
@@ -130,7 +137,9 @@ def aligned(position: int, alignment: int) -> int:
 
 
 class _Reader:
-    """`position` is that of the next value; no value is read before it is known to lie within the
+    """Reads the values of a file in order.
+
+    `position` is that of the next value; no value is read before it is known to lie within the
     file.
     """
 

@@ -1,7 +1,7 @@
-"""What a GGUF file of Gemma 3 (text) has besides what the Llama family has: windows, two rotations,
-four norms.
+"""Reads what GGUF files of Gemma 3 (text) have beside those of the Llama family.
 
-The file has the numbers that a norm multiplies with; Transformers has their distances to 1.
+These are windows, two rotations and four norms. The file has the numbers that a norm multiplies
+with; Transformers has their distances to 1.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def is_one(file: GGUF) -> bool:
 
 
 def options(file: GGUF, rope: dict[str, Any], dim: int) -> dict[str, Any]:
-    """Arguments of Gemma3TextConfig. rope: rotations of the layers that see all tokens. Raises
-    InputError.
+    """Arguments of Gemma3TextConfig.
+
+    rope: rotations of the layers that see all tokens. Raises InputError.
     """
     window = file.get(f"{KIND}.attention.sliding_window", int)
     if not window or window < 1:
@@ -69,8 +70,9 @@ def options(file: GGUF, rope: dict[str, Any], dim: int) -> dict[str, Any]:
 
 
 def scale_embedding(hf: Any) -> None:
-    """Make the buffer that scales embeddings, which has no values in a model that was built without
-    memory.
+    """Make the buffer that scales embeddings.
+
+    It has no values in a model that was built without memory.
     """
     table = hf.model.embed_tokens
     table.embed_scale = nn.Buffer(torch.tensor(table.scalar_embed_scale), persistent=False)

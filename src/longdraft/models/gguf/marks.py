@@ -15,14 +15,7 @@ KEY = "tokenizer.ggml."
 CONTROL = 3
 USER_DEFINED = 4
 # metadata: what ends a text, a turn or a file of code
-NAMED = (
-    "eos",
-    "eot",
-    "eom",
-    "fim_pad",
-    "fim_rep",
-    "fim_sep",
-)
+NAMED = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 OF_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")
 OF_TURNS = (
     "<|im_end|>",
@@ -48,7 +41,9 @@ PADS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>")
 ENDS = (*OF_TEXTS, *OF_TURNS, *OF_INFILLS, *OF_FILES, *PADS)
 OF_PARTS = ("<|fim_{}|>", "<fim_{}>", "<fim-{}>", "<|code_{}|>")
 PARTS = (
-    *(form.format(part) for form in OF_PARTS for part in ("prefix", "suffix", "middle")),
+    *(form.format("prefix") for form in OF_PARTS),
+    *(form.format("suffix") for form in OF_PARTS),
+    *(form.format("middle") for form in OF_PARTS),
     *("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
 TURNS = (
@@ -64,10 +59,10 @@ WITHIN = {"<|end|>": "<|return|>"}
 
 
 def end_ids(file: GGUF) -> list[int]:
-    """The tokens that end a sequence: of the text, of a turn in a chat model, of a file in a model
-    that fills in code.
+    """The tokens that end a sequence.
 
-    They are those that the metadata names, and those of a known text.
+    They end the text, a turn in a chat model, or a file in a model that fills in code. They are
+    those that the metadata names, and those of a known text.
     """
     ids = {file.get(f"{KEY}{name}_token_id", int) for name in NAMED}
     known = _ids(file)
@@ -87,15 +82,13 @@ def retyped(file: GGUF) -> list[str]:
 
 
 def note(file: GGUF) -> str:
-    """What a user should know of them; empty: nothing."""
+    """A user's note on such tokens; empty: there are none."""
     odd = retyped(file)
+    if not odd:
+        return ""
     more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-    return (
-        f"{file.path.name} does not mark {odd[0]}{more} as control: longdraft reads such "
-        "tokens as control"
-        if odd
-        else ""
-    )
+    problem = f"{file.path.name} does not mark {odd[0]}{more} as control"
+    return f"{problem}: longdraft reads such tokens as control"
 
 
 def _ids(file: GGUF) -> dict[str, int]:

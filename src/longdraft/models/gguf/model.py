@@ -1,5 +1,6 @@
-"""Builds a Transformers model from a GGUF file of the Llama family; its packed matrices stay
-packed.
+"""Builds a Transformers model from a GGUF file of the Llama family.
+
+Its packed matrices stay packed.
 """
 
 from __future__ import annotations
@@ -9,30 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Gemma3TextConfig,
-    GenerationConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
+from longdraft.families import FAMILIES
 from longdraft.models.gguf import gemma3, marks, rope
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.ops.packed import Packed
 
-CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "gemma3": Gemma3TextConfig,
-}
+CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
 # architectures that the native backend does not run: nothing would read packed weights
-UNPACKED = ("gemma3",)
+UNPACKED = [family.gguf for family in FAMILIES if family.gguf and not family.native]
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -50,22 +40,24 @@ ROWS = 1 << 12  # rows that are dequantized at a time
 
 
 def module_of(name: str, kind: str) -> str | None:
-    """The parameter's name in Transformers for an architecture; None for a tensor that these models
-    do not have.
+    """The parameter's name in Transformers for an architecture.
+
+    None for a tensor that these models do not have.
     """
     if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
         layer, part, leaf = match.groups()
-        modules = IN_LAYER | gemma3.NORMS if kind == "gemma3" else IN_LAYER
+        modules = IN_LAYER | gemma3.NORMS if kind == gemma3.KIND else IN_LAYER
         return f"model.layers.{layer}.{modules[part]}.{leaf}" if part in modules else None
     part, _, leaf = name.rpartition(".")
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
 
 
 def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
-    """The model of a file and its config. Matrices that are packed in the file stay packed, except
-    in architectures of UNPACKED; all else is in `dtype`.
+    """The model of a file and its config.
 
-    The embedding is always in `dtype`, because single rows of it are read. Raises InputError.
+    Matrices that are packed in the file stay packed, except in architectures of UNPACKED; all else
+    is in `dtype`. The embedding is always in `dtype`, because single rows of it are read. Raises
+    InputError.
     """
     with torch.device("meta"):
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -94,15 +86,16 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
 
 
 def config_of(file: GGUF) -> Any:
-    """Raises InputError for an architecture that is not supported, and for sizes that contradict
-    the tensors.
+    """The config of a file's model.
+
+    Raises InputError for an architecture that is not supported, and for sizes that contradict the
+    tensors.
     """
     kind = file.required("general.architecture", str)
     if kind not in CONFIGS:
         raise InputError(
-            f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft "
-            "does not read from GGUF: use"
-            f" one of {', '.join(CONFIGS)}, or the model's safetensors"
+            f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does "
+            f"not read from GGUF: use one of {', '.join(CONFIGS)}, or the model's safetensors"
         )
     if file.get(f"{kind}.expert_count", int, 0):
         raise InputError(f"{file.path} contains a mixture of experts: use the model's safetensors")
@@ -111,9 +104,8 @@ def config_of(file: GGUF) -> Any:
     heads = file.required(f"{kind}.attention.head_count", int)
     mlp = file.required(f"{kind}.feed_forward_length", int)
     keys = file.get(f"{kind}.attention.head_count_kv", int, heads)
-    if not (
-        0 < PER_LAYER * layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0
-    ):
+    has_layers = 0 < PER_LAYER * layers <= len(file.tensors)
+    if not (has_layers and heads > 0 and keys > 0 and heads % keys == 0):
         raise InputError(
             f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}"
         )
@@ -142,19 +134,18 @@ def config_of(file: GGUF) -> Any:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{token}_token_id", int) for token in ("bos", "padding")]
-    if file.get(f"{kind}.attention.sliding_window", int) and kind != "gemma3":
+    if file.get(f"{kind}.attention.sliding_window", int) and kind != gemma3.KIND:
         raise InputError(
             f"{file.path} has a sliding window, which longdraft does not read from GGUF: "
             "use safetensors"
         )
-    tied = HEAD not in file.tensors and (
-        table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED
-    )
+    is_plain = table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED
+    tied = HEAD not in file.tensors and is_plain
     config: Any = CONFIGS[kind]
     rotations = rope.parameters(file, kind, positions)
-    own: dict[str, Any] = (
-        gemma3.options(file, rotations, dim) if kind == "gemma3" else {"rope_parameters": rotations}
-    )
+    own: dict[str, Any] = {"rope_parameters": rotations}
+    if kind == gemma3.KIND:
+        own = gemma3.options(file, rotations, dim)
     if kind in ("llama", "qwen3"):
         own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config(
@@ -177,16 +168,13 @@ def config_of(file: GGUF) -> Any:
 
 
 def check_vocabulary(file: GGUF) -> None:
-    """Raises InputError if the file has a tokenizer whose tokens are not the rows of the
-    embedding.
-    """
+    """Raises InputError if the tokenizer's tokens are not the rows of the embedding."""
     tokens = file.get("tokenizer.ggml.tokens", list)
     rows = _tensor(file, TABLE).shape[0]
     if tokens is not None and len(tokens) != rows:
         raise InputError(
-            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has "
-            f"{rows} rows, which must be"
-            f" equal: {AGAIN}"
+            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has {rows} "
+            f"rows, which must be equal: {AGAIN}"
         )
     for name in ("bos", "unknown", "padding", *marks.NAMED):
         token = file.get(f"tokenizer.ggml.{name}_token_id", int)
@@ -203,9 +191,7 @@ def _tensor(file: GGUF, name: str) -> Stored:
 
 
 def _check(file: GGUF, hf: Any) -> None:
-    """Raises InputError unless the file has every weight of the model, in its shape, and no
-    other.
-    """
+    """Raises InputError unless the file has exactly the weights of the model, in their shapes."""
     wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
     kind = file.required("general.architecture", str)
     given = {
@@ -233,8 +219,9 @@ def _check(file: GGUF, hf: Any) -> None:
 def _weights(
     file: GGUF, config: Any, dtype: torch.dtype
 ) -> tuple[dict[str, Packed], dict[str, Tensor]]:
-    """Packed matrices by the name of their module, and other tensors, in `dtype`, by the name of
-    the parameter.
+    """Packed matrices by the name of their module, and other tensors by that of the parameter.
+
+    The other tensors are in `dtype`.
     """
     packed = {}
     plain = {}
@@ -244,26 +231,25 @@ def _weights(
             continue
         name = module_of(stored.name, kind) or ""
         weights = stored.read()
-        if kind == "gemma3" and name.endswith("norm.weight"):
-            weights = (
-                weights.dequantized() if isinstance(weights, Packed) else weights.float()
-            ) - 1
+        if kind == gemma3.KIND and name.endswith("norm.weight"):
+            numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
+            weights = numbers - 1
         if config.model_type == "llama" and (match := re.search(r"\.attn_([qk])\.", stored.name)):
             heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
             weights = permuted(weights, order_of(stored.shape[0], heads))
         if isinstance(weights, Packed) and len(stored.shape) == 2 and kind not in UNPACKED:
             packed[name.removesuffix(".weight")] = weights
         else:
-            values = (
-                dequantized(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
-            )
-            plain[name] = values.view(stored.shape)
+            if isinstance(weights, Packed):
+                weights = dequantized(weights, dtype)
+            plain[name] = weights.to(dtype).view(stored.shape)
     return packed, plain
 
 
 def order_of(rows: int, heads: int) -> Tensor:
-    """Where Transformers' rows of queries or keys are in a llama file, which puts rotated pairs
-    beside each other.
+    """The places of Transformers' rows of queries or keys in a llama file.
+
+    The file puts rotated pairs beside each other.
     """
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 

@@ -1,5 +1,6 @@
-"""GGUF files of architectures that longdraft does not read itself: Transformers reads them, with
-unpacked weights.
+"""GGUF files of architectures that longdraft does not read itself.
+
+Transformers reads them, with unpacked weights.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> An
     if lacking:
         raise InputError(
             f"{path} contains a model of architecture {kind[:40]!r}: install "
-            f"{' and '.join(lacking)} to read it"
-            f" dequantized, or use a model of {', '.join(CONFIGS)}"
+            f"{' and '.join(lacking)} to read it dequantized, or use a model of "
+            f"{', '.join(CONFIGS)}"
         )
     config = neutral(AutoConfig.from_pretrained(path.parent, **_options(file)))
     refuse(config)
@@ -45,7 +46,8 @@ def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> An
         raise InputError(
             f"{path} lacks weights ({sorted(info['missing_keys'])[0]} and others): {AGAIN}"
         )
-    hf.config.name_or_path = hf.name_or_path = str(path)
+    hf.config.name_or_path = str(path)
+    hf.name_or_path = str(path)
     ends = {*end_tokens(hf.generation_config), *marks.end_ids(file)}
     hf.generation_config.eos_token_id = sorted(ends) or None
     return hf

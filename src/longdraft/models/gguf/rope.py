@@ -1,5 +1,6 @@
-"""The rotary positions of a GGUF file, under today's keys and older ones; a key that changes them
-is never ignored.
+"""The rotary positions of a GGUF file, under today's keys and older ones.
+
+A key that changes them is never ignored.
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ from longdraft.ops.packed import Packed
 FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # all that is read under {architecture}.rope.
-READ = (
-    "dimension_count",
-    "freq_base",
-    "freq_base_swa",
-    "scale_linear",
-)
+READ = ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")
 READ += ("scaling.type", "scaling.factor", "scaling.original_context_length", "scaling.attn_factor")
 READ += ("scaling.yarn_beta_fast", "scaling.yarn_beta_slow")
 UNUSED = ("scaling.finetuned",)  # says how the model was trained, and changes nothing
@@ -76,27 +72,24 @@ def check_unscaled(file: GGUF, kind: str) -> None:
 
 
 def check(file: GGUF, hf: Any) -> None:
-    """Raises InputError if a file has factors of its rotary frequencies other than those of Llama
-    3.
-    """
+    """Raises InputError for a file whose factors of rotary frequencies are not those of Llama 3."""
     factors = _factors(file)
     if factors is None:
         return
     frequencies = hf.model.rotary_emb.inv_freq
-    base = hf.config.rope_parameters["rope_theta"] ** -(
-        torch.arange(len(frequencies)) / len(frequencies)
-    )
-    if factors.shape != frequencies.shape or not torch.allclose(
-        base / factors, frequencies, rtol=1e-3
-    ):
+    exponents = torch.arange(len(frequencies)) / len(frequencies)
+    base = hf.config.rope_parameters["rope_theta"] ** -exponents
+    same_shape = factors.shape == frequencies.shape
+    if not same_shape or not torch.allclose(base / factors, frequencies, rtol=1e-3):
         raise InputError(
             f"{file.path}: {FACTORS} has factors that are not those of Llama 3: {INSTEAD}"
         )
 
 
 def _scaling(file: GGUF, kind: str) -> tuple[str, float]:
-    """none, linear or yarn, and the factor. A file without a type means linear, and a factor of 0
-    means 1.
+    """The kind of scaling (none, linear or yarn), and the factor.
+
+    A file without a type means linear, and a factor of 0 means 1.
     """
     scaling = file.get(f"{kind}.rope.scaling.type", str, "linear")
     factor = _number(file, kind, "scaling.factor", _number(file, kind, "scale_linear", 0.0)) or 1.0
@@ -127,7 +120,7 @@ def _yarn(file: GGUF, kind: str, positions: int, factor: float) -> dict[str, Any
 
 
 def _magnitude(factor: float) -> float:
-    """What YaRN multiplies queries and keys with."""
+    """The factor by which YaRN multiplies queries and keys."""
     return 1 + 0.1 * log(factor) if factor > 1 else 1.0
 
 

@@ -1,5 +1,6 @@
-"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE
-("llama").
+"""Builds a tokenizer from the metadata of a GGUF file.
+
+Byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
 """
 
 from __future__ import annotations
@@ -28,13 +29,7 @@ TEKKEN = (
 # How text is split before merges are applied, by the file's tokenizer.ggml.pre.
 WORDS = ("default", "gpt-2", "jina-es", "jina-de", "olmo", "phi-2")  # GPT-2's rule
 # the same, after each digit is split off
-DIGITS = (
-    "smollm",
-    "starcoder",
-    "refact",
-    "command-r",
-    "codeshell",
-)
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 PATTERNS = {
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), LLAMA3
@@ -161,17 +156,16 @@ def _sentencepiece(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
 
 
 def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """The pairs that make each token out of two others, the best token first, as SentencePiece
-    merges them.
+    """The pairs that make each token out of two others, the best token first.
+
+    SentencePiece merges them in this order.
     """
     ids = {token: i for i, token in enumerate(tokens)}
     ranked = []
     for token, score in zip(tokens, scores, strict=True):
-        pairs = (
-            [(token[:i], token[i:]) for i in range(1, len(token))]
-            if len(token) <= MAX_TOKEN
-            else []
-        )
+        if len(token) > MAX_TOKEN:
+            continue
+        pairs = ((token[:i], token[i:]) for i in range(1, len(token)))
         known = sorted((ids[a], ids[b], a, b) for a, b in pairs if a in ids and b in ids)
         ranked += [(score, len(a), len(b), a, b) for _, _, a, b in known]
     ranked.sort(key=lambda pair: pair[:3], reverse=True)
@@ -180,27 +174,24 @@ def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
 
 def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
     kinds = _numbers(file, "token_type", len(tokens)) or []
-    control = set(retyped(file)) | {
-        token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL
-    }
-    own = {
-        token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED
-    } - control
-    for add, texts, special in (
-        (made.add_special_tokens, control, True),
-        (made.add_tokens, own, False),
-    ):
-        add(
-            [
-                AddedToken(token, normalized=False, special=special)
-                for token in tokens
-                if token in texts
-            ]
-        )
+    control = set(retyped(file))
+    own = set[str]()
+    for token, kind in zip(tokens, kinds, strict=False):
+        if kind == CONTROL:
+            control.add(token)
+        elif kind == USER_DEFINED:
+            own.add(token)
+    own -= control
+    made.add_special_tokens([_added(token, True) for token in tokens if token in control])
+    made.add_tokens([_added(token, False) for token in tokens if token in own])
+
+
+def _added(token: str, special: bool) -> AddedToken:
+    return AddedToken(token, normalized=False, special=special)
 
 
 def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
-    """What adds the begin- and end-of-text tokens that the file asks for."""
+    """A processor that adds the begin- and end-of-text tokens that the file asks for."""
     first = named["bos"] if file.get(f"{KEY}add_bos_token", bool, begins) else None
     last = named["eos"] if file.get(f"{KEY}add_eos_token", bool, False) else None
     if first is None and last is None:

@@ -1,5 +1,6 @@
-"""Loads the best build of the native kernels that can run here (C functions over pointers:
-interface.h), if any.
+"""Loads the best build of the native kernels that can run here, if any.
+
+They are C functions over pointers: interface.h.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ WRONG = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; or its name, else
-    InputError.
+    """The best build that can run here, or None.
+
+    LONGDRAFT_NATIVE: 0 for none; or its name, else InputError.
     """
     return _library(os.environ.get("LONGDRAFT_NATIVE", ""))
 
@@ -89,7 +91,7 @@ def name_of(lib: ctypes.CDLL) -> str:
 
 @cache
 def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
-    """That build, or None and why it cannot be used here."""
+    """The build of this name, or None and the reason why it cannot be used here."""
     file = FOLDER / f"{kind}.so"
     if not file.exists():
         return None, f"the build {kind[1:]} is not in this installation"
@@ -100,20 +102,17 @@ def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"the build {kind[1:]} cannot be loaded ({error})"
     if difference := INTERFACE.difference(lib):
-        return (
-            None,
-            f"the build {kind[1:]} was made from other sources ({difference}): build the "
-            "package again",
-        )
+        why_not = f"the build {kind[1:]} was made from other sources ({difference})"
+        return None, f"{why_not}: build the package again"
     INTERFACE.declare(lib, _raise)
     return lib, ""
 
 
 def runs(kind: str) -> bool:
-    """Whether this processor and operating system can run that build, as the probe finds, which any
-    processor can run.
+    """Whether this processor and operating system can run a build.
 
-    LONGDRAFT_CPU=haswell: as on a processor that has AVX2 and nothing above it.
+    The probe tells, which any processor can run. With LONGDRAFT_CPU=haswell it answers for a
+    processor that has AVX2 and nothing above it.
     """
     if _as_haswell(kind):
         return False
@@ -126,7 +125,7 @@ def _as_haswell(kind: str) -> bool:
 
 
 def _lacking(kind: str) -> str:
-    """Who does not offer what a build needs."""
+    """The processor or operating system that does not offer what a build needs, in words."""
     if _as_haswell(kind):
         return "LONGDRAFT_CPU is haswell, which"
     probe = _probe()
@@ -146,7 +145,7 @@ def _probe() -> ctypes.CDLL | None:
 
 
 def _raise(code: int, function: Any, arguments: Any) -> int:
-    """The errcheck of functions that return a Code: raises what it stands for."""
+    """Raise the error that a Code stands for: the errcheck of functions that return one."""
     if code == 0:
         return code
     name = Code(code).name

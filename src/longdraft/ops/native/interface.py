@@ -1,6 +1,4 @@
-"""Reads interface.h: makes its ctypes classes and function types, and compares them with a
-build.
-"""
+"""Reads interface.h: makes its ctypes classes and function types, and compares them with builds."""
 
 from __future__ import annotations
 
@@ -19,19 +17,12 @@ SCALARS = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
-# as in layout.cpp
-TYPE_DIGITS = {
-    None: 0,
-    ctypes.c_int32: 3,
-    ctypes.c_int64: 4,
-    ctypes.c_float: 5,
-    ctypes.c_double: 6,
-}
+# the digits of layout.cpp
+TYPE_DIGITS = {None: 0, ctypes.c_int32: 3, ctypes.c_int64: 4, ctypes.c_float: 5, ctypes.c_double: 6}
 
 
 class Interface:
-    """The structures, enumerations and functions of a header, of which every declaration was
-    understood.
+    """The structures, enumerations and functions of a header whose every declaration is understood.
 
     A pointer to a structure has its ctypes class as type; a pointer to numbers is an address
     (c_void_p). A structure has no attributes but its fields. Raises ValueError for any other kind
@@ -52,11 +43,8 @@ class Interface:
             r"enum (\w+) : (\w+) \{ (\w+(?:, \w+)*) \};": self._enum,
             r"([\w* ]+)\(([^()]*)\);": self._function,
         }
-        rest = " ".join(
-            re.sub(
-                r"//.*|^#pragma once$|^#include <cstdint>$", "", header, flags=re.MULTILINE
-            ).split()
-        )
+        skipped = r"//.*|^#pragma once$|^#include <cstdint>$"
+        rest = " ".join(re.sub(skipped, "", header, flags=re.MULTILINE).split())
         while rest:
             for form, declare in forms.items():
                 if match := re.match(form, rest):
@@ -72,12 +60,10 @@ class Interface:
         self.types[name] = None
 
     def _struct(self, name: str, body: str) -> None:
-        fields = [
-            (field, kind)
-            for line in body.split("; ")
-            for names, kind in [self._typed(line)]
-            for field in names
-        ]
+        fields = list[tuple[str, Any]]()
+        for line in body.split("; "):
+            names, kind = self._typed(line)
+            fields += [(field, kind) for field in names]
         self.structs[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
         self.types[name] = self.structs[name]
 
@@ -87,15 +73,13 @@ class Interface:
 
     def _function(self, head: str, body: str) -> None:
         (name,), result = self._typed(head)
-        self.functions[name] = (
-            head.split()[0],
-            result,
-            [self._typed(x)[1] for x in body.split(", ") if x],
-        )
+        arguments = [self._typed(argument)[1] for argument in body.split(", ") if argument]
+        self.functions[name] = (head.split()[0], result, arguments)
 
     def _typed(self, text: str) -> tuple[list[str], Any]:
-        """ "const float* scores" -> (["scores"], the ctypes type); values of one type may share a
-        declaration.
+        """The names and the ctypes type of a declaration.
+
+        "const float* scores" -> (["scores"], type). Values of one type may share a declaration.
         """
         match = re.fullmatch(r"(?:const )?(\w+)((?:\*(?: const)?)*) (\w+(?:, \w+)*)", text)
         pointers, names = (match[2].count("*"), match[3].split(", ")) if match else (0, [])
@@ -106,13 +90,12 @@ class Interface:
             return names, ctypes.POINTER(ctypes.c_void_p)
         if pointers == 1:
             value = ctypes.c_char_p if value is ctypes.c_char else ctypes.c_void_p
-            return names, ctypes.POINTER(self.structs[match[1]]) if match[
-                1
-            ] in self.structs else value
+            struct = self.structs.get(match[1])
+            return names, value if struct is None else ctypes.POINTER(struct)
         return names, value
 
     def layout(self) -> dict[str, tuple[int, int]]:
-        """{name: (number, kind)} of everything in the header, as the table of layout.cpp has it."""
+        """{name: (number, kind)} of everything in the header, like the table of layout.cpp."""
         table = {}
         for enum in self.enums.items():
             table |= {value.name: (int(value), _kind(self.types[enum[0]])) for value in enum[1]}
@@ -126,7 +109,7 @@ class Interface:
         return table
 
     def difference(self, lib: Any) -> str:
-        """Why a build does not have this interface; empty if it does."""
+        """The reason why a build does not have this interface; empty if it does."""
         if not hasattr(lib, "longdraft_interface"):
             return "it does not describe its interface"
         lib.longdraft_interface.restype = ctypes.POINTER(self.structs["Entry"])
@@ -141,9 +124,7 @@ class Interface:
         return f"it differs in {names[0]}" if names else ""
 
     def declare(self, lib: Any, errcheck: Any) -> None:
-        """Sets the types of every function of the library, and errcheck for those that return a
-        Code.
-        """
+        """Set the types of every function of the library, and errcheck where it returns a Code."""
         for name, (kind, result, arguments) in self.functions.items():
             function = getattr(lib, name)
             function.restype = result

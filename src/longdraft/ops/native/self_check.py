@@ -32,15 +32,17 @@ SIZES = {
 SEES = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()  # a root and two children
 EPS = 1e-6
 SCALE = DIM**-0.5
-# Largest norm of a difference, relative to that of what the reference computes. Where inputs have 8
-# bits, one that is
-# between two of them may be rounded either way.
+# Largest norm of a difference, relative to the norm of the reference. Where inputs have 8 bits, a
+# number between two of them may be rounded either way.
 ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are held. bits: 0 for numbers. rounded: whether inputs have 8 bits."""
+    """The form of weights.
+
+    bits: 0 for numbers. rounded: whether inputs have 8 bits.
+    """
 
     dtype: torch.dtype
     bits: int = 0
@@ -54,11 +56,12 @@ class Form:
 
 
 FORMS = [Form(torch.float32), Form(torch.bfloat16)]
-FORMS += [Form(torch.bfloat16, bits, rounded) for rounded in (False, True) for bits in (8, 4)]
+FORMS += [Form(torch.bfloat16, 8), Form(torch.bfloat16, 4)]
+FORMS += [Form(torch.bfloat16, 8, rounded=True), Form(torch.bfloat16, 4, rounded=True)]
 
 
 def fault(lib: Any) -> str:
-    """What a build computes differently from the reference, in words; "" if nothing."""
+    """The difference between a build's results and the reference, in words; "" if there is none."""
     for form in FORMS:
         if form.rounded and native.name_of(lib) in native.WITHOUT_INT8:
             continue
@@ -77,8 +80,9 @@ def fault(lib: Any) -> str:
 
 
 class _Model:
-    """Two layers with the same random weights, the first without an MLP; a pass runs a tree after
-    each of two rows.
+    """Two layers with the same random weights, the first without an MLP.
+
+    A pass runs a tree after each of two rows.
     """
 
     def __init__(self, form: Form, lib: Any):
@@ -102,13 +106,14 @@ class _Model:
         self.depth = torch.tensor([[0, 1, 1]] * rows)
         self.length = torch.tensor(LENGTHS)
         self.position = self.length[:, None] + self.depth
-        # of each layer, keys and values
+        # the keys and values of each layer
         self.cached = draw(2, 2, rows, KEY_HEADS, SLOTS, DIM).to(form.dtype)
 
     def _add(self, name: str, weight: Tensor) -> None:
         if not self.form.bits:
             weight = weight.to(self.form.dtype)
-            self.weights[name], self.linears[name] = weight.float(), self.pins.numbers(weight)
+            self.weights[name] = weight.float()
+            self.linears[name] = self.pins.numbers(weight)
             return
         packed = quantized(weight, self.form.bits)
         self.weights[name] = packed.dequantized()
@@ -116,14 +121,12 @@ class _Model:
         self.linears[name] = self.pins.packed(held, None, self.form.rounded)
 
     def both(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What the kernels compute, and what they should."""
+        """The results of the kernels, and those of the reference."""
         wanted: dict[str, list[Tensor]] = {}
         for row in range(len(LENGTHS)):
-            for part, x in self._reference(row):
-                wanted.setdefault(part, []).append(x)
-        return self._computed(), {
-            part: torch.cat([x.flatten() for x in rows]) for part, rows in wanted.items()
-        }
+            for part, numbers in self._reference(row):
+                wanted.setdefault(part, []).append(numbers.flatten())
+        return self._computed(), {part: torch.cat(rows) for part, rows in wanted.items()}
 
     def _reference(self, row: int) -> Iterator[tuple[str, Tensor]]:
         n = LENGTHS[row]
@@ -131,27 +134,23 @@ class _Model:
         angles = torch.cat([self.position[row][:, None] * self.frequencies] * 2, -1)
         for layer in range(2):
             before = stream
-            x = self._normed(stream)
-            q, k, v = (
-                self._product(name, x).unflatten(-1, (-1, DIM)).transpose(0, 1) for name in "qkv"
-            )
+            inputs = self._normed(stream)
+            q, k, v = (self._heads(self._product(name, inputs)) for name in "qkv")
             q, k = (part * angles.cos() + self._turned(part) * angles.sin() for part in (q, k))
             k, v = (part.to(self.form.dtype).float() for part in (k, v))
             held_k, held_v = (part[row, :, :n].float() for part in self.cached[layer])
-            found = reference.attend(
-                q, [Segment(held_k, held_v), Segment(k, v, SEES)], SCALE, keep=list(range(NODES))
-            )
-            assert found.weights is not None
-            stream = stream + self._product("o", found.out.flatten(1))
+            segments = [Segment(held_k, held_v), Segment(k, v, SEES)]
+            attended = reference.attend(q, segments, SCALE, keep=list(range(NODES)))
+            assert attended.weights is not None
+            stream = stream + self._product("o", attended.out.flatten(1))
             if not layer:
                 yield "products", v
                 yield "rotated products", k
-                yield "attention weights", found.weights.mean(0)[:, : n + 1]
+                yield "attention weights", attended.weights.mean(0)[:, : n + 1]
                 yield "attended values", stream - before
-        x = self._normed(stream)
-        stream = stream + self._product(
-            "down", F.silu(self._product("gate", x)) * self._product("up", x)
-        )
+        inputs = self._normed(stream)
+        gated = F.silu(self._product("gate", inputs)) * self._product("up", inputs)
+        stream = stream + self._product("down", gated)
         yield "states", stream
         yield "logits", self._product("head", self._normed(stream))
 
@@ -160,6 +159,9 @@ class _Model:
 
     def _product(self, name: str, x: Tensor) -> Tensor:
         return (interleaved.rounded(x) if self.form.rounded else x) @ self.weights[name].T
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, DIM)).transpose(0, 1)
 
     def _turned(self, x: Tensor) -> Tensor:
         return torch.cat([-x[..., DIM // 2 :], x[..., : DIM // 2]], -1)
@@ -170,12 +172,10 @@ class _Model:
         norm = pins.float(self.norm)
         parts = self.linears
         attends = {name: parts[name] for name in "qkvo"} | {"input_norm": norm}
-        whole = (
-            attends | {name: parts[name] for name in ("gate", "up", "down")} | {"mlp_norm": norm}
-        )
+        mlp = {name: parts[name] for name in ("gate", "up", "down")} | {"mlp_norm": norm}
         kind = native.LayerKind.DECODER
         layers = (native.Layer * 2)(
-            native.Layer(**attends, kind=kind), native.Layer(**whole, kind=kind)
+            native.Layer(**attends, kind=kind), native.Layer(**attends, **mlp, kind=kind)
         )
         model = native.Model(
             layers=2, width=WIDTH, heads=HEADS, key_heads=KEY_HEADS, groups=HEADS // KEY_HEADS,
@@ -205,11 +205,14 @@ class _Model:
             self.lib.longdraft_step(model, p, work, self.form.dtype == torch.bfloat16)
         finally:
             self.lib.longdraft_free(work)
-        k, v = (
-            torch.cat([x[row, :, n : n + NODES].float().flatten() for row, n in enumerate(LENGTHS)])
-            for x in caches[0]
-        )
+        k, v = (_written(buffer) for buffer in caches[0])
         weights = torch.cat([scores[0, row, :, : n + 1].flatten() for row, n in enumerate(LENGTHS)])
-        found = {"products": v, "rotated products": k, "attention weights": weights}
-        found |= {"attended values": states[1] - states[0], "states": states[2], "logits": logits}
-        return {part: x.flatten() for part, x in found.items()}
+        parts = {"products": v, "rotated products": k, "attention weights": weights}
+        parts |= {"attended values": states[1] - states[0], "states": states[2], "logits": logits}
+        return {part: numbers.flatten() for part, numbers in parts.items()}
+
+
+def _written(buffer: Tensor) -> Tensor:
+    """The slots of a cache buffer that a pass has written, as float32."""
+    rows = [buffer[row, :, n : n + NODES] for row, n in enumerate(LENGTHS)]
+    return torch.cat([row.float().flatten() for row in rows])

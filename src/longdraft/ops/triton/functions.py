@@ -1,5 +1,6 @@
-"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a
-norm, keyed noise.
+"""Functions that launch the Triton kernels (kernels.py).
+
+Attention of one row over segments, a norm, keyed noise.
 """
 
 # Pyright takes a Triton kernel for a Python function.
@@ -27,8 +28,7 @@ def wide(n: int) -> int:
 
 
 def tile_of(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many of the query rows [rows,dim] one program takes, and how many keys it takes per
-    iteration.
+    """The query rows [rows,dim] of one program, and the keys that it takes per iteration.
 
     A program's registers and shared memory fit 128 rows and 64 keys of 128 16-bit numbers.
     """
@@ -44,8 +44,9 @@ def tiling(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def span_of(keys: int, programs: int) -> int:
-    """How many keys one program takes, when heads, rows and tiles alone already give this many
-    programs.
+    """The number of keys that one program takes.
+
+    programs: how many heads, rows and tiles alone already give.
     """
     return STEP * max(1, triton.cdiv(keys, STEP * max(1, PROGRAMS // programs)))
 
@@ -53,8 +54,9 @@ def span_of(keys: int, programs: int) -> int:
 def merge(
     out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """out [B,K,splits,R,Dv], lse [B,K,splits,R] -> mixed [B,W,H,Dv], total log-sum-exp [B,H,W] in
-    float32.
+    """Merge out [B,K,splits,R,Dv] by lse [B,K,splits,R].
+
+    -> mixed [B,W,H,Dv], total log-sum-exp [B,H,W] in float32.
     """
     B, K, splits, R, DV = out.shape
     H = K * R // nodes
@@ -107,7 +109,8 @@ def attend(
     logits = []
     bases = accumulate(splits, initial=0)
     for s, n, span, own, base in zip(segments, counts, spans, splits, bases, strict=False):
-        k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (s.k, s.v))
+        k = s.k if s.k.stride(2) == 1 else s.k.contiguous()
+        v = s.v if s.v.stride(2) == 1 else s.v.contiguous()
         visible = None if s.visible is None else s.visible.to(torch.uint8).contiguous()
         logits.append(
             torch.empty(H, len(rows), n, dtype=torch.float32, device=q.device) if rows else None
@@ -128,8 +131,9 @@ def attend(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Llama's norm in one launch instead of eight: x [..,D] over its root mean square, times weight
-    [D].
+    """Llama's norm in one launch instead of eight.
+
+    x [..,D] over its root mean square, times weight [D].
     """
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -139,8 +143,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Llama's rotation in one launch instead of five: x [B,H,W,D], cos and sin [B or 1,W,D] ->
-    [B,H,W,D].
+    """Llama's rotation in one launch instead of five.
+
+    x [B,H,W,D], cos and sin [B or 1,W,D] -> [B,H,W,D].
     """
     B, H, W, D = x.shape
     x = x if x.stride(3) == 1 else x.contiguous()

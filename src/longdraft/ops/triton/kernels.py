@@ -1,10 +1,9 @@
-"""Triton kernels: attention of a few query rows over a long cache, with the keys split among
-programs.
+"""Triton kernels of attention of a few query rows over a long cache.
 
-`fold` goes over one program's keys. Two kernels around it find the keys: in tensors
-(`attend_split`), or in the slots of a cache whose address and lengths are in device memory
-(`attend_slots`), so that the launch does not depend on them and can be part of a CUDA graph.
-`merge_splits` merges the results of the programs.
+The keys are split among programs. `fold` goes over one program's keys. Two kernels around it find
+the keys: in tensors (`attend_split`), or in the slots of a cache whose address and lengths are in
+device memory (`attend_slots`), so that the launch does not depend on them and can be part of a CUDA
+graph. `merge_splits` merges the results of the programs.
 """
 
 # Pyright takes a Triton kernel for a Python function.
@@ -79,9 +78,9 @@ def fold(
     STEP: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Rows x [ROWS,WIDE] over keys [begin, end) of k, v -> their mean value [ROWS,WIDE_V] and
-    log-sum-exp [ROWS].
+    """Attention of rows x [ROWS,WIDE] over keys [begin, end) of k, v.
 
+    -> their mean value [ROWS,WIDE_V] and log-sum-exp [ROWS].
     visible [nodes,masked] decides who sees the keys from `first` on; all rows see the earlier ones
     (with WINDOW, row r sees those from far[r] on): while whole blocks of these are left no mask is
     read, since reading masks took most of the time of many rows. kept [ROWS]: where scores of
@@ -116,10 +115,11 @@ def attend_split(
     WIDE_V: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr, MASKED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Program (split and tile of rows, key head): q [H,T,D] over keys [split*span, ...) of k
-    [K,S,D], v [K,S,DV] -> row `base`+split of lse [K,splits,R], out [K,splits,R,DV]. Row r of a key
-    head is its query head r // T, node r % T. visible [T,masked]: of the last keys. place [T]: a
-    node's row of logits [H,KEPT,keys], or -1.
+    """Attention over tensors; one program per split and tile of rows, and key head.
+
+    q [H,T,D] over keys [split*span, ...) of k [K,S,D], v [K,S,DV] -> row `base`+split of lse
+    [K,splits,R], out [K,splits,R,DV]. Row r of a key head is its query head r // T, node r % T.
+    visible [T,masked]: of the last keys. place [T]: a node's row of logits [H,KEPT,keys], or -1.
     """
     tiles: tl.constexpr = (R + ROWS - 1) // ROWS
     split = tl.program_id(0) // tiles
@@ -162,9 +162,9 @@ def attend_slots(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Program (split and tile of rows, key head, row b): q [B,H,W,D] of nodes [start, start+W) over
-    row b's keys.
+    """Attention over slots; one program per split and tile of rows, key head, and row b.
 
+    q [B,H,W,D] of nodes [start, start+W) over row b's keys.
     bounds [B,4]: committed slots n, start, nodes of the tree, tail_start. cache [4]: addresses of k
     and v [B,K,S,D], S. selected [B,4]: addresses of k and v [K,P,D], P, and the slots between
     heads. The first picked_splits programs share the selected keys (PICKED); the others share the
@@ -233,9 +233,10 @@ def merge_splits(
     R: tl.constexpr, W: tl.constexpr, DV: tl.constexpr, WIDE_V: tl.constexpr, SPLITS: tl.constexpr,
     SINK: tl.constexpr,
 ):  # fmt: skip
-    """Program (node, query head, row b): out [B,K,splits,R,DV], lse [B,K,splits,R] of disjoint keys
-    -> mixed [B,W,H,DV] and the total log-sum-exp, total [B,H,W]. sink [H]: a logit that takes
-    weight but has no value.
+    """Merge splits; one program per node, query head and row b.
+
+    out [B,K,splits,R,DV], lse [B,K,splits,R] of disjoint keys -> mixed [B,W,H,DV] and the total
+    log-sum-exp, total [B,H,W]. sink [H]: a logit that takes weight but has no value.
     """
     w = tl.program_id(0)
     head = tl.program_id(1)
@@ -273,8 +274,9 @@ def write_slots(
     k, v, cache, bounds, k_row, k_head, k_node, v_row, v_head, v_node, D: tl.constexpr,
     WIDE: tl.constexpr
 ):  # fmt: skip
-    """Program (node, key head, row b): write k, v [B,K,W,D] of nodes [start, size) to the slots
-    from n+start.
+    """Write k, v [B,K,W,D] to slots; one program per node, key head and row b.
+
+    Nodes [start, size) go to the slots from n+start.
     """
     w = tl.program_id(0)
     head = tl.program_id(1)
@@ -299,10 +301,11 @@ def mean_scores(
     POOLED: tl.constexpr,
     BLOCK: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of slots, kept row, row b and column): logits [B,H,KEPT,wide] -> scores
-    [B,rows,columns,wide], means over the PER query heads of a column and, if POOLED, the tree's
-    rows; -inf beyond the root. keep [B,KEPT]. SIDE heads are read at a time: one after another they
-    wait for memory most of the time.
+    """Average scores; one program per block of slots, kept row, and row b with column.
+
+    logits [B,H,KEPT,wide] -> scores [B,rows,columns,wide], means over the PER query heads of a
+    column and, if POOLED, the tree's rows; -inf beyond the root. keep [B,KEPT]. SIDE heads are read
+    at a time: one after another they wait for memory most of the time.
     """
     columns = heads // PER
     b = tl.program_id(2) // columns

@@ -1,4 +1,4 @@
-"""Triton kernels of what goes over rows one by one: rotations, gates, norms, keyed noise."""
+"""Triton kernels that go over rows one by one: rotations, gates, norms, keyed noise."""
 
 # Pyright takes a Triton kernel for a Python function.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -14,8 +14,10 @@ def rotate_heads(
     x, cos, sin, out, x_row, x_head, x_node, c_row, c_node, W: tl.constexpr, HALF: tl.constexpr,
     WIDE: tl.constexpr
 ):  # fmt: skip
-    """Program (node, head, row b): x [B,H,W,2*HALF] rotated by cos, sin [B,W,2*HALF] -> out, as
-    Llama does it: products and their sum are each rounded to x's dtype.
+    """Rotate heads as Llama does; one program per node, head and row b.
+
+    x [B,H,W,2*HALF] rotated by cos, sin [B,W,2*HALF] -> out. Products and their sum are each
+    rounded to x's dtype.
     """
     w = tl.program_id(0)
     head = tl.program_id(1)
@@ -55,8 +57,9 @@ def gate_values(gate, up, out, count, WIDE: tl.constexpr):
 
 @triton.jit
 def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
-    """Program (row): x [..,D] over its root mean square, rounded to x's dtype, then times weight
-    [D], as in Llama.
+    """Llama's norm; one program per row.
+
+    x [..,D] over its root mean square, rounded to x's dtype, then times weight [D].
     """
     cols = tl.arange(0, WIDE)
     index = tl.program_id(0).to(tl.int64) * D + cols
@@ -75,8 +78,9 @@ def _mix(x):
 
 @triton.jit
 def gumbel_noise(seed, position, out, nodes, vocab, WIDE: tl.constexpr):
-    """Program (node of all rows, block of tokens): noise.gumbel; the integers before the logarithms
-    are equal bits.
+    """Gumbel noise; one program per node of all rows and block of tokens.
+
+    See noise.gumbel; the integers before the logarithms are equal bits.
     """
     node = tl.program_id(0)
     token = tl.program_id(1) * WIDE + tl.arange(0, WIDE)

@@ -1,7 +1,7 @@
-"""Triton kernels of recurrent layers: a state along the paths of a tree, and a causal convolution
-along them.
+"""Triton kernels of recurrent layers.
 
-A state is updated by one token after the other in float32, in registers. The same instructions
+A state along the paths of a tree, and a causal convolution along them. A state is updated by one
+token after the other in float32, in registers. The same instructions
 compute drafts, verifications and replays: they depend on the layer, and not on the number of
 tokens, on a tree or on a state before.
 """
@@ -29,9 +29,9 @@ def scan_steps(
     GROUP: tl.constexpr, N: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     DELTA: tl.constexpr, NORMALIZED: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, block of columns): see ops/scan.py. out [W,H,P] of tokens from `first` on,
-    saved [slots,H,N,P].
+    """Run a state along the steps; one program per head and block of columns.
 
+    See ops/scan.py. out [W,H,P] of tokens from `first` on, saved [slots,H,N,P].
     gate [T,H], or [T,H,N] with CHANNELS.
     """
     head = tl.program_id(0)
@@ -90,8 +90,10 @@ def convolve_paths(
     state, x, windows, taps, bias, out, channels, x_token,
     K: tl.constexpr, HELD: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (node, block of channels): windows [W,K] of state [K-1,C] and, behind it, x [T,C];
-    taps [C,K] -> out [W,C]. Without HELD the state is zero.
+    """A causal convolution; one program per node and block of channels.
+
+    windows [W,K] of state [K-1,C] and, behind it, x [T,C]; taps [C,K] -> out [W,C]. Without HELD
+    the state is zero.
     """
     node = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -19,8 +19,9 @@ CHANNELS = 256  # of a convolution, in a program
 
 
 def sizes(terms: Terms) -> dict:
-    """The compile-time constants of scan_steps: they depend on the layer, and not on the number of
-    tokens.
+    """The compile-time constants of scan_steps.
+
+    They depend on the layer, and not on the number of tokens.
     """
     heads = terms.v.shape[1]
     N = terms.k.shape[2]
@@ -34,16 +35,15 @@ def sizes(terms: Terms) -> dict:
 
 
 def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Tensor]:
-    """See ops/scan.along. Without queries the same kernel runs, so that a replay leaves the same
-    bits.
+    """See ops/scan.along.
+
+    Without queries the same kernel runs, so that a replay leaves the same bits.
     """
-    k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (terms.k, terms.v))
-    q = k if terms.q is None else terms.q if terms.q.stride(2) == 1 else terms.q.contiguous()
-    gate, beta = (
-        None if x is None else x if x[0].is_contiguous() else x.contiguous()
-        for x in (terms.gate, terms.beta)
-    )
-    assert gate is not None
+    k = _adjacent(terms.k)
+    v = _adjacent(terms.v)
+    q = k if terms.q is None else _adjacent(terms.q)
+    gate = _adjacent_tokens(terms.gate)
+    beta = None if terms.beta is None else _adjacent_tokens(terms.beta)
     heads = v.shape[1]
     first = len(k) - (0 if terms.q is None else len(q))
     new = torch.empty if order.all else torch.zeros
@@ -63,12 +63,22 @@ def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Ten
     return out, saved[: order.kept].clone() if 0 < order.kept < order.saved else saved[: order.kept]
 
 
+def _adjacent(x: Tensor) -> Tensor:
+    """x [T,H,D] with the numbers of a head side by side."""
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _adjacent_tokens(x: Tensor) -> Tensor:
+    """x [T,..] with the numbers of a token side by side."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
 def convolve(
     state: Tensor | None, x: Tensor, windows: Tensor, taps: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """windows [W,K] of state [K-1,C] followed by x [T,C], times taps [C,K] -> [W,C] in the dtype of
-    x.
+    """Windows of a state followed by inputs, times taps -> [W,C] in the dtype of x.
 
+    windows [W,K] of state [K-1,C] followed by x [T,C]; taps [C,K].
     state None: it is zero.
     """
     x = x if x.stride(1) == 1 else x.contiguous()

@@ -1,6 +1,4 @@
-"""A check of the Triton kernels on this device: run once, on small shapes, before they are first
-used.
-"""
+"""A check of the Triton kernels on this device, run on small shapes before their first use."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ ERROR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 @cache
 def kernels() -> ModuleType | None:
-    """triton.functions, or None to use torch: no Triton, LONGDRAFT_TRITON=0, or a kernel that fails
-    (one warning).
+    """triton.functions, or None to use torch.
+
+    None without Triton, with LONGDRAFT_TRITON=0, or if a kernel fails (one warning).
     """
     return _checked("functions", "Triton kernels", compare)
 
@@ -43,9 +42,8 @@ def _checked(name: str, kernels: str, check: Callable[[torch.device], None]) -> 
     try:
         module = import_module(f"longdraft.ops.triton.{name}")
         check(torch.device("cuda"))
-    except (
-        Exception
-    ) as error:  # from the compiler, the driver, or a wrong number: torch still works
+    # from the compiler, the driver, or a wrong number: torch still works
+    except Exception as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         warnings.warn(f"{kernels} are not used on this device: {why[:200]}", stacklevel=3)
         return None
@@ -55,7 +53,10 @@ def _checked(name: str, kernels: str, check: Callable[[torch.device], None]) -> 
 def compare(
     device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 ) -> None:
-    """Raises ArithmeticError where a kernel differs from the reference."""
+    """Compare every kernel with the reference.
+
+    Raises ArithmeticError where one differs.
+    """
     from longdraft.ops.triton import functions, slots
 
     for dtype in dtypes:
@@ -80,10 +81,10 @@ def compare(
 
 
 def compare_scans(device: torch.device) -> None:
-    """Raises ArithmeticError where a kernel of recurrent layers differs from torch.
+    """Compare the kernels of recurrent layers with torch.
 
-    Delta rules and a decaying sum over a tree, with and without an earlier state, and a
-    convolution.
+    Raises ArithmeticError where one differs. Delta rules and a decaying sum over a tree, with and
+    without an earlier state, and a convolution.
     """
     from longdraft.ops.triton import scans
 
@@ -144,16 +145,18 @@ def _attention(gpu: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _slots(slots: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Three new nodes after 90 slots of a cache, of which the first 40 are replaced by 20 selected
-    keys.
+    """Check three new nodes after 90 slots of a cache.
+
+    The first 40 slots are replaced by 20 selected keys.
     """
     new = (1, 2, 3, 64)
     cached = (1, 2, 128, 64)
     q, new_k, new_v, k, v = _draw(device, dtype, (1, 4, 3, 64), new, new, cached, cached)
-    own_k, own_v = (x[0, :, :40:2].contiguous() for x in (k, v))
+    own_k = k[0, :, :40:2].contiguous()
+    own_v = v[0, :, :40:2].contiguous()
     whole = [
-        torch.cat([own.float(), x[0, :, 40:90].float(), new[0].float()], 1)
-        for own, x, new in ((own_k, k, new_k), (own_v, v, new_v))
+        torch.cat([own_k.float(), k[0, :, 40:90].float(), new_k[0].float()], 1),
+        torch.cat([own_v.float(), v[0, :, 40:90].float(), new_v[0].float()], 1),
     ]
     mask = torch.ones(3, 3, dtype=torch.bool, device=device).tril()
     wanted = reference.attend(q[0].float(), [Segment(whole[0], whole[1], mask)], 0.125)

@@ -1,5 +1,6 @@
-"""Attention over cache slots. Addresses, lengths and selections are in device memory, so no launch
-depends on them.
+"""Attention over cache slots.
+
+Addresses, lengths and selections are in device memory, so no launch depends on them.
 """
 
 # Pyright takes a Triton kernel for a Python function.
@@ -22,9 +23,9 @@ SIDE = 16  # heads that it reads at a time
 
 @dataclass
 class SlotKeys:
-    """The keys that a pass of W nodes reads in one layer: at most `selected` copied keys and
-    `slots` cache slots.
+    """The keys that a pass of W nodes reads in one layer.
 
+    At most `selected` copied keys and `slots` cache slots.
     cache [4]: the addresses of k and v [B,K,S,D], and S. indices [B,4]: the addresses of the copied
     k and v [K,P,D], P, and the slots between heads. bounds [B,4]: committed slots, first node of
     the pass, nodes of the tree, first slot seen. All are int64. visible [B,W,M] uint8: which of the
@@ -43,11 +44,13 @@ class SlotKeys:
 
 
 def write(k: Tensor, v: Tensor, cache: Tensor, bounds: Tensor) -> None:
-    """Write k, v [B,K,W,D] of nodes [start, size) to their slots; padding beyond the tree is not
-    written.
+    """Write k, v [B,K,W,D] of nodes [start, size) to their slots.
+
+    Padding beyond the tree is not written.
     """
     B, K, W, D = k.shape
-    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
+    k = k if k.stride(3) == 1 else k.contiguous()
+    v = v if v.stride(3) == 1 else v.contiguous()
     write_slots[(W, K, B)](k, v, cache, bounds, *k.stride()[:3], *v.stride()[:3], D, wide(D))
 
 
@@ -82,9 +85,9 @@ def attend(
     place: Tensor | None = None,
     kept: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """q [B,H,W,D] over `heads` key heads -> out [B,W,H,D], log-sum-exp [B,H,W], logits
-    [B,H,kept,slots] or None.
+    """Attention of q [B,H,W,D] over `heads` key heads.
 
+    -> out [B,W,H,D], log-sum-exp [B,H,W], logits [B,H,kept,slots] or None.
     place [B,W] int32: a node's row in logits, or -1; slots up to the root are written, unless keys
     are selected.
     """
@@ -119,10 +122,12 @@ def average(
     pooled: bool,
     into: Tensor,
 ) -> None:
-    """Write means over heads of rows keep [B,R] into [B,R,columns,slots]; pooled: over the tree's
-    rows too, R is 1.
+    """Write means over heads of rows keep [B,R] into [B,R,columns,slots].
+
+    pooled: over the tree's rows too, R is 1.
     """
-    (B, H, kept, count), columns = logits.shape, into.shape[2]
+    B, H, kept, count = logits.shape
+    columns = into.shape[2]
     grid = (triton.cdiv(count, BLOCK), into.shape[1], B * columns)
     mean_scores[grid](
         logits, total, keep, place, bounds, into, count, H,

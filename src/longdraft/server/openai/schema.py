@@ -1,6 +1,4 @@
-"""What requests may contain: every field is typed and bounded, and a field that is not here is
-refused.
-"""
+"""The fields of requests: each is typed and bounded, and any other field is refused."""
 
 from __future__ import annotations
 

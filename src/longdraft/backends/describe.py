@@ -1,0 +1,265 @@
+"""Finds the description of a model's layers in its modules.
+
+It is closed: every module must be of the class that its family's row in families.py names and
+unchanged, and have no part and no attribute but those that are read or known not to matter. What
+is left raises Unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers.activations import ACT2FN
+
+from longdraft.backends.decoder_layer import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DeltaNet,
+    GatedMLP,
+    Linear,
+    Norm,
+    Rotation,
+)
+from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
+from longdraft.families import Family, family_of
+
+# modules whose hooks only record
+RECORDERS = ("transformers.", "longdraft.backends.architecture")
+# modules of classes of activations
+ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+SILU = {nn.SiLU, type(ACT2FN["silu"])}
+PACKED = {PackedLinear, EightBitInputs}
+OWN = vars(nn.Module()).keys()  # attributes of every module
+# Attributes that are read below, or change nothing in a pass without gradients.
+OF_LAYER = {"hidden_size", "attention_type", "layer_type", "block_type"}
+OF_ATTENTION = {
+    *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
+    *("head_dim", "scaling", "is_causal", "sliding_window"),
+}
+OF_DELTA_NET = {
+    *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
+    *("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "key_dim", "value_dim"),
+    *("activation", "layer_norm_epsilon"),
+}
+OF_MLP = {"config", "hidden_size", "intermediate_size"}
+OF_ROTATION = {
+    *("config", "rope_type", "attention_scaling", "mrope_section"),
+    *("max_seq_len_cached", "original_max_seq_len"),
+}
+
+
+class Unknown(Exception):
+    """Modules that no description covers. The message says why."""
+
+
+def described(hf: Any) -> Decoder | None:
+    """The description of a causal model; None if it is unknown."""
+    try:
+        return describe(hf)
+    except Unknown:
+        return None
+
+
+def describe(hf: Any) -> Decoder:
+    """The description of a causal model. Raises Unknown."""
+    family = family_of(hf)
+    if family is None or family.native is None:
+        raise Unknown(f"{type(hf).__name__} is of no family whose layers are described")
+    model = hf.model
+    width = hf.config.hidden_size
+    table = (hf.config.vocab_size, width)
+    _check(hf, type(hf), {"model", "lm_head"})
+    body = _class(family, type(model).__name__)
+    _check(model, body, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    _check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
+    _check(model.embed_tokens, nn.Embedding, {"weight"})
+    if model.embed_tokens.max_norm is not None:
+        raise Unknown("the embedding limits its rows")
+    rotation = _rotation(model.rotary_emb, family)
+    finder = Finder(family, hf.config, rotation)
+    return Decoder(
+        embedding=Linear(model.embed_tokens, "embed_tokens", table),
+        layers=tuple(finder.layer(layer) for layer in model.layers),
+        norm=finder.norm(model.norm, "norm", width),
+        head=finder.linear(hf.lm_head, "lm_head", table),
+        rotation=rotation,
+    )
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Describes modules of one family, whose sizes a config implies. Its methods raise Unknown."""
+
+    family: Family
+    config: Any
+    rotation: Rotation | None = None
+
+    def layer(self, module: Any) -> DecoderLayer:
+        width = self.config.hidden_size
+        parts = {"mlp", "input_layernorm", "post_attention_layernorm"}
+        mixers = {"self_attn", "linear_attn"}
+        _check(module, _class(self.family, self.family.layer), parts, OF_LAYER, mixers)
+        if len(mixers & {name for name, _ in module.named_children()}) != 1:
+            raise Unknown(f"{type(module).__name__} has no mixer, or two")
+        if hasattr(module, "self_attn"):
+            mixer = self.attention(module.self_attn)
+        else:
+            mixer = self.delta_net(module.linear_attn)
+        return DecoderLayer(
+            mixer=mixer,
+            mlp=self.mlp(module.mlp),
+            input_norm=self.norm(module.input_layernorm, "input_layernorm", width),
+            mlp_norm=self.norm(module.post_attention_layernorm, "post_attention_layernorm", width),
+        )
+
+    def attention(self, module: Any) -> Attention:
+        c = self.config
+        parts = {"q_proj", "k_proj", "v_proj", "o_proj"}
+        cls = _class(self.family, self.family.attention)
+        _check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm"})
+        if module.is_causal is not True:
+            raise Unknown(f"{type(module).__name__} is not causal")
+        dim = int(module.head_dim)
+        width = c.hidden_size
+        queries = c.num_attention_heads * dim
+        keys = c.num_key_value_heads * dim
+        norms = {
+            name: self.norm(getattr(module, name), name, dim)
+            for name in ("q_norm", "k_norm")
+            if getattr(module, name, None) is not None
+        }
+        of_config = getattr(c, "sliding_window", None)
+        return Attention(
+            q=self.linear(module.q_proj, "q_proj", (queries * (1 + self.family.gated), width)),
+            k=self.linear(module.k_proj, "k_proj", (keys, width)),
+            v=self.linear(module.v_proj, "v_proj", (keys, width)),
+            o=self.linear(module.o_proj, "o_proj", (width, queries)),
+            heads=c.num_attention_heads,
+            key_heads=c.num_key_value_heads,
+            dim=dim,
+            scale=module.scaling,
+            rotation=self.rotation,
+            gated=self.family.gated,
+            window=getattr(module, "sliding_window", of_config),
+            **norms,
+        )
+
+    def delta_net(self, module: Any) -> DeltaNet:
+        parts = {
+            *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
+            *("conv1d", "dt_bias", "A_log", "norm"),
+        }
+        _check(module, _class(self.family, self.family.delta_net), parts, OF_DELTA_NET)
+        _check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
+        norm = module.norm
+        gated = _class(self.family, self.family.gated_norm)
+        _check(norm, gated, {"weight"}, {"variance_epsilon", "activation"})
+        if norm.activation != "silu":
+            raise Unknown(f"{type(norm).__name__} has {norm.activation} of its gates")
+        width = self.config.hidden_size
+        values = module.value_dim
+        heads = module.num_v_heads
+        return DeltaNet(
+            qkv=self.linear(module.in_proj_qkv, "in_proj_qkv", (module.conv_dim, width)),
+            z=self.linear(module.in_proj_z, "in_proj_z", (values, width)),
+            b=self.linear(module.in_proj_b, "in_proj_b", (heads, width)),
+            a=self.linear(module.in_proj_a, "in_proj_a", (heads, width)),
+            o=self.linear(module.out_proj, "out_proj", (width, values)),
+            convolution=module.conv1d,
+            activation=module.activation,
+            log_rate=module.A_log,
+            step_bias=module.dt_bias,
+            norm=Norm(norm, "norm", (module.head_v_dim,), norm.variance_epsilon),
+            key_heads=module.num_k_heads,
+            key_dim=module.head_k_dim,
+            value_heads=heads,
+            value_dim=module.head_v_dim,
+        )
+
+    def mlp(self, module: Any) -> GatedMLP:
+        width = self.config.hidden_size
+        inner = self.config.intermediate_size
+        activation = self.activation(module)
+        return GatedMLP(
+            gate=self.linear(module.gate_proj, "gate_proj", (inner, width)),
+            up=self.linear(module.up_proj, "up_proj", (inner, width)),
+            down=self.linear(module.down_proj, "down_proj", (width, inner)),
+            activation=activation,
+        )
+
+    def activation(self, module: Any) -> str:
+        """That of a gated MLP, whose linear layers may be of any class."""
+        parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+        _check(module, _class(self.family, self.family.mlp), parts, OF_MLP)
+        _unchanged(module.act_fn)
+        kind = type(module.act_fn)
+        if kind.__module__ not in ACTIVATIONS:
+            raise Unknown(f"{kind.__name__} is no activation of torch or Transformers")
+        return "silu" if kind in SILU else kind.__name__
+
+    def norm(self, module: Any, name: str, size: int) -> Norm:
+        plus_one = self.family.plus_one
+        eps = "eps" if plus_one else "variance_epsilon"
+        _check(module, _class(self.family, self.family.norm), {"weight"}, {eps})
+        return Norm(module, name, (size,), getattr(module, eps), plus_one=plus_one)
+
+    def linear(self, module: Any, name: str, shape: tuple[int, int]) -> Linear:
+        if type(module) in PACKED:
+            _unchanged(module)
+        else:
+            _check(module, nn.Linear, {"weight"}, {"in_features", "out_features"}, {"bias"})
+        return Linear(module, name, shape)
+
+
+def _rotation(module: Any, family: Family) -> Rotation:
+    cls = _class(family, family.rotation)
+    _check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
+    if module.inv_freq.dim() != 1:
+        raise Unknown(f"{type(module).__name__} has several rows of frequencies")
+    kind = getattr(module, "rope_type", "default")
+    return Rotation(kind, module.inv_freq, module.attention_scaling)
+
+
+def _class(family: Family, name: str) -> Any:
+    """A class in the file of a family's model. None: there is none of this name."""
+    return getattr(family.modeling, name, None)
+
+
+def _check(
+    module: nn.Module,
+    cls: Any,
+    parts: Collection[str],
+    attributes: Collection[str] | None = None,
+    optional: Collection[str] = (),
+) -> None:
+    """Raises Unknown unless a module is of this class, unchanged, and has these parts (modules,
+    parameters and buffers) and attributes (None: any) alone.
+    """
+    kind = type(module)
+    if kind is not cls:
+        raise Unknown(f"{kind.__name__} is not the class that its family has there")
+    _unchanged(module)
+    held = {name for name, _ in module.named_children()}
+    held |= {name for name, _ in module.named_parameters(recurse=False)}
+    held |= {name for name, _ in module.named_buffers(recurse=False)}
+    if other := sorted((held ^ set(parts)) - set(optional)):
+        raise Unknown(f"{kind.__name__} has {other[0]} and should not, or lacks it")
+    if attributes is None:
+        return
+    public = {name for name in vars(module).keys() - OWN if not name.startswith("_")}
+    if other := sorted(public - set(attributes)):
+        raise Unknown(f"{kind.__name__} has {other[0]}, for which a description has no field")
+
+
+def _unchanged(module: nn.Module) -> None:
+    """Raises Unknown for a module with hooks that do more than record, or with another forward."""
+    # torch has no public list of a module's hooks
+    before = module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
+    after = module._forward_hooks.values()  # pyright: ignore[reportPrivateUsage]
+    recorded = (getattr(hook, "__module__", "").startswith(RECORDERS) for hook in (*before, *after))
+    if not all(recorded) or "forward" in vars(module):
+        raise Unknown(f"{type(module).__name__} has hooks, or another forward than its class")

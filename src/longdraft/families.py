@@ -1,0 +1,130 @@
+"""Families of models: the names of their classes in Transformers, and what longdraft does with
+them.
+
+This is the only place that names classes of models; tests/project/test_families.py checks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+PACKAGE = "transformers.models"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table. stem: the beginning of its classes' names.
+
+    model_type: its name in a config. package: the folder of its code in Transformers, unless it
+    is named like the model_type. config: the ending of its config's name.
+    native: the step of the native backend that computes it; None: none does. fused: whether its
+    norms, gates and rotations are those of Llama, for which a GPU has kernels of one launch.
+    tested: whether the tests compare it with Transformers; others are compared when loaded.
+    gguf: its architecture in GGUF files, if longdraft reads these itself.
+    plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
+    the outputs. rotary: the ending of the name of its rotation's class.
+    """
+
+    stem: str
+    model_type: str
+    package: str = ""
+    config: str = "Config"
+    native: Literal["decoder", "hybrid"] | None = None
+    fused: bool = False
+    tested: bool = False
+    gguf: str | None = None
+    plus_one: bool = False
+    gated: bool = False
+    rotary: str = "RotaryEmbedding"
+
+    @property
+    def causal(self) -> str:
+        return f"{self.stem}ForCausalLM"
+
+    @property
+    def layer(self) -> str:
+        return f"{self.stem}DecoderLayer"
+
+    @property
+    def attention(self) -> str:
+        return f"{self.stem}Attention"
+
+    @property
+    def delta_net(self) -> str:
+        return f"{self.stem}GatedDeltaNet"
+
+    @property
+    def mlp(self) -> str:
+        return f"{self.stem}MLP"
+
+    @property
+    def norm(self) -> str:
+        return f"{self.stem}RMSNorm"
+
+    @property
+    def gated_norm(self) -> str:
+        return f"{self.stem}RMSNormGated"
+
+    @property
+    def rotation(self) -> str:
+        return self.stem + self.rotary
+
+    @property
+    def modeling(self) -> Any:
+        """The module of its classes."""
+        return import_module(modeling(self.package or self.model_type))
+
+    @property
+    def config_class(self) -> Any:
+        return getattr(import_module("transformers"), self.stem + self.config)
+
+    @property
+    def causal_class(self) -> Any:
+        return getattr(self.modeling, self.causal)
+
+    def rotary_embedding(self, **sizes: Any) -> Any:
+        """The module that computes rotations, for a config of these sizes."""
+        return getattr(self.modeling, self.rotation)(self.config_class(**sizes))
+
+
+LLAMA = Family("Llama", "llama", native="decoder", fused=True, tested=True, gguf="llama")
+QWEN3 = Family("Qwen3", "qwen3", native="decoder", fused=True, tested=True, gguf="qwen3")
+QWEN3_5 = Family(
+    "Qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5",
+    "TextConfig",
+    native="hybrid",
+    plus_one=True,
+    gated=True,
+    rotary="TextRotaryEmbedding",
+)
+FAMILIES = (
+    LLAMA,
+    Family("Mistral", "mistral", native="decoder", fused=True, tested=True),
+    Family("Qwen2", "qwen2", native="decoder", fused=True, tested=True, gguf="qwen2"),
+    QWEN3,
+    QWEN3_5,
+    Family("Qwen3Moe", "qwen3_moe", tested=True),
+    Family("GptOss", "gpt_oss", tested=True),
+    Family("Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3"),
+)
+
+
+def family_of_class(cls: type) -> Family | None:
+    """The family in whose file in Transformers a class is; None: in none of these."""
+    names = ((f"{f.package or f.model_type}", f) for f in FAMILIES)
+    return next((f for name, f in names if cls.__module__ == modeling(name)), None)
+
+
+def modeling(package: str) -> str:
+    """The module of a family's classes."""
+    return f"{PACKAGE}.{package}.modeling_{package}"
+
+
+def family_of(hf: Any) -> Family | None:
+    """The family of a causal model that is Transformers' own; None: another class, or a wrapper."""
+    family = family_of_class(type(hf))
+    return family if family is not None and family.causal == type(hf).__name__ else None

@@ -1,0 +1,138 @@
+"""A drafter has one price: by the same number a run decides, and `longdraft plan` recommends."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+from support import tiny
+from support.listed import BUILD, OPTIONS, make
+
+import longdraft.bench.plan
+import longdraft.drafters
+from longdraft.bench.plan import prediction
+from longdraft.bench.plan.candidates import Candidate, candidates
+from longdraft.bench.plan.glide import GlideOutline
+from longdraft.bench.plan.outlines import target_here, target_on
+from longdraft.core import UNBOUNDED
+from longdraft.costs.counts import counted, counts_of
+from longdraft.drafters import Auto, SelfDrafter
+from longdraft.drafters.adaptive.prices import Predicted
+from longdraft.drafters.kinds import KINDS
+from longdraft.drafters.price import DraftPrice, Lengths
+from longdraft.methods import find
+from longdraft.methods.spec import MethodSpec
+from longdraft.models.outline import outline_of
+
+LENGTHS = (Lengths([70]), Lengths([300, 41]), Lengths([4000]))
+LIMITS = [(depth, width) for depth in (1, 2, 3, 6) for width in (1, 3, UNBOUNDED)]
+MODELS = ("llama", "llama-torch")
+DRAFTERS = sorted(BUILD.keys() - {"auto"})  # auto hands its limits on to one of several
+
+
+def compare(lm, drafter, planned=None, target=None) -> None:
+    """By the same costs of passes, a plan and a run predict the same drafts."""
+    costs = counted(lm)
+    target = target or target_here(lm, costs, False)
+    copy = counts_of(drafter.model) if isinstance(drafter, SelfDrafter) else target.counts
+    candidate = Candidate(MethodSpec("vegas", "vegas"), planned or drafter, copy, None)
+    price = prediction.price_on(target, candidate)
+    run = Predicted(lm, costs)
+    for depth, width in LIMITS:
+        assert price.levels(depth, width) == drafter.price().levels(depth, width)
+        for lengths in LENGTHS:
+            seconds = price.seconds(costs, lengths, depth, width)
+            assert seconds == run.draft(drafter, lengths, depth, width) > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_plan_and_a_run_have_one_price(name, model):
+    lm = tiny.target(model)
+    drafter = BUILD[name](lm)
+    compare(lm, drafter)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_drafter_without_weights_has_the_price_of_one_with_weights(name):
+    lm = tiny.target("llama")
+    words = {
+        k: ",".join(map(str, v)) if isinstance(v, list) else str(v)
+        for k, v in OPTIONS[name].items()
+    }
+    needs = find(name).needs
+    weights = KINDS[needs].random(lm, 1) if needs in KINDS else None
+    spec = MethodSpec(
+        name, name, words | ({"draft_weights": "same"} if name == "quantspec" else {})
+    )
+    drafter = make(name, lm, weights, **spec.options)
+    target = target_on(outline_of(tiny.CONFIGS["llama"], torch.float32), "CPU")
+    [found], _ = candidates(target, [spec], None)
+    compare(lm, drafter, found.drafter, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("eagle3", {"slot": 0}),  # a layer without its keys
+        ("triforce", {"usual": 0.9}),
+        ("vegas", {"widths": [1] * 3}),
+        ("dflash", {"slots": 1}),
+        ("mtp", {"one_layer": False, "head": 0.0}),
+    ],
+)
+def test_a_second_price_that_disagrees_is_seen(name, changed, monkeypatch):
+    lm = tiny.target("llama")
+    drafter = BUILD[name](lm)
+    price_on = prediction.price_on
+    monkeypatch.setattr(
+        prediction, "price_on", lambda target, c: replace(price_on(target, c), **changed)
+    )
+    with pytest.raises(AssertionError):
+        compare(lm, drafter)
+
+
+def priced_elsewhere() -> list[str]:
+    """Classes of drafters and of the plan that predict seconds, beside the prices."""
+    found = []
+    for package in (longdraft.drafters, longdraft.bench.plan):
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            classes = inspect.getmembers(import_module(info.name), inspect.isclass)
+            found += [
+                name
+                for name, cls in classes
+                if cls.__module__ == info.name
+                and "seconds" in vars(cls)
+                and not issubclass(cls, DraftPrice)
+            ]
+    return found
+
+
+def test_nothing_else_prices_drafts(monkeypatch):
+    assert not priced_elsewhere()
+    monkeypatch.setattr(GlideOutline, "seconds", lambda self: 0.0, raising=False)
+    assert priced_elsewhere() == ["GlideOutline"]
+
+
+def test_drafters_that_take_turns_share_the_width():
+    """What the first one leaves is what the second one may add."""
+    lm = tiny.target("llama")
+    price = BUILD["vegas-reuse"](lm).price()
+    assert price.levels(3, 1) == [1, 1, 1]
+    assert price.levels(3, 3) == [1, 3, 3]
+    assert price.breadth(3, 3) == [1, 1, 1]
+
+
+def test_prices_of_several_drafters_add_up():
+    lm = tiny.target("llama")
+    parts = [BUILD["lookup"](lm), BUILD["vegas"](lm)]
+    price = Auto(parts, Predicted(lm, counted(lm))).price()
+    each = [p.price() for p in parts]
+    assert price.nodes(3, 1) == sum(p.nodes(3, 1) for p in each)
+    costs = counted(lm)
+    [lengths, *_] = LENGTHS
+    assert price.seconds(costs, lengths, 3, 1) == sum(p.seconds(costs, lengths, 3, 1) for p in each)
