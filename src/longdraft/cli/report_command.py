@@ -9,7 +9,7 @@ import typer
 
 
 def report(
-    files: Annotated[list[Path], typer.Argument(help="Files that `longdraft bench` wrote with --out.")],
+    files: Annotated[list[Path], typer.Argument(help="Records that `longdraft bench` wrote.")],
     out: Annotated[Path, typer.Option(help="The folder for report.md, report.html and plots.")],
 ) -> None:
     """Make all tables and plots from records alone: Markdown, one self-contained HTML page, and SVG
