@@ -4,7 +4,7 @@
 set -eu
 . "$(dirname "$0")/usage.sh"
 out=${1:-runs/acceptance.jsonl}
-bench() { longdraft bench --task anchored --text code,book --out "$out" "$@"; }
+bench() { longdraft bench acceptance --text code,book --out "$out" "$@"; }
 
 views=vegas,vegas@score=logits@rows=ends@reach=0,magicdec-stream,random-picks,recents
 blocks="-o longspec.widths=4,2,2,2,2 -o longspec-guided.widths=4,2,2,2,2"

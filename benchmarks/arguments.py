@@ -65,7 +65,7 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "--rope": {
         "metavar": "KIND:FACTOR",
-        "help": "extend rotary positions, as `longdraft bench --rope` does",
+        "help": "extend rotary positions, as `longdraft bench speed --rope` does",
     },
     "--weights": {"metavar": "int8|int4", "help": "quantize the target's linear layers on loading"},
     "--dtype": {

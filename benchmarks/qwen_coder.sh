@@ -24,12 +24,12 @@ models=${MODELS:-0.5b 1.5b}
 mkdir -p "$out"
 for model in $models; do longdraft fetch "qwen2.5-coder-$model"; done
 
-# MODEL OPTION...: a prompt that one command has read is loaded by the next.
+# MODEL MEASUREMENT OPTION...: a prompt that one command has read is loaded by the next.
 bench() {
-    model=$1
-    shift
+    model=$1 measurement=$2
+    shift 2
     echo "load before: $(cut -d' ' -f1-3 /proc/loadavg 2>/dev/null || uptime)" >&2
-    longdraft bench -m "qwen2.5-coder-$model" --prompt-cache "$out/prompts" --out "$out/qwen-coder.jsonl" "$@"
+    longdraft bench "$measurement" -m "qwen2.5-coder-$model" --prompt-cache "$out/prompts" --out "$out/qwen-coder.jsonl" "$@"
 }
 
 engines() {
@@ -40,12 +40,12 @@ engines() {
         "$openvino" -m pip install -q --disable-pip-version-check openvino-genai==2026.4.1.0
 }
 
-# MODEL CONTEXT OPTION...: llama.cpp with flash attention off at 1K only, where the two are closest.
+# MODEL CONTEXT MEASUREMENT OPTION...: llama.cpp with flash attention off at 1K only, where the two are closest.
 beside() {
     model=$1 context=$2 rows="llama.cpp@fa=on,llama.cpp ngram-simple@fa=on,llama.cpp ngram-mod@fa=on"
     shift 2
     [ "$context" -gt 1024 ] || rows="$rows,llama.cpp@fa=off"
-    bench "$model" --context "$context" --methods plain,suffix,auto --peers llama.cpp,openvino "$@" \
+    bench "$model" "$@" --context "$context" --methods plain,suffix,auto --peers llama.cpp,openvino \
         --peer-llama-server "$server" --peer-openvino "$openvino" --peer-only "$rows,openvino,openvino prompt lookup"
 }
 
@@ -59,8 +59,8 @@ for part in ${PARTS:-peers edit suites pair given}; do
             *-1.5b-30000 | suites-1.5b-* | edit-1.5b-8192 | edit-*-30000 | given-*-30000) continue ;;
             esac
             case $part-$model in
-            peers-*) beside "$model" "$context" --text code --max-new-tokens 64 --repeat 3 ;;
-            edit-*) beside "$model" "$context" --suite edit --instances 1 --max-new-tokens 192 ;;
+            peers-*) beside "$model" "$context" peers --text code --max-new-tokens 64 --repeat 3 ;;
+            edit-*) beside "$model" "$context" peers-tasks edit --instances 1 --max-new-tokens 192 ;;
             suites-*)
                 for suite in ${SUITES:-edit repo question chat}; do
                     # The answer to `edit` is a whole file.
@@ -70,13 +70,13 @@ for part in ${PARTS:-peers edit suites pair given}; do
                         30000-chat* | 30000-*--recommended) continue ;;
                         esac
                         # shellcheck disable=SC2086
-                        bench "$model" --suite $suite --context "$context" $how --instances "${INSTANCES:-1}" \
+                        bench "$model" tasks $suite --context "$context" $how --instances "${INSTANCES:-1}" \
                             --methods "${METHODS:-plain,suffix,recycle,vegas,auto}" --max-new-tokens "$tokens"
                     done
                 done
                 ;;
             pair-1.5b)
-                bench 1.5b --suite repo --context "$context" --instances 1 --drafter qwen2.5-coder-0.5b \
+                bench 1.5b tasks repo --context "$context" --instances 1 --drafter qwen2.5-coder-0.5b \
                     --methods plain,sd,sd-sparse,budgetdraft,specextend,triforce,auto --max-new-tokens 256
                 ;;
             given-0.5b)
@@ -87,7 +87,7 @@ for part in ${PARTS:-peers edit suites pair given}; do
                         views="$views${views:+,}$method@gamma=5@min_budget=16@keep_ratio=$share"
                     done
                 done
-                bench 0.5b --task anchored --text code --context "$context" --anchors "${ANCHORS:-40}" \
+                bench 0.5b acceptance --text code --context "$context" --anchors "${ANCHORS:-40}" \
                     --warmup-rounds 1 --methods "$views"
                 ;;
             esac
@@ -95,7 +95,7 @@ for part in ${PARTS:-peers edit suites pair given}; do
     done
     if [ "$part" = yarn ]; then
         for pair in ${YARN:-2:60000}; do
-            bench 0.5b --rope "yarn:${pair%:*}" --text "${TEXTS:-code}" --context "${pair#*:}" --max-new-tokens 64 --repeat 1 \
+            bench 0.5b speed --rope "yarn:${pair%:*}" --text "${TEXTS:-code}" --context "${pair#*:}" --max-new-tokens 64 --repeat 1 \
                 --methods plain,vegas,magicdec-stream,quantspec
         done
     fi

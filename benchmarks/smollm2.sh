@@ -12,10 +12,10 @@ methods=${METHODS:-lookup,suffix,recycle,vegas,vegas-reuse,magicdec-stream,magic
 fixed=$(echo "$methods" | sed 's/,/@pace=off,/g; s/$/@pace=off/')
 
 free() {
-    longdraft bench -m smollm2 ${ROPE:+--rope "$ROPE"} ${BATCH:+--batch "$BATCH"} --out "$out/free.jsonl" \
+    longdraft bench speed -m smollm2 ${ROPE:+--rope "$ROPE"} ${BATCH:+--batch "$BATCH"} --out "$out/free.jsonl" \
         --context "$contexts" --max-new-tokens "${TOKENS:-96}" "$@"
 }
-given() { longdraft bench -m smollm2 --task anchored --out "$out/given.jsonl" --anchors "${ANCHORS:-60}" "$@"; }
+given() { longdraft bench acceptance -m smollm2 --out "$out/given.jsonl" --anchors "${ANCHORS:-60}" "$@"; }
 
 for how in ${HOW:-greedy T0.7 T1}; do
     for task in $tasks; do

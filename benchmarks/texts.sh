@@ -5,7 +5,7 @@ python -c "from pydoc_data.topics import topics; print('\n\n'.join(map(topics.ge
 meeting=${MEETING:-}
 tasks=${TASKS-code book documentation ${meeting:+meeting}}
 
-# text_of TASK COMMAND...: the command, with the options of `longdraft bench` that choose this text after its words.
+# text_of TASK COMMAND...: the command, with the options of `longdraft bench ...` that choose this text after its words.
 text_of() {
     task=$1
     shift

@@ -13,7 +13,7 @@ methods=${METHODS:-eagle3@topk=1@levels=4@nodes=6,eagle3@topk=4@levels=4@nodes=1
 fixed=$(echo "$methods" | sed 's/,/@pace=off,/g; s/$/@pace=off/')
 
 bench() {
-    longdraft bench -m smollm2 --out "$out/trained.jsonl" --context "${CONTEXTS:-4096}" --max-new-tokens "${TOKENS:-256}" "$@"
+    longdraft bench speed -m smollm2 --out "$out/trained.jsonl" --context "${CONTEXTS:-4096}" --max-new-tokens "${TOKENS:-256}" "$@"
 }
 
 for build in ${BUILDS:-best}; do

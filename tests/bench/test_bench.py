@@ -114,12 +114,13 @@ def run(*words: str) -> SimpleNamespace:
     return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue())
 
 
-def bench(folder: Path, *words: str) -> SimpleNamespace:
-    return run("bench", "-m", str(folder), "--dtype", "float32", *words)
+def bench(folder: Path, *words: str, measurement: str = "speed") -> SimpleNamespace:
+    return run("bench", measurement, "-m", str(folder), "--dtype", "float32", *words)
 
 
-def measure(folder: Path, out: Path, *words: str) -> list[dict]:
-    result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), "--out", str(out), *words)
+def measure(folder: Path, out: Path, *words: str, measurement: str = "speed") -> list[dict]:
+    text = ("--prompt-file", str(folder / "prompt.txt"), "--out", str(out))
+    result = bench(folder, *text, *words, measurement=measurement)
     assert result.status == 0, result.err
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -207,7 +208,7 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
     out = tmp_path / "records.jsonl"
     words = [
         "bench",
-        "--shape",
+        "shape-cost",
         "2x64",
         "--accept",
         "2.5",
@@ -251,8 +252,6 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
     out = tmp_path / "records.jsonl"
     most = ["-o", "random-picks.keep_ratio=0.9", "-o", "random-picks.min_budget=8"]
     words = [
-        "--task",
-        "anchored",
         "--methods",
         "vegas@keep_ratio=1,random-picks",
         "--context",
@@ -260,7 +259,7 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
         "--anchors",
         "30",
     ]
-    full, random = measure(folder, out, *words, *most)
+    full, random = measure(folder, out, *words, *most, measurement="acceptance")
     assert full.keys() >= ANCHORED
     assert "tokens_per_s" not in full
     assert full["mean_acceptance_length"] == 8
@@ -278,8 +277,6 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
 
 def test_sampled_anchors_under_a_full_view_accept_everything(folder, tmp_path):
     words = [
-        "--task",
-        "anchored",
         "--methods",
         "vegas@keep_ratio=1",
         "--context",
@@ -287,9 +284,8 @@ def test_sampled_anchors_under_a_full_view_accept_everything(folder, tmp_path):
         "--anchors",
         "10",
     ]
-    found = measure(
-        folder, tmp_path / "records.jsonl", *words, "--temperature", "1", "--warmup-rounds", "1"
-    )
+    words += ["--temperature", "1", "--warmup-rounds", "1"]
+    found = measure(folder, tmp_path / "records.jsonl", *words, measurement="acceptance")
     assert found[0]["mean_acceptance_length"] == 8
 
 
@@ -342,8 +338,8 @@ def test_windows_share_no_anchor():
         TeacherForced(tiny.target("llama"), [], [text], [19_000], anchors=205).windows(text, 19_000)
 
 
-@pytest.mark.parametrize("task", ["speed", "anchored"])
-def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, task):
+@pytest.mark.parametrize("measurement", ["speed", "acceptance"])
+def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, measurement):
     out = tmp_path / "records.jsonl"
     calls = []
 
@@ -354,26 +350,19 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
 
     monkeypatch.setattr("longdraft.bench.teacher_forced.accepted_at", lambda *a: stop() or 3)
     monkeypatch.setattr("longdraft.bench.speed.first_difference", lambda *a: stop())
-    words = [
-        "--task",
-        task,
-        "--methods",
-        "vegas,recents",
-        "--context",
-        "64",
-        "--anchors",
-        "30",
-        "--repeat",
-        "99",
-    ]
-    file = ["--prompt-file", str(folder / "prompt.txt"), "--max-new-tokens", "2"]
-    result = bench(folder, *file, "--out", str(out), *words)
+    words = ["--methods", "vegas,recents", "--context", "64", "--out", str(out)]
+    words += ["--prompt-file", str(folder / "prompt.txt")]
+    sizes = {
+        "speed": ["--repeat", "99", "--max-new-tokens", "2"],
+        "acceptance": ["--anchors", "30"],
+    }
+    result = bench(folder, *words, *sizes[measurement], measurement=measurement)
     assert result.status == 130
     assert "interrupted" in result.err
     assert "recents" in result.out  # the table of what there is
     records = record.load([out])
-    assert len(records) == {"speed": 39, "anchored": 2}[task]
-    if task == "anchored":
+    assert len(records) == {"speed": 39, "acceptance": 2}[measurement]
+    if measurement == "acceptance":
         assert [r["anchors"] for r in records] == [19, 19]
         assert all(r["interrupted"] for r in records)
 
@@ -384,23 +373,10 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
         ("--methods nothing", "unknown method 'nothing'"),
         ("--methods vegas,vegas", "vegas is named twice"),
         ("--methods ,", "no method"),
-        ("--methods vegas --task fast", "unknown task 'fast'"),
         ("--methods vegas --context 6500", "the text prompt.txt has"),
         ("--methods vegas --context 4090", "exceed the model's 4096 positions"),
         ("--methods vegas --context 4k", "context is '4k'"),
         ("--methods vegas --context ,", "context is ','"),
-        ("--methods vegas --task anchored --anchors 0", "--anchors"),
-        ("--methods vegas --task anchored --anchors 9999 --context 64", "fewer --anchors"),
-        ("--methods vegas --task anchored --context 4080 --anchors 10", "needs 4105 positions"),
-        ("--methods plain --task anchored", "plain drafts nothing"),
-        ("--methods vegas --task anchored --accept 3", "leave --shape, --accept, --batch out"),
-        ("--methods vegas --shape 4by256 --accept 3", "shape is '4by256'"),
-        ("--methods vegas --shape 4x100 --accept 3", "shape is '4x100'"),
-        ("--methods vegas --shape hybrid:2x128 --accept 3", "every fourth one of a hybrid"),
-        ("--methods vegas --shape 4x256", "add --accept K"),
-        ("--methods vegas --accept 7.5 --context 64", "give 0 to 7"),
-        ("--methods vegas --accept -1 --context 64", "give 0 to 7"),
-        ("--methods lookup --accept 1 --context 64", "leave lookup out"),
         ("--methods vegas -o gamma=5", "give METHOD.KEY=VALUE"),
         ("--methods vegas -o vegas.gamma --context 64", "give KEY=VALUE"),
         ("--methods vegas -o vegas.color=red --context 64", "no option 'color'"),
@@ -414,6 +390,56 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
 def test_bad_input_is_one_clear_line(folder, words, says):
     result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), *words.split())
     assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("cost", "Missing option '--accept'"),
+        ("cost --methods vegas --accept 7.5 --context 64", "give 0 to 7"),
+        ("cost --methods vegas --accept -1 --context 64", "give 0 to 7"),
+        ("cost --methods lookup --accept 1 --context 64", "leave lookup out"),
+        ("acceptance --anchors 0", "--anchors"),
+        ("acceptance --anchors 9999 --context 64", "fewer --anchors"),
+        ("acceptance --context 4080 --anchors 10", "needs 4105 positions"),
+        ("acceptance --context 4k", "context is '4k'"),
+        ("acceptance --methods plain", "plain drafts nothing"),
+        ("acceptance --accept 3", "No such option: --accept"),
+        ("steps --context 9999", "4096"),
+        ("steps --context 0", "context is '0'"),
+        ("steps --methods vegas", "No such option: --methods"),
+        ("speed --accept 3", "No such option: --accept"),
+        ("speed --anchors 3", "No such option: --anchors"),
+    ],
+)
+def test_each_measurement_has_only_its_options(folder, line, says):
+    measurement, *words = line.split()
+    text = ("--prompt-file", str(folder / "prompt.txt"))
+    result = bench(folder, *text, *words, measurement=measurement)
+    assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("4by256 --accept 3", "shape is '4by256'"),
+        ("4x100 --accept 3", "shape is '4x100'"),
+        ("hybrid:2x128 --accept 3", "every fourth one of a hybrid"),
+        ("4x256", "add --accept K"),
+        ("4x256 --accept 3 --context x", "context is 'x'"),
+        ("4x256 --accept 3 --dtype int8", "dtype is 'int8'"),
+        ("4x256 --accept 3 --text code", "No such option: --text"),
+        ("4x256 --accept 3 --kv int8", "No such option: --kv"),
+        ("4x256 --accept 3 --prompt-cache x", "No such option: --prompt-cache"),
+    ],
+)
+def test_a_shape_has_only_its_options(words, says):
+    result = run("bench", "shape-cost", "--methods", "vegas", *words.split())
+    assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
+    if "--accept" in words:
+        words = words.replace("--accept 3", "")
+        result = run("bench", "shape-steps", *words.split())
+        assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
 
 
 def test_bad_files_are_named(folder, tmp_path):
@@ -508,9 +534,8 @@ def test_steps_of_layers_that_views_do_not_reach():
 
 
 def test_steps_are_timed_and_shown(folder, tmp_path):
-    found = measure(
-        folder, tmp_path / "s.jsonl", "--task", "steps", "--context", "300,600", "--repeat", "2"
-    )
+    words = ("--context", "300,600", "--repeat", "2")
+    found = measure(folder, tmp_path / "s.jsonl", *words, measurement="steps")
     names = [r["method"] for r in found if r["context"] == 300]
     assert names[0] == "plain" and {"verify 8 rows", "draft at 7%", "choose and copy 7%"} <= set(
         names
@@ -526,5 +551,3 @@ def test_steps_are_timed_and_shown(folder, tmp_path):
         and "of a decoding step of vegas" in text
         and "| 600 | plain |" in text.replace("  ", " ")
     )
-    result = bench(folder, "--task", "steps", "--context", "9999")
-    assert result.status == 2 and "4096" in result.err

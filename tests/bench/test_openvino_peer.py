@@ -67,7 +67,8 @@ def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
     tokens = record.load([tmp_path / "plain.jsonl"])[0]["token_ids"]
     file = model(tmp_path, tokens=[*tokens[:9], 1, 2, 3])
     words = [*peer(python, file), "--peer-draft", str(file)]
-    result = bench(folder, *text, *words, "--methods", "plain", "--out", str(out))
+    words = [*text, *words, "--methods", "plain", "--out", str(out)]
+    result = bench(folder, *words, measurement="peers")
     assert result.status == 0 and result.err == ""
     found = record.load([out])
     modes = ["openvino", "openvino prompt lookup", "openvino draft model"]
@@ -115,7 +116,8 @@ def test_an_engine_that_misreads_the_file_is_not_timed(folder, python, tmp_path)
         "1",
     ]
     words = peer(python, model(tmp_path, tokens=[7] * 12))
-    result = bench(folder, *text, *words, "--methods", "plain", "--out", str(out))
+    words = [*text, *words, "--methods", "plain", "--out", str(out)]
+    result = bench(folder, *words, measurement="peers")
     assert result.status == 0
     lines = result.err.splitlines()
     assert [line.split(":")[0] for line in lines] == [

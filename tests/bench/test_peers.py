@@ -161,7 +161,8 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
     ]
     peers = ["--peers", "llama.cpp,transformers", "--peer-model", str(gguf)]
     drafts = ["--peer-draft", str(gguf), "--peer-draft", str(folder)]
-    result = bench(folder, *text, *peers, *drafts, "--methods", "plain,lookup", "--out", str(out))
+    words = [*text, *peers, *drafts, "--methods", "plain,lookup", "--out", str(out)]
+    result = bench(folder, *words, measurement="peers")
     assert result.status == 0, result.err
     assert "left out" not in result.err
     found = record.load([out])
@@ -323,7 +324,7 @@ def test_what_cannot_run_is_one_line_and_the_run_goes_on(folder, monkeypatch, tm
         "--out",
         str(out),
     ]
-    result = bench(folder, *words)
+    result = bench(folder, *words, measurement="peers")
     assert result.status == 0
     lines = result.err.splitlines()
     assert lines[0] == NOT_ITS_BEST
@@ -412,12 +413,10 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
             "cannot read nowhere (No such file",
         ),
         ("--peers llama.cpp --peer-model pyproject.toml", "pyproject.toml is not a GGUF file"),
-        ("--peer-model x.gguf", "add --peers"),
-        ("--peer-llama-server x", "add --peers"),
+        ("--peer-model x.gguf", "Missing option '--peers'"),
+        ("--peers ,", "no engine is given"),
         ("--peers transformers --peer-llama-server x", "add it to --peers"),
         ("--peers llama.cpp --peer-llama-server nowhere", "nowhere is not a program"),
-        ("--peer-openvino x", "add --peers"),
-        ("--peer-only x", "add --peers"),
         (
             "--peers transformers --peer-only x",
             "--peer-only has no 'x' to choose from: transformers,",
@@ -425,14 +424,17 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
         ("--peers transformers --peer-openvino x", "add openvino to --peers"),
         ("--peers openvino --peer-openvino pyproject.toml", "pyproject.toml is not a program"),
         ("--peers llama.cpp --peer-llama-server pyproject.toml", "pyproject.toml is not a program"),
-        ("--peers transformers --task anchored", "leave --task"),
-        ("--peers transformers --accept 3", "leave --task, --shape and --accept out"),
+        ("--peers transformers --accept 3", "No such option: --accept"),
+        ("--peers transformers --ask why", "No such option: --ask"),
+        ("--peers transformers --top-p 0.5", "No such option: --top-p"),
+        ("--peers transformers --context 0", "context is '0'"),
         ("--peers transformers --max-new-tokens 1 --context 64", "--max-new-tokens 2 or more"),
     ],
 )
 def test_bad_input_is_one_clear_line(folder, monkeypatch, words, says):  # noqa: F811
     monkeypatch.chdir(Path(__file__).parents[2])
-    result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), *words.split())
+    text = ("--prompt-file", str(folder / "prompt.txt"))
+    result = bench(folder, *text, *words.split(), measurement="peers")
     assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
 
 
@@ -467,7 +469,8 @@ def test_a_build_from_source_is_measured_with_both_kinds_of_attention(
         "1",
     ]
     peers = ["--peers", "llama.cpp", "--peer-model", str(gguf), "--peer-llama-server", str(binary)]
-    result = bench(folder, *text, *peers, "--methods", "plain", "--out", str(out))
+    words = (*text, *peers, "--methods", "plain", "--out", str(out))
+    result = bench(folder, *words, measurement="peers")
     assert result.status == 0 and result.err == ""
     found = record.load([out])
     kinds = [

@@ -84,8 +84,7 @@ BAD = [
         "made with model 'llama of 3 layers",
     ),
     ("generate --prompt-file a.txt --prompt-cache cut", "damaged"),
-    ("bench --prompt-file long.txt --context 16 --prompt-cache a.txt", "is a file"),
-    ("bench --prompt-file long.txt --context 16 --shape 1x64 --prompt-cache kept-files", "--shape"),
+    ("bench speed --prompt-file long.txt --context 16 --prompt-cache a.txt", "is a file"),
     ("audit --prompt-file a.txt --prompt-cache a.txt", "is a file"),
     ("serve --cache-dir a.txt", "not a folder"),
     ("serve --cache-dir tiny", "chmod 700"),
@@ -110,6 +109,7 @@ def test_what_cannot_be_used_is_one_line_and_stays(cli, line, names):
 
 BENCH = (
     "bench",
+    "speed",
     "-m",
     "tiny",
     "--dtype",
@@ -190,10 +190,15 @@ def test_a_time_of_loading_would_be_noticed(cli, monkeypatch):
     assert first != second
 
 
-@pytest.mark.parametrize("task", ["anchored", "steps"])
-def test_the_other_tasks_of_bench_reuse_prompts_too(cli, task, monkeypatch):
+@pytest.mark.parametrize(
+    "measurement",
+    [("acceptance", "--anchors", "2"), ("steps", "--repeat", "1")],
+    ids=lambda m: m[0],
+)
+def test_other_measurements_reuse_prompts_too(cli, measurement):
     line = (
         "bench",
+        *measurement,
         "-m",
         "tiny",
         "--dtype",
@@ -202,16 +207,6 @@ def test_the_other_tasks_of_bench_reuse_prompts_too(cli, task, monkeypatch):
         "long.txt",
         "--context",
         "128",
-        "--task",
-        task,
-    )
-    line += (
-        "--methods",
-        "vegas",
-        "--anchors",
-        "2",
-        "--repeat",
-        "1",
         "--prompt-cache",
         "kept-files",
     )

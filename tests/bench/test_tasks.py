@@ -299,7 +299,7 @@ def measured(tmp_path_factory) -> Path:
     ]
     result = run(
         "bench",
-        "--suite",
+        "tasks",
         str(folder / "own.jsonl"),
         *words,
         "--out",
@@ -379,19 +379,24 @@ def test_the_report_has_medians_over_instances_and_the_worst(measured):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--suite nothing", "there is no suite 'nothing': choose edit"),
-        ("--suite no.jsonl", "cannot read no.jsonl"),
-        ("--suite edit --batch 2", "leave --task, --shape, --accept, --batch, --ask out"),
-        ("--suite edit --context 20", "give another --context"),
-        ("--suite edit --prompt-file README.md", "suite edit has its own texts"),
-        ("--instances 3", "--instances is of --suite"),
-        ("--recommended --temperature 1", "--recommended sets the sampling"),
-        ("--recommended --context 20", "recommends no sampling"),
+        ("tasks nothing", "there is no suite 'nothing': choose edit"),
+        ("tasks no.jsonl", "cannot read no.jsonl"),
+        ("tasks", "Missing argument 'SUITE'"),
+        ("tasks edit --batch 2", "No such option: --batch"),
+        ("tasks edit --text book", "No such option: --text"),
+        ("tasks edit --context 20", "give another --context"),
+        ("tasks edit --context 20k", "context is '20k'"),
+        ("tasks edit --prompt-file README.md", "suite edit has its own texts"),
+        ("tasks edit --recommended --temperature 1", "--recommended sets the sampling"),
+        ("speed --instances 3", "No such option: --instances"),
+        ("speed --recommended --top-p 0.5", "--recommended sets the sampling"),
+        ("acceptance --recommended --penalty 2", "--recommended sets the sampling"),
+        ("speed --recommended --context 20", "recommends no sampling"),
     ],
 )
 def test_bad_input_is_one_clear_line(words, says, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
-    result = run("bench", "--dtype", "float32", *words.split())
+    result = run("bench", *words.split(), "--dtype", "float32")
     assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
 
 

@@ -59,7 +59,7 @@ BAD = [
     ("generate hi -m tiny --threads 0", "--threads"),
     ("generate hi -m tiny --dtype int8", "float32 or bfloat16"),
     ("generate hi -m tiny --rope yarn:1", "a number above 1"),
-    ("bench -m tiny --prompt-file a.txt --rope ntk:2", "yarn or linear"),
+    ("bench speed -m tiny --prompt-file a.txt --rope ntk:2", "yarn or linear"),
     ("audit -m tiny --prompt-file a.txt --rope yarn:two", "KIND:FACTOR"),
     ("demo -m tiny --rope yarn", "KIND:FACTOR"),
     ("generate hi -m tiny --accept 8", "0 to 7"),
@@ -89,8 +89,8 @@ BAD = [
     ("export-drafter nowhere --out there -m tiny", "no drafter at nowhere"),
     ("export-drafter tiny --out there -m tiny", "not in longdraft's layout"),
     ("export-drafter nowhere --out nowhere -m tiny", "give another folder"),
-    ("bench --methods nope", "nope"),
-    ("bench -m tiny --methods sd --prompt-file a.txt", "--random-drafter"),
+    ("bench speed --methods nope", "nope"),
+    ("bench speed -m tiny --methods sd --prompt-file a.txt", "--random-drafter"),
 ]
 
 

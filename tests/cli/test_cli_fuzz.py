@@ -111,6 +111,9 @@ TRAIN = (
     "--step-tokens",
     "16",
 )
+TEXT = ("-m", "tiny", "--prompt-file", "long.txt", "--context", "96")
+BRIEF = ("--max-new-tokens", "2", "--repeat", "1")
+PEERS = ("--peers", "transformers", "--methods", "plain")
 # A short valid line of each command: the parameter that is tested follows it, and replaces one that
 # is there.
 LINES: dict[str, tuple[str, ...]] = {
@@ -119,18 +122,15 @@ LINES: dict[str, tuple[str, ...]] = {
     "serve": ("-m", "tiny", "--port", "0"),
     "methods": ("-m", "tiny"),
     "demo": ("-m", "tiny", "--context", "16", "--max-new-tokens", "2"),
-    "bench": (
-        "-m",
-        "tiny",
-        "--prompt-file",
-        "long.txt",
-        "--context",
-        "16",
-        "--max-new-tokens",
-        "2",
-        "--repeat",
-        "1",
-    ),
+    "bench speed": (*TEXT, *BRIEF),
+    "bench cost": (*TEXT, *BRIEF, "--accept", "1"),
+    "bench acceptance": (*TEXT, "--anchors", "2"),
+    "bench steps": (*TEXT, "--repeat", "1"),
+    "bench tasks": ("-m", "tiny", *BRIEF, "own.jsonl"),
+    "bench peers": (*TEXT, *BRIEF, *PEERS),
+    "bench peers-tasks": ("-m", "tiny", *BRIEF, *PEERS, "own.jsonl"),
+    "bench shape-cost": ("--context", "96", *BRIEF, "--accept", "1", "1x64"),
+    "bench shape-steps": ("--context", "96", "--repeat", "1", "1x64"),
     "tune": ("-m", "tiny", "--context", "64", "--most-rows", "1", "--repeat", "1"),
     "plan": ("-m", "tiny", "--context", "16", "--methods", "vegas,suffix"),
     "audit": ("-m", "tiny", "--prompt-file", "a.txt", "--tokens", "2", "--prompt-tokens", "16"),
@@ -224,6 +224,7 @@ def things(place, tmp_path_factory) -> SimpleNamespace:
     (place / "wrong.json").write_text('{"task": "audit", "runs": [{}], "model_type": []}')
     (place / "list.json").write_text("[1, {}]")
     (place / "deep.json").write_text("[" * 100_000)
+    (place / "own.jsonl").write_text('{"task": "mine", "turns": ["Why?"]}')
     (place / "records.jsonl").write_text(json.dumps({"task": "speed"}) + "\n")
     (place / "loop").symlink_to("loop")
     (place / "drafter").mkdir()

@@ -171,7 +171,7 @@ def test_a_checkpoint_is_read_back(tmp_path):
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
 def test_a_device_that_never_ends_is_not_read(cli, device):
     lines = [
-        "bench -m tiny --prompt-file",
+        "bench speed -m tiny --prompt-file",
         "report --out fresh",
         "serve -m tiny --api-key-file",
         "audit --prompt-file",

@@ -28,7 +28,8 @@ OWN = {
     "max_new_tokens": {
         "chat": "of an answer",
         "serve": "an upper limit for clients",
-        "bench": "set by the suite",
+        "bench tasks": "set by the suite",
+        "bench peers-tasks": "set by the suite",
     },
     "methods": {"plan": "all, unless some are named"},
     "model": {
@@ -63,10 +64,12 @@ SAMPLING = {
 }
 # What a command reads or writes, and sizes of its work: each command says it in its own words.
 EACH = {"out", "folder", "prompt_tokens", "batch", "context"}
+OWN_WORDS = {"train target", "train text", "bench tasks", "bench peers-tasks"}  # beside their group
 # The defaults of these suit the command: a model to talk with, sampling for answers, an exact dtype
 # for an audit.
 DEFAULTS = {"model", "method", "dtype", "max_new_tokens", "temperature", "top_p", "penalty"}
-DEFAULTS |= {"prompt_file", "stage", "step_tokens", "decay", "probe_every"}
+DEFAULTS |= {"prompt_file", "stage", "step_tokens", "decay", "probe_every", "methods", "repeat"}
+DEFAULTS |= {"accept"}
 WORDING = (
     "opts",
     "secondary_opts",
@@ -92,7 +95,7 @@ def meaning(option: str, command: str) -> str:
     """Commands for which this is equal share the option."""
     first = command.split()[0]
     if option in EACH:
-        return command if command in ("train target", "train text") else first
+        return command if command in OWN_WORDS else first
     reasons = (OWN | SAMPLING).get(option, {})
     return reasons.get(command) or reasons.get(first) or ""
 

@@ -130,6 +130,7 @@ def test_bench(cli, place, fault, monkeypatch, tmp_path):
     out = tmp_path / "records.jsonl"
     words = (
         "bench",
+        "speed",
         "-m",
         "tiny",
         "--dtype",

@@ -204,10 +204,12 @@ def test_commands_are_found():
         ("longdraft generat --prompt-file F", "choose a command"),
         ("longdraft generate --max-new-tokens many --prompt-file F", "many"),
         ("longdraft train glid --out my/glide", "glid"),
+        ("longdraft bench steps --accept 3", "No such option: --accept"),
+        ("longdraft bench --task steps", "--task"),
         ("longdraft train glide|hats --out my/glide", "hats"),
         ("longdraft import DIR --out DRAFTER --modle TARGET  # a comment", "modle"),
         (
-            "LONGDRAFT_NATIVE=avx2 longdraft bench --task steps && longdraft report",
+            "LONGDRAFT_NATIVE=avx2 longdraft bench steps && longdraft report",
             "Missing argument",
         ),
         ("torchrun --nproc-per-node 8 -m longdraft train glide -m TARGET", "--out"),

@@ -16,14 +16,15 @@ Run = Callable[..., tuple[int, str, str]]  # the fixture `cli`
 def check_bench(
     cli: Run, folder: Path, option: str, values: list[str | None], *words: str, context: int = 64
 ) -> None:
-    """Records of `bench` state the option, a report has a table for each value, and --shape does
-    not go with it.
+    """Records of `bench` state the option, a report has a table for each value, and random weights
+    do not have it.
 
-    values: None leaves the option out. words: more words, with which --shape need not go.
+    values: None leaves the option out. words: more words of each line.
     """
     out = folder / "records.jsonl"
     line = [
         "bench",
+        "speed",
         "-m",
         "tiny",
         "--prompt-file",
@@ -44,8 +45,9 @@ def check_bench(
     assert [len(re.findall(rf"\([^`\n]*--{option} {value}", report)) for value in given] == [
         1
     ] * len(given)
-    status, _, err = cli(*line, f"--{option}", given[0], "--shape", "2x64", "--accept", "2")
-    assert status == 2 and "--shape" in err
+    shape = ("bench", "shape-cost", "2x64", "--accept", "2", "--context", str(context))
+    status, _, err = cli(*shape, f"--{option}", given[0])
+    assert status == 2 and f"No such option: --{option}" in err
 
 
 def check_audit(cli: Run, folder: Path, option: str, value: str) -> dict[str, Any]:

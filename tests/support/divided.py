@@ -88,7 +88,7 @@ def commands(out: Path) -> list[int]:
         "plain,suffix",
     ]
     bench += ["--out", str(out / "bench.jsonl")]
-    return [main(["audit", *common, *audit]), main(["bench", *common, *bench])]
+    return [main(["audit", *common, *audit]), main(["bench", "speed", *common, *bench])]
 
 
 def methods(folder: Path, team: Team) -> dict:

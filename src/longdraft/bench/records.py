@@ -12,7 +12,7 @@ from longdraft.bench.fields import fault
 from longdraft.core.files import parse, read_bytes
 from longdraft.errors import InputError
 
-GIVE = "give files that longdraft bench --out wrote"
+GIVE = "give files that longdraft bench wrote with --out"
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:

@@ -17,7 +17,7 @@ def write(records: list[Record], out: Path) -> list[Path]:
     report = sections(records)
     if not report:
         raise InputError(
-            "the files hold no records to report: run longdraft bench --out FILE first"
+            "the files hold no records to report: run longdraft bench speed --out FILE first"
         )
     drawn = plots(report) if available() else [[] for _ in report]
     texts = {

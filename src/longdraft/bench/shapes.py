@@ -22,16 +22,8 @@ HYBRID = (
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 
 
-def random_model(
-    shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18
-) -> LM:
-    """A Qwen3 model of shape LAYERSxHIDDEN in which every head has its own keys and values, or with
-    HYBRID before it a Qwen 3.5 in the proportions of the 0.8B. Raises InputError.
-
-    The output table is the embedding table shifted by one token, so that one next token clearly has
-    the highest score: with the many near-ties of random weights, the oracle's replay would end
-    early.
-    """
+def sizes(shape: str) -> tuple[int, int]:
+    """(number of layers, hidden size) of a shape. Raises InputError."""
     plain = shape.removeprefix(HYBRID)
     match = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", plain)
     unit = HEAD if plain == shape else 2 * HEAD
@@ -47,6 +39,20 @@ def random_model(
             f"shape is {shape!r}: give 4 layers or more, because every fourth one of a "
             "hybrid attends"
         )
+    return layers, hidden
+
+
+def random_model(
+    shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18
+) -> LM:
+    """A Qwen3 model of shape LAYERSxHIDDEN in which every head has its own keys and values, or with
+    HYBRID before it a Qwen 3.5 in the proportions of the 0.8B. Raises InputError.
+
+    The output table is the embedding table shifted by one token, so that one next token clearly has
+    the highest score: with the many near-ties of random weights, the oracle's replay would end
+    early.
+    """
+    layers, hidden = sizes(shape)
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     common = {
@@ -54,7 +60,8 @@ def random_model(
         "max_position_embeddings": positions,
         "tie_word_embeddings": False,
     }
-    config = (_dense if plain == shape else _hybrid)(layers, hidden, common)
+    config_of = _hybrid if shape.startswith(HYBRID) else _dense
+    config = config_of(layers, hidden, common)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         hf: Any = AutoModelForCausalLM.from_config(config)

@@ -99,9 +99,8 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
     """{name: (a call, how often it does the operation)}; no call changes the committed part of the
     cache.
     """
-    # type: ignore[attr-defined]
     cache = runs.cache
-    policy = vegas(target).policy
+    policy = vegas(target).policy  # type: ignore[attr-defined]
     text = torch.tensor([runs.prompts[0][-max(ROWS) :]], device=target.device)
     chains = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}
     trees = {n: _branching(text[:, :n]) for n in TREES}

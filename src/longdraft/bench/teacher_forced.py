@@ -87,7 +87,7 @@ class TeacherForced:
         """Raises InputError."""
         idle = next((e.label for e in self.entries if not e.speculative), None)
         if idle:
-            raise InputError(f"{idle} drafts nothing: leave it out of task anchored")
+            raise InputError(f"{idle} drafts nothing: leave it out")
         for text, context in product(self.texts, self.contexts):
             self.windows(text, context)
         most = max(self.contexts) + self.per_window * self.every + self.limit

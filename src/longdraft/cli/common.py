@@ -41,10 +41,9 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice)."),
 ]
-Accept = Annotated[
-    float | None,
-    typer.Option(help="Force this many accepted drafts per step (measures cost only)."),
-]
+ACCEPT = typer.Option(help="Force this many accepted drafts per step (measures cost only).")
+Accept = Annotated[float | None, ACCEPT]
+Accepted = Annotated[float, ACCEPT]  # where it must be given
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 

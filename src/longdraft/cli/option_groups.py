@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -40,22 +40,46 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     the group.
 
     A parameter holds a group if its default is a dataclass instance; that instance has the options'
-    defaults.
+    defaults. A field of a group may hold a group too.
     """
-    parameters = signature(command, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {p.name: p.default for p in parameters if is_dataclass(p.default)}
+    parameters = list(signature(command, eval_str=True).parameters.values())
 
     @wraps(command)
     def function(**values: Any) -> None:
-        taken = {
-            n: replace(g, **{f.name: values.pop(f.name) for f in fields(g)})
-            for n, g in groups.items()
-        }
-        command(**values, **taken)
+        command(**_grouped(parameters, values))
 
     options = [option for p in parameters for option in _options(p)]
     function.__signature__ = Signature(options)  # type: ignore[attr-defined]
     return function
+
+
+def command_of(measurement: type[Any]) -> Callable[..., None]:
+    """The command whose options are the fields of a dataclass, expanded as by `expand`.
+
+    It makes the dataclass, which checks itself, and calls its method `run`.
+    """
+
+    def function(**values: Any) -> None:
+        measurement(**_grouped(_parameters(measurement), values)).run()
+
+    function.__doc__ = measurement.__doc__
+    function.__signature__ = Signature(options_of(measurement))  # type: ignore[attr-defined]
+    return function
+
+
+def options_of(group: type[Any]) -> list[Parameter]:
+    """The options of a dataclass, those of the groups in it in their places."""
+    return [option for p in _parameters(group) for option in _options(p)]
+
+
+def _parameters(group: type[Any]) -> Iterator[Parameter]:
+    """A parameter for each field of a dataclass, with its default."""
+    types = get_type_hints(group, include_extras=True)
+    for f in fields(group):
+        default = Parameter.empty if f.default is MISSING else f.default
+        if f.default_factory is not MISSING:
+            default = f.default_factory()
+        yield Parameter(f.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[f.name])
 
 
 def _options(parameter: Parameter) -> Iterator[Parameter]:
@@ -64,11 +88,21 @@ def _options(parameter: Parameter) -> Iterator[Parameter]:
     if not is_dataclass(group):
         yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
         return
-    types = get_type_hints(type(group), include_extras=True)
-    for f in fields(group):
-        yield Parameter(
-            f.name, Parameter.KEYWORD_ONLY, default=getattr(group, f.name), annotation=types[f.name]
-        )
+    for p in _parameters(type(group)):
+        yield from _options(p.replace(default=getattr(group, p.name)))
+
+
+def _grouped(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[str, Any]:
+    """{parameter's name: value or group}; values: of the options, as `_options` names them."""
+    return {p.name: _value(p.name, p.default, values) for p in parameters}
+
+
+def _value(name: str, default: Any, values: dict[str, Any]) -> Any:
+    if not is_dataclass(default):
+        return values[name]
+    group: Any = default
+    inside = {f.name: _value(f.name, getattr(group, f.name), values) for f in fields(group)}
+    return replace(group, **inside)
 
 
 @dataclass(frozen=True)

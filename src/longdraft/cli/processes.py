@@ -36,6 +36,12 @@ def check(command: str) -> None:
         )
 
 
+def check_alone(command: str) -> None:
+    """Raises InputError in several processes."""
+    if count() > 1:
+        raise InputError(f"{command} runs in one process: start it without torchrun")
+
+
 @contextmanager
 def as_one() -> Iterator[None]:
     """Only the first process's output is shown. All must come to the end of the block, or raise an

@@ -54,14 +54,8 @@ class Choice:
         for name in self.chosen:
             if name not in PEERS:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
-        if not self.chosen and (
-            self.model or self.drafts or self.server or self.python or self.labels
-        ):
-            raise InputError(
-                "--peer-model, --peer-draft, --peer-llama-server, --peer-openvino and "
-                "--peer-only are for other"
-                " engines: add --peers llama.cpp,openvino,transformers"
-            )
+        if not self.chosen:
+            raise InputError(f"no engine is given: give --peers {','.join(PEERS)}")
         if self.server is not None:
             if NAME not in self.chosen:
                 raise InputError("--peer-llama-server is llama.cpp's: add it to --peers")
