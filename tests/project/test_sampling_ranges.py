@@ -201,9 +201,10 @@ def test_all_accept_the_same_values(p):
 
 def test_nothing_is_left_out():
     everywhere = {"Sampler", "hf", *(model.__name__ for model in REQUESTS)}
-    commanded = {
-        f"longdraft {name}" for name in ("generate", "chat", "bench", "audit", "demo", "train text")
-    }
+    benches = ("speed", "cost", "acceptance", "tasks", "peers", "peers-tasks", "shape-cost")
+    commands = ("generate", "chat", "audit", "demo", "train text")
+    commanded = {f"longdraft {name}" for name in commands}
+    commanded |= {f"longdraft bench {name}" for name in benches}
     assert {name for name, _ in surfaces(TEMPERATURE)} == everywhere | commanded
     assert {"a run", "a request", "hf_generate", "TraceRequest", "longdraft train eagle"} <= {
         name for name, _ in surfaces(SEED)

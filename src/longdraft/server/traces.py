@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longdraft.core import Sampler
-from longdraft.drafters import PlainDecoding
+from longdraft.drafters import Drafter, PlainDecoding
 from longdraft.engine.requests import Request, make_request
 from longdraft.errors import Busy, InputError
 from longdraft.methods import METHODS, elsewhere
@@ -236,7 +236,7 @@ class Tracer:
         service = self.service
         target = self.service.target
         lanes = [Lane(method="plain", options={})]
-        drafters = [PlainDecoding()]
+        drafters: list[Drafter] = [PlainDecoding()]
         if spec.name != "plain":
             lanes.append(Lane(method=spec.name, options=spec.options))
             drafters.append(spec.paced(target))
