@@ -136,7 +136,9 @@ class Pace:
     def ended(self, rows: Mapping[object, Row], drafted: int) -> None:
         """Drafts of so many tokens were made after this step; the next one begins now."""
         self._lengths = {request: row.length for request, row in rows.items()}
-        self._begun, self._end, self._drafted = self._start, self.clock(), drafted
+        self._begun = self._start
+        self._end = self.clock()
+        self._drafted = drafted
         self._charged = self._charge if drafted else 0.0
         self.debt += self._charged
         self.drafting = self.drafting + 1 if drafted else 0

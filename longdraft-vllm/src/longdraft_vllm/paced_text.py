@@ -53,7 +53,9 @@ class PacedText:
             gained -= minus
             shapes.append(Shape(drafted, gained, 0.0, drafted))
         found = self.pace.pick(self._rows, shapes) if self._rows else None
-        count = agree(found.payload if found else 0) if self._rows else 0
+        count = 0
+        if self._rows:
+            count = agree(found.payload if found else 0)
         lengths = dict.fromkeys(chains, 0)
         for _, _, id in ranked[:count]:
             lengths[id] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from longdraft.drafters.adaptive.pace import kept
@@ -65,7 +65,9 @@ class PacedViews:
         chances = [self.pace.acceptance.chances(request) for request in self._rows]
         draft = self.pace.costs.draft(size)
         select = self.pace.costs.select(size) if self.guided else 0.0
-        intervals = [self.given] if self.given else EVERY if self.guided else (1,)
+        intervals: Sequence[int] = EVERY if self.guided else (1,)
+        if self.given:
+            intervals = [self.given]
         for depth in range(1, self.most + 1):
             gained = sum(sum(chance[:depth]) for chance in chances)
             for every in intervals:

@@ -152,7 +152,9 @@ class DensePass:
         if self.view is None or layer in self.spans:
             return None
         slots = self.view.slots(layer, self.b)
-        return None if not slots.shape[-1] else slots if slots.dim() == 2 else slots[None]
+        if not slots.shape[-1]:
+            return None
+        return slots if slots.dim() == 2 else slots[None]
 
     def _mask(self, layer: int, selected: Tensor | None) -> Tensor:
         """[1,1,W,S] that is added to logits."""

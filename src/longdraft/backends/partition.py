@@ -42,10 +42,8 @@ def in_parts(
         scores.add(own.scores)
         for n, state in own.states.items():
             states[n].append(state)
-    captured.scores, captured.states = (
-        scores.merged,
-        {n: torch.cat(parts, 1) for n, parts in states.items()},
-    )
+    captured.scores = scores.merged
+    captured.states = {n: torch.cat(parts, 1) for n, parts in states.items()}
     return torch.cat(logits, 1)
 
 

@@ -196,7 +196,9 @@ def serve(
             if prefix_tokens is None
             else prefix_tokens
         )
-        prefixes = PrefixCache(kept, tell=note if cache_dir is None else None) if kept else None
+        prefixes = None
+        if kept:
+            prefixes = PrefixCache(kept, tell=note if cache_dir is None else None)
         if cache_dir is not None:
             prefixes = PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, note)
             folders.append(prefixes)

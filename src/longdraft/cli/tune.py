@@ -132,7 +132,10 @@ def terms(costs: Any) -> Any:
     table.add_column("unit")
     for name, (about, unit, shown) in units.items():
         cost = getattr(costs, name)
-        value = cost / unit if unit else 1e-9 / cost if cost else float("inf")
+        if unit:
+            value = cost / unit
+        else:
+            value = 1e-9 / cost if cost else float("inf")
         table.add_row(name, about, f"{value:.3g}", shown)
     return table
 

@@ -35,7 +35,8 @@ class Combined(Drafter, Generic[D]):
         self.usual = drafters[0].usual
         self.finds = max(d.finds for d in drafters)
         self.rough = any(d.rough for d in drafters)
-        self.lasts, self.renews = max(d.lasts for d in drafters), any(d.renews for d in drafters)
+        self.lasts = max(d.lasts for d in drafters)
+        self.renews = any(d.renews for d in drafters)
 
     def proposed_by(self, node: int) -> str:
         return self.drafters[0].proposed_by(node)

@@ -92,7 +92,11 @@ def padded(nodes: int) -> int:
     """The number of nodes that a pass over `nodes` nodes is padded to: few sizes serve trees of
     many sizes.
     """
-    step = 1 if nodes <= 8 else 8 if nodes <= 64 else 16
+    step = 16
+    if nodes <= 8:
+        step = 1
+    elif nodes <= 64:
+        step = 8
     return -(-nodes // step) * step
 
 
@@ -122,7 +126,9 @@ class Shape(NamedTuple):
         """
         nodes = padded(nodes)
         rows = "mean" if spec.rows == "mean" else "all"
-        kept = 0 if keep is None else nodes if spec.rows in ("all", "mean") else keep.shape[1]
+        kept = 0
+        if keep is not None:
+            kept = nodes if spec.rows in ("all", "mean") else keep.shape[1]
         known = CaptureSpec(hidden=spec.hidden)
         if kept:
             known = CaptureSpec(rows, spec.of, spec.split, spec.only, spec.hidden)

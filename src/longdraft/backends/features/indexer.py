@@ -143,7 +143,8 @@ class Choice:
         """`keys` of an indexer that scores blocks: [B,1,W,D] -> [B,1,S,D], with room for every
         node's position.
         """
-        self._scores, cached = "blocks", self._cached(layer, k[:, 0])[:, None]
+        cached = self._cached(layer, k[:, 0])[:, None]
+        self._scores = "blocks"
         return F.pad(cached, (0, 0, 0, self.positions - cached.shape[2]))
 
     def _cached(self, layer: int, k: Tensor) -> Tensor:

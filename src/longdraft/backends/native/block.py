@@ -110,7 +110,8 @@ class NativeBlock(CompiledBlock):
             position=position.data_ptr(),
         )  # fmt: skip
         self._keys(p, tree.size, ring, cache, view)
-        p.logits, p.ring_mask = logits.data_ptr(), seen.data_ptr()
+        p.logits = logits.data_ptr()
+        p.ring_mask = seen.data_ptr()
         with step.lock:
             step.lib.longdraft_step(self.model, p, step.work, step.half)
         return logits
@@ -162,10 +163,8 @@ class NativeBlock(CompiledBlock):
             sized([view.tail_start], (p.rows,))
             nothing = [native.Selected()] * p.rows
             indices = nothing + step.selected(view, cache, [layer], p.rows)
-            p.tail_start, p.selected = (
-                view.tail_start.data_ptr(),
-                (native.Selected * (2 * p.rows))(*indices),
-            )
+            p.tail_start = view.tail_start.data_ptr()
+            p.selected = (native.Selected * (2 * p.rows))(*indices)
 
 
 def block_fits(step: NativeStep, block: Block) -> bool:

@@ -25,9 +25,11 @@ class NativeLayers(CompiledLayers):
         pins = self._pins
         self.width = whole.width
         self.known = whole.vocab if layers.tokens is None else len(layers.tokens)
-        kind = native.LayerKind[
-            "KEYS" if layers.keys_only else "RING" if layers.ring else "DECODER"
-        ]
+        kind = native.LayerKind["DECODER"]
+        if layers.keys_only:
+            kind = native.LayerKind["KEYS"]
+        elif layers.ring:
+            kind = native.LayerKind["RING"]
         made = [self._layer(layer, kind) for layer in layers.layers]
         count = len(made)
         self.output = count + layers.normed_feature
@@ -235,7 +237,8 @@ class NativeLayers(CompiledLayers):
             for k, v, n in keys.places
             for b, count in enumerate(sinks)
         ]
-        p.tail_start, p.selected = tail.data_ptr(), (native.Selected * (L * B))(*first)
+        p.tail_start = tail.data_ptr()
+        p.selected = (native.Selected * (L * B))(*first)
         return [places, tail, p.selected]
 
 

@@ -165,11 +165,9 @@ class NativeStep:
             length=length.data_ptr(),
             position=position.data_ptr(), mask=mask.data_ptr(),
         )  # fmt: skip
-        p.logits, p.logit_nodes, longest = (
-            logits.data_ptr(),
-            last,
-            self._keys(p, cache, tree.size, view),
-        )
+        p.logits = logits.data_ptr()
+        p.logit_nodes = last
+        longest = self._keys(p, cache, tree.size, view)
         L = self.model.layers
         if spec.rows is not None:
             keep = spec.kept(tree).contiguous()
@@ -194,11 +192,9 @@ class NativeStep:
         if spec.hidden:
             which = torch.tensor(spec.hidden, dtype=torch.long)
             states = torch.empty(len(which), B, W, self.model.width)
-            p.state_layers, p.state_count, p.states = (
-                which.data_ptr(),
-                len(which),
-                states.data_ptr(),
-            )
+            p.state_layers = which.data_ptr()
+            p.state_count = len(which)
+            p.states = states.data_ptr()
             captured.states = {i: states[n] for n, i in enumerate(spec.hidden)}
             arrays.append(which)
         self._compute(p, tree, cache, start)
@@ -277,7 +273,8 @@ class NativeStep:
             layers = (native.LayerCache * count)()
             for layer, (k, v, slots) in zip(with_keys, addresses, strict=True):
                 layers[layer] = native.LayerCache(k=k, v=v, slots=slots, bits=cache.bits)
-            known = self._places = addresses, layers
+            known = (addresses, layers)
+            self._places = known
         return known[1]
 
     @property
@@ -296,10 +293,8 @@ class NativeStep:
         if view is not None:
             indices = self.selected(view, cache, range(L), B)
             sized([view.tail_start], (B,))
-            p.tail_start, p.selected = (
-                view.tail_start.data_ptr(),
-                (native.Selected * (L * B))(*indices),
-            )
+            p.tail_start = view.tail_start.data_ptr()
+            p.selected = (native.Selected * (L * B))(*indices)
         return longest
 
     def selected(

@@ -125,4 +125,6 @@ def _value(x: Any) -> str:
         return " ".join(map(_value, x))
     if isinstance(x, bool):
         return "yes" if x else "no"
-    return "" if x is None else f"{x:.6g}" if isinstance(x, float) else str(x)
+    if x is None:
+        return ""
+    return f"{x:.6g}" if isinstance(x, float) else str(x)

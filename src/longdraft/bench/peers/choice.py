@@ -50,7 +50,8 @@ class Choice:
     only: str = ""
 
     def __post_init__(self) -> None:
-        self.chosen, self.labels = _split(self.names), _split(self.only)
+        self.chosen = _split(self.names)
+        self.labels = _split(self.only)
         for name in self.chosen:
             if name not in PEERS:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")

@@ -72,7 +72,8 @@ class LlamaServer:
     """
 
     def __init__(self, address: str, end: Callable[[], object]):
-        self.address, self.close = address, finalize(self, end)
+        self.address = address
+        self.close = finalize(self, end)
         place = urlsplit(address)
         self._place = place.hostname or "", place.port
 

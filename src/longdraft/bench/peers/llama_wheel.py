@@ -64,7 +64,8 @@ class Wheel(Build):
         if s.draft is not None:
             p.speculative.draft.mparams.path = str(s.draft)
         for each in (p, p.speculative.draft):
-            each.cpuparams.n_threads = each.cpuparams_batch.n_threads = s.threads
+            each.cpuparams.n_threads = s.threads
+            each.cpuparams_batch.n_threads = s.threads
         self._scale(p, s.rope)
         with unpinned():
             try:
@@ -94,7 +95,5 @@ class Wheel(Build):
         p.rope_freq_scale = 1 / rope["factor"]
         if kind == "yarn":
             p.yarn_orig_ctx = int(rope["original_max_position_embeddings"])
-            p.yarn_beta_fast, p.yarn_beta_slow = (
-                rope.get("beta_fast") or 32.0,
-                rope.get("beta_slow") or 1.0,
-            )
+            p.yarn_beta_fast = rope.get("beta_fast") or 32.0
+            p.yarn_beta_slow = rope.get("beta_slow") or 1.0

@@ -140,10 +140,10 @@ class Transformers(Peer):
         self, label: str, cache: str = "dynamic", lookup: int = 0, draft: LM | None = None
     ):
         name = label if label in STOCK else "transformers"
-        kind = {
-            "speculation": "prompt lookup" if lookup else "draft model" if draft else "none",
-            "cache": cache,
-        }
+        speculation = "draft model" if draft else "none"
+        if lookup:
+            speculation = "prompt lookup"
+        kind = {"speculation": speculation, "cache": cache}
         super().__init__(name, label, transformers.__version__, {} if name in STOCK else kind)
         self.cache = cache
         self.lookup = lookup

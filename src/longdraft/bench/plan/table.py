@@ -158,7 +158,9 @@ def _span(contexts: Sequence[int], low: int, high: int) -> str:
     last = size(contexts[high])
     if high == len(contexts) - 1:
         return f"from {first}" if low < high else f"at {first}"
-    return f"up to {last}" if low == 0 else f"at {first}" if low == high else f"{first} to {last}"
+    if low == 0:
+        return f"up to {last}"
+    return f"at {first}" if low == high else f"{first} to {last}"
 
 
 def _best(ranking: Sequence[Prediction]) -> Prediction | None:

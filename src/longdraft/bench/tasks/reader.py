@@ -111,9 +111,13 @@ Format = type[Own] | type[SpecBench] | type[LongBench] | type[LongBench2]
 def format_of(line: dict[str, Any]) -> Format | None:
     """By its fields; None for a line of another format."""
     if "turns" in line:
-        return Own if "task" in line else SpecBench if "question_id" in line else None
+        if "task" in line:
+            return Own
+        return SpecBench if "question_id" in line else None
     if "context" in line:
-        return LongBench if "input" in line else LongBench2 if "question" in line else None
+        if "input" in line:
+            return LongBench
+        return LongBench2 if "question" in line else None
     return None
 
 

@@ -60,7 +60,8 @@ class FeatureRing:
         self.k, self.v = (
             without(x.transpose(0, 1), row).transpose(0, 1).contiguous() for x in (self.k, self.v)
         )
-        self.held, self.end = without(self.held, row), without(self.end, row)
+        self.held = without(self.held, row)
+        self.end = without(self.end, row)
 
     def rewind(self, length: Tensor) -> None:
         """Forget the positions from length [B] on."""

@@ -233,9 +233,8 @@ class Eagle3Block(EagleBlock):
     def __init__(self, config: Any, vocab: int | None = None):
         d = config.hidden_size
         super().__init__(config, 2 * d)
-        self.normed_residual = self.layer["norm_before_residual"] = bool(
-            getattr(config, "norm_before_residual", False)
-        )
+        self.normed_residual = bool(getattr(config, "norm_before_residual", False))
+        self.layer["norm_before_residual"] = self.normed_residual
         self.fuse = nn.Linear(3 * d, d, bias=False)
         self.known = min(vocab or config.vocab_size, config.vocab_size)
         self.norm_feature, self.norm_token, self.norm_out = (

@@ -90,11 +90,9 @@ class Pairs:
         last = len(self.first) - 1
         if row != last:
             self._whole.move(last, row)
-        self.own, self.first, self.output = (
-            self._whole.first(last),
-            without(self.first, row),
-            without(self.output, row),
-        )
+        self.own = self._whole.first(last)
+        self.first = without(self.first, row)
+        self.output = without(self.output, row)
 
     def keep(self, count: int, n: int) -> bool:
         """Of the only row's pairs before position `count`, keep those that n tokens have; False if

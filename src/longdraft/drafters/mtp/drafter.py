@@ -120,7 +120,8 @@ class Mtp(Drafter):
         for ring in self.rings:
             if row != last:
                 ring.move(last, row)
-        self.fed, self.since = without(self.fed, row), without(self.since, row)
+        self.fed = without(self.fed, row)
+        self.since = without(self.since, row)
         self.outputs = [without(x, row) for x in self.outputs]
 
     def ready(self, seqs: Sequences) -> None:

@@ -134,7 +134,8 @@ class SmallModelDrafter(Drafter):
         rows = len(seqs.length)
         self.cache = self._whole_cache.first(rows)
         self._run = 0
-        self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
+        self._text = self._whole_text[:rows]
+        self._left = self._whole_left[:rows]
 
     def rewind(self, seqs: Sequences) -> None:
         for b, (held, root) in enumerate(
@@ -215,7 +216,8 @@ class SmallModelDrafter(Drafter):
                 logits = self.small(
                     replace(tree, tokens=self._known(tree.tokens)), self.cache, start, view
                 )
-            self._run, missing = tree.size, self.vocab - logits.shape[-1]
+            self._run = tree.size
+            missing = self.vocab - logits.shape[-1]
             return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
         rest = (
@@ -261,7 +263,8 @@ class SmallModelDrafter(Drafter):
         position = self.cache.length[:, None] + torch.arange(wide, device=n.device)
         tokens = self._text.gather(1, position.clamp(max=self._text.shape[1] - 1))
         logits = self.small(Tree.chain(tokens), self.cache, view=view)
-        self._drafted, last = n <= wide, n.clamp(max=wide) - 1
+        self._drafted = n <= wide
+        last = n.clamp(max=wide) - 1
         self.cache.length += torch.where(self._drafted, last, 0)
         return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
 
