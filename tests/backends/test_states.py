@@ -524,4 +524,4 @@ def test_memory_does_not_grow_with_the_text():
     row = history.cache.states(0)
     kept = sum(len(buffers[0]) for buffers in row._inputs.values())
     assert kept <= 2 * 2 * ROOM and len(row.recent) == 2 and not row.checkpoints
-    assert recurrent_pass.LONG <= 2 * recurrent_pass.CHUNK
+    assert recurrent_pass.LONG <= 2 * recurrent_pass.SCAN_CHUNK

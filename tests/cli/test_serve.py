@@ -39,7 +39,7 @@ def kept(place: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_prefix_cache_has_room_for_the_context_by_default(kept, monkeypatch):
-    monkeypatch.setattr(prefix_room, "LEAST", 128)
+    monkeypatch.setattr(prefix_room, "MIN_TOKENS", 128)
     [prefixes] = kept("--context", "256")
     assert isinstance(prefixes, PrefixCache) and prefixes.most * prefixes.block == 256
     [prefixes] = kept("--context", "256", "--prefix-tokens", "640")

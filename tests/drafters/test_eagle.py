@@ -184,7 +184,7 @@ def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
 @each_path
 def test_the_prompt_goes_through_in_chunks(path, monkeypatch):
     """Of what the target reads, and of pairs."""
-    monkeypatch.setattr(pairs, "CHUNK", 64)
+    monkeypatch.setattr(pairs, "PAIRS_PER_PASS", 64)
     lm = tiny.target(path)
     drafter = Watched(lm, random_eagle3(lm, 0), 4, 1, 8, 150)
     check_lossless(lambda t: drafter, path, SAMPLERS["T=1"], (300, 140), 6)

@@ -146,7 +146,7 @@ def test_a_request_may_be_cancelled_while_it_alone_is_read(fault, monkeypatch):
     lm = tiny.target("llama")
     read = []
     s = Session(lm, PlainDecoding(), 2, SLOTS)
-    monkeypatch.setattr("longdraft.engine.session.ALONE", 16 if not fault else 1024)
+    monkeypatch.setattr("longdraft.engine.session.IDLE_PREFILL", 16 if not fault else 1024)
     prefill = lm.prefill
 
     def watched(tokens, *given, **more):

@@ -50,9 +50,9 @@ def test_warnings_that_concern_results_are_a_line_each(shown):
 def test_errors_and_long_warnings(shown):
     logger = library.get_logger("transformers.x")
     logger.error("deprecated and broken")
-    logger.warning("a " * library_messages.LONGEST)
+    logger.warning("a " * library_messages.MAX_LINE)
     broken, long = shown()
-    assert broken.endswith("deprecated and broken") and len(long) < library_messages.LONGEST + 60
+    assert broken.endswith("deprecated and broken") and len(long) < library_messages.MAX_LINE + 60
 
 
 def test_all_warnings_hidden_as_before_is_seen(shown):

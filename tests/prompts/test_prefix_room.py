@@ -10,7 +10,7 @@ from support import tiny
 
 from longdraft import PrefixCache, Session, generate
 from longdraft.prompts import prefix_room as room
-from longdraft.prompts.prefix_room import FLOOR, LEAST, prefix_room
+from longdraft.prompts.prefix_room import FLOOR, MIN_TOKENS, prefix_room
 
 BLOCK = 16
 NEW = 4
@@ -47,7 +47,7 @@ def state_slots() -> float:
 @pytest.mark.parametrize(
     ("context", "available", "limit", "models", "tokens"),
     [
-        (512, 1 << 40, None, 1, LEAST),
+        (512, 1 << 40, None, 1, MIN_TOKENS),
         (200_000, 1 << 40, None, 1, 200_000),
         (200_000, None, None, 1, 200_000),
         (200_000, 4 * 50_000 * SLOT, None, 1, 50_000),

@@ -17,7 +17,7 @@ from longdraft.cli.option_groups import TargetOptions, expand
 from longdraft.errors import InputError
 
 CONTEXTS = [1 << n for n in range(10, 21)]
-MOST = 1 << 30  # tokens of a context
+MAX_PLANNED_CONTEXT = 1 << 30  # tokens of a context
 
 
 @expand
@@ -127,10 +127,11 @@ def _print(tables: list[Any]) -> None:
 def _contexts(text: str) -> list[int]:
     parts = [p.strip() for p in text.split(",") if p.strip()]
     if not parts or not all(
-        p.isascii() and p.isdecimal() and len(p) < 12 and 1 <= int(p) <= MOST for p in parts
+        p.isascii() and p.isdecimal() and len(p) < 12 and 1 <= int(p) <= MAX_PLANNED_CONTEXT
+        for p in parts
     ):
         raise InputError(
-            f"context is {text[:60]!r}: give token counts from 1 to {MOST}, like 32768 or "
-            "4096,32768"
+            f"context is {text[:60]!r}: give token counts from 1 to {MAX_PLANNED_CONTEXT}, "
+            "like 32768 or 4096,32768"
         )
     return sorted({int(p) for p in parts})

@@ -16,7 +16,7 @@ from longdraft.cli.option_groups import TargetOptions, expand
 SECONDS = 60  # about as long as the measurement may take
 CONTEXTS = (1024, 8192, 32768)
 BUSY = 0.5  # share of disturbed passes from which on costs are not kept
-MOST = 1 << 20  # tokens of a context
+MAX_TUNED_CONTEXT = 1 << 20  # tokens of a context
 
 
 @expand
@@ -27,7 +27,7 @@ def tune(
         list[int] | None,
         typer.Option(
             min=64,
-            max=MOST,
+            max=MAX_TUNED_CONTEXT,
             help="Tokens of a context; may be repeated (default: 1,024, 8,192 and 32,768).",
         ),
     ] = None,

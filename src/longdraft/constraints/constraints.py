@@ -27,7 +27,7 @@ COMPACT: Any = EXACT | {"item_separator": ",", "key_separator": ":"}
 FREE: Any = EXACT | {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{0,20}"}
 OBJECT = {"type": "object"}
 KEPT = 64  # compiled constraints
-LONGEST = 1 << 20  # characters of a schema, an expression or a grammar
+MAX_GRAMMAR = 1 << 20  # characters of a schema, an expression or a grammar
 MOST_CHOICES = 10_000
 
 
@@ -117,8 +117,8 @@ class Constraints:
 
         text: a grammar in Lark's notation, or llguidance's JSON.
         """
-        if len(text) > LONGEST:
-            raise InputError(f"{about} has {len(text)} characters: give at most {LONGEST}")
+        if len(text) > MAX_GRAMMAR:
+            raise InputError(f"{about} has {len(text)} characters: give at most {MAX_GRAMMAR}")
         with self._lock:
             made = self._made.pop(text, None)
         if made is None:

@@ -9,7 +9,7 @@ from typing import Any
 from longdraft.constraints.closed import nodes
 
 Check = Callable[[Any], str]  # what is wrong with a schema; empty: it can be enforced
-MOST = 100  # parts of anyOf that are tried
+MAX_ANY_OF = 100  # parts of anyOf that are tried
 # JSON Schema defines these: any other format says nothing of a value's form.
 FORMATS = {
     *(
@@ -41,7 +41,7 @@ def enforceable(schema: Any, wrong: Check) -> Any:
         return made
     copy = deepcopy(made)
     unions = [node for node in nodes(copy) if isinstance(node.get("anyOf"), list)]
-    if sum(len(node["anyOf"]) for node in unions) > MOST:
+    if sum(len(node["anyOf"]) for node in unions) > MAX_ANY_OF:
         return made
     for node in reversed(unions):  # the inner ones first
         kept = [part for part in node["anyOf"] if not wrong(_alone(part, copy))]

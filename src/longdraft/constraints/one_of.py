@@ -12,8 +12,8 @@ from typing import Any
 from longdraft.constraints.closed import nodes
 from longdraft.constraints.types import referred
 
-MOST = 100  # schemas of a oneOf that are compared with each other
-DEEPEST = 8  # references that lead to further ones
+MAX_ONE_OF = 100  # schemas of a oneOf that are compared with each other
+MAX_REFERENCES = 8  # references that lead to further ones
 
 
 def as_any_of(schema: Any) -> Any:
@@ -27,7 +27,7 @@ def as_any_of(schema: Any) -> Any:
     made = deepcopy(schema)
     for node in nodes(made):
         parts = node.get("oneOf")
-        if "anyOf" in node or not isinstance(parts, list) or not 0 < len(parts) <= MOST:
+        if "anyOf" in node or not isinstance(parts, list) or not 0 < len(parts) <= MAX_ONE_OF:
             continue
         if all(_exclude(a, b, made) for a, b in combinations([_read(p, made) for p in parts], 2)):
             node["anyOf"] = node.pop("oneOf")
@@ -36,7 +36,7 @@ def as_any_of(schema: Any) -> Any:
 
 def _read(part: Any, root: dict[str, Any]) -> dict[str, Any]:
     """A schema, or the one that it refers to; {} for one that cannot be read."""
-    for _ in range(DEEPEST):
+    for _ in range(MAX_REFERENCES):
         if not isinstance(part, dict) or "$ref" not in part:
             break
         part = referred(part["$ref"], root)

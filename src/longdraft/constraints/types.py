@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
-MOST = 256  # parts that describe one value together
-DEEPEST = 32  # alternatives in alternatives, which references can make endless
+MAX_PARTS = 256  # parts that describe one value together
+MAX_NESTING = 32  # alternatives in alternatives, which references can make endless
 IMPLIED = {  # keywords of one type alone; without `type`, a schema that has one means that type
     "string": ("pattern", "minLength", "maxLength", "format", "contentEncoding"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -77,7 +77,7 @@ class Schemas:
         """
         todo = [schema]
         parts = dict[int, dict[str, Any]]()  # by identity
-        while todo and len(parts) < MOST:
+        while todo and len(parts) < MAX_PARTS:
             part = todo.pop(0)
             if isinstance(part, dict) and id(part) not in parts:
                 parts[id(part)] = part
@@ -90,7 +90,7 @@ class Schemas:
         """The types that a value may have by its schema; "integer" comes with "number"."""
         if (known := self._types.get(id(schema))) is not None:
             return known[1]
-        if self._depth > DEEPEST:
+        if self._depth > MAX_NESTING:
             return ANY
         self._types[id(schema)] = schema, frozenset()  # a circle adds no type
         self._depth += 1
@@ -112,7 +112,7 @@ class Schemas:
         key = id(schema), name
         if (known := self._properties.get(key)) is not None:
             return known[1]
-        if self._depth > DEEPEST:
+        if self._depth > MAX_NESTING:
             return {}
         self._properties[key] = schema, {}
         self._depth += 1

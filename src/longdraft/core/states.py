@@ -17,7 +17,7 @@ ByScan = Mapping[int, Tensor]
 
 RECENT = 32  # a row can be rewound by as many tokens without a checkpoint
 # checkpoints of a row, and what they may take
-MOST = 32
+MAX_CHECKPOINTS = 32
 MOST_BYTES = 1 << 30
 ROOM = 96  # slots of inputs that are allocated at least
 
@@ -120,7 +120,9 @@ class RowStates:
         self.states = states
         if self.every and position % self.every == 0:
             self.checkpoints[position] = states
-            if len(self.checkpoints) > max(2, min(MOST, MOST_BYTES // max(self.nbytes(), 1))):
+            if len(self.checkpoints) > max(
+                2, min(MAX_CHECKPOINTS, MOST_BYTES // max(self.nbytes(), 1))
+            ):
                 # every second one goes, so that they reach back as far
                 self.checkpoints = {
                     n: s for n, s in self.checkpoints.items() if n // self.every % 2 == 0

@@ -15,7 +15,7 @@ from longdraft.costs.counts import counts_of, pass_over
 from longdraft.costs.passes import Pass
 from longdraft.models.lm import LM
 
-CHUNK = 128  # tokens that are read again in one pass
+TOKENS_PER_PASS = 128  # tokens that are read again in one pass
 
 # {layer: [1,m,d]} of a row's last m tokens in the cache; {}: there are none
 States = dict[int, Tensor]
@@ -49,7 +49,7 @@ def read_again(
     row = seqs.cache.row(b)
     n = int(seqs.cache.length[b])
     with row.reopen_from(first) as first:
-        passes = target.extend_cache(seqs.tokens[b : b + 1, first:n], row, spec, CHUNK)
+        passes = target.extend_cache(seqs.tokens[b : b + 1, first:n], row, spec, TOKENS_PER_PASS)
     return first, {
         layer: torch.cat([c.states[layer] for c in passes], 1) for layer in spec.hidden if passes
     }
@@ -60,7 +60,7 @@ def reread(target: LM, seqs: Sequences, firsts: Sequence[int]) -> list[Pass]:
     passes: list[Pass] = []
     for b, (first, length) in enumerate(zip(firsts, seqs.cache.length.tolist(), strict=True)):
         if first < length:
-            for begin in range(seqs.cache.row(b).earliest(first), length, CHUNK):
-                work = pass_over(counts_of(target), [begin], min(CHUNK, length - begin))
+            for begin in range(seqs.cache.row(b).earliest(first), length, TOKENS_PER_PASS):
+                work = pass_over(counts_of(target), [begin], min(TOKENS_PER_PASS, length - begin))
                 passes.append(replace(work, drawn=0.0))
     return passes

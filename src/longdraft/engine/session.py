@@ -27,7 +27,7 @@ from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
 from longdraft.prompts.prefix_cache import Prefixes
 
-ALONE = 1024  # tokens to prefill between cancellation checks when idle
+IDLE_PREFILL = 1024  # tokens to prefill between cancellation checks when idle
 
 
 class Session:
@@ -266,7 +266,7 @@ class Session:
                 if self.running:
                     left -= self._read(left)
                 else:
-                    self._read(ALONE)
+                    self._read(IDLE_PREFILL)
                 if self._rows.entering is None:
                     self._enter()
                 else:

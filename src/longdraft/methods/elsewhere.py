@@ -21,7 +21,7 @@ from longdraft.methods.table import CONTROLS, METHODS
 
 GROUP = __name__.rpartition(".")[0]  # longdraft.methods: this package's own name
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-LONGEST = 40  # characters of a name
+MAX_NAME = 40  # characters of a name
 
 
 class Added(NamedTuple):
@@ -104,8 +104,8 @@ def _load(name: str, entry: EntryPoint, *others: EntryPoint) -> Added:
         raise InputError(
             f"the packages {packages} both have a method {name!r}: uninstall one of them"
         )
-    if not NAME.fullmatch(name) or len(name) > LONGEST:
-        what = f"small letters, digits and single hyphens, {LONGEST} characters at most"
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME:
+        what = f"small letters, digits and single hyphens, {MAX_NAME} characters at most"
         raise InputError(f"the package {package} has a method {name!r}: a name takes {what}")
     if entry.dist and _in_the_current_folder(entry.dist):
         raise InputError(

@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 MARK = {"longdraft": "int8 rows"}  # in the file's metadata
 SCALE = ".row_scale"  # name of a matrix's scales: its own name and this
-LEAST = 1024  # elements of a matrix that is worth packing
+MIN_ELEMENTS = 1024  # elements of a matrix that is worth packing
 
 
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     packed = dict[str, Tensor]()
     for name, x in weights.items():
-        if not x.is_floating_point() or x.dim() < 2 or x.numel() < LEAST:
+        if not x.is_floating_point() or x.dim() < 2 or x.numel() < MIN_ELEMENTS:
             packed[name] = x.contiguous()
             continue
         rows = x.detach().to("cpu", torch.float32)

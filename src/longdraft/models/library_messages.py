@@ -12,7 +12,7 @@ import sys
 from huggingface_hub.utils import logging as hub
 from transformers.utils import logging as library
 
-LONGEST = 400  # characters of a line
+MAX_LINE = 400  # characters of a line
 # Warnings that change no result: programming interfaces, speed, memory, training, and the report of
 # weights, which loading checks itself. A warning that is not known here is shown.
 HARMLESS = re.compile(
@@ -46,7 +46,7 @@ class MessageHandler(logging.Handler):
         serious = record.levelno >= logging.ERROR or not HARMLESS.search(text)
         if serious and text not in self.said:
             self.said.add(text)
-            print(f"longdraft: note: Transformers warns: {text[:LONGEST]}", file=sys.stderr)
+            print(f"longdraft: note: Transformers warns: {text[:MAX_LINE]}", file=sys.stderr)
 
 
 LINES = MessageHandler()

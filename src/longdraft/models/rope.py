@@ -11,10 +11,10 @@ from typing import Any
 from longdraft.errors import InputError
 
 SCALINGS = ("yarn", "linear")
-MOST = 1024
+MAX_FACTOR = 1024
 HOW = (
     f"give KIND:FACTOR like yarn:2, where KIND is {' or '.join(SCALINGS)} and FACTOR a number "
-    f"above 1, up to {MOST}"
+    f"above 1, up to {MAX_FACTOR}"
 )
 
 
@@ -39,7 +39,7 @@ class Rope:
             factor = float(number)
         except ValueError:
             factor = 0.0
-        if kind not in SCALINGS or not 1 < factor <= MOST:
+        if kind not in SCALINGS or not 1 < factor <= MAX_FACTOR:
             raise InputError(f"rope is {text[:40]!r}: {HOW}")
         return cls(kind, factor)
 

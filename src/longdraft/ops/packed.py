@@ -16,7 +16,7 @@ from longdraft.ops.scales import PlainScales, Scales
 GROUP = 32  # inputs that share a scale, unless a file's format has smaller groups
 BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
 ROWS = 1 << 12  # outputs that are dequantized at a time, in double precision
-LEAST = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
+MIN_HALF_SCALE = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
 # bytes of a block: lowest bits, other bits
 LOW = {4: 32, 5: 32, 6: 32, 8: 64}
 HIGH = {4: 0, 5: 8, 6: 16, 8: 0}
@@ -207,7 +207,7 @@ def quantized(weight: Tensor, bits: int) -> Packed:
 
 def _rounded(scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest halves, unless a scale is too large or too small for a half."""
-    precise = ((scale == 0) | (scale > LEAST)).all()
+    precise = ((scale == 0) | (scale > MIN_HALF_SCALE)).all()
     fits = precise and torch.maximum(scale, offset.abs()).max() < 65504
     return (scale.half(), offset.half()) if fits else (scale, offset)
 

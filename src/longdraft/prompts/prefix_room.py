@@ -9,7 +9,7 @@ import torch
 from longdraft.host import limits, memory
 from longdraft.models.lm import LM
 
-LEAST = 1 << 15  # tokens, however short the context is
+MIN_TOKENS = 1 << 15  # tokens, however short the context is
 SHARE = 4  # prefix caches take at most a quarter of the memory
 FLOOR = 1 << 10  # tokens, however little memory there is
 
@@ -18,15 +18,15 @@ FLOOR = 1 << 10  # tokens, however little memory there is
 def prefix_room(target: LM, context: int, rows: int, models: int = 1) -> int:
     """The number of tokens for a prefix cache.
 
-    It is `context`, with the states that recurrent layers leave on the way, or LEAST; but no more
-    than fit into this model's part of a quarter of the free memory. rows: slots of the session that
-    will run beside it. models: those that share the memory. Runs one token.
+    It is `context`, with the states that recurrent layers leave on the way, or MIN_TOKENS; but no
+    more than fit into this model's part of a quarter of the free memory. rows: slots of the session
+    that will run beside it. models: those that share the memory. Runs one token.
     """
     scratch = target.new_cache(1, 1)
     target.prefill([0], scratch)
     slot = sum(scratch.slot_bytes(layer) for layer in scratch.layers) or 1
     states = sum(x.nbytes for x in (scratch.states_at(1) or {}).values())
-    wanted = max(context + context // target.checkpoints * ceil(states / slot), LEAST)
+    wanted = max(context + context // target.checkpoints * ceil(states / slot), MIN_TOKENS)
     free = free_memory(target, rows * slot)
     return wanted if free is None else min(wanted, max(free // SHARE // models // slot, FLOOR))
 

@@ -28,7 +28,7 @@ from longdraft.models.text import Detokenizer, token_text
 from longdraft.views.base import View
 
 BINS = 256  # parts of the cache whose reading is told apart
-LONGEST = 20_000  # characters of a prompt that a trace contains
+MAX_PROMPT = 20_000  # characters of a prompt that a trace contains
 
 Percent = Annotated[int, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0)]
@@ -144,8 +144,8 @@ def _plain(value: Any) -> int | float | str:
 
 def shortened(text: str) -> str:
     """The text, without its middle if it is long."""
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}\n[...]\n{text[-half:]}"
+    half = MAX_PROMPT // 2
+    return text if len(text) <= MAX_PROMPT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 @dataclass

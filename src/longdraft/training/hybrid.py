@@ -21,8 +21,8 @@ from longdraft.training import tokenizer
 SCAN = "torch_chunk_gated_delta_rule"
 SEGMENT = 512  # tokens, a multiple of the scan's chunks of 64
 # first step sizes of the recurrences: they remember from one to thousands of tokens
-SHORTEST = 0.001
-LONGEST = 0.1
+SHORTEST_STEP = 0.001
+LONGEST_STEP = 0.1
 
 
 def build(
@@ -69,11 +69,11 @@ def build(
 
 
 def _step_bias(heads: int) -> Tensor:
-    """dt_bias [heads] whose softplus is log-uniform in SHORTEST..LONGEST.
+    """dt_bias [heads] whose softplus is log-uniform in SHORTEST_STEP..LONGEST.
 
     Transformers' ones would forget at once.
     """
-    steps = torch.empty(heads).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
+    steps = torch.empty(heads).uniform_(math.log(SHORTEST_STEP), math.log(LONGEST_STEP)).exp()
     return steps + (-torch.expm1(-steps)).log()
 
 

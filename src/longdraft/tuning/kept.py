@@ -10,7 +10,7 @@ from typing import Any
 from longdraft.host import processor
 from longdraft.models.fetch import cache_folder
 
-LARGEST = 1 << 20  # bytes of a file: a thousand times as large as those that are written
+MAX_FILE_BYTES = 1 << 20  # bytes of a file: a thousand times as large as those that are written
 
 
 def folder() -> Path:
@@ -40,7 +40,7 @@ def fingerprints() -> list[dict[str, Any]]:
     records = []
     for file in sorted(folder().glob("*.json")):
         try:
-            if file.stat().st_size >= LARGEST:
+            if file.stat().st_size >= MAX_FILE_BYTES:
                 continue
             content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

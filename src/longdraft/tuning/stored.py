@@ -23,7 +23,7 @@ from longdraft.tuning import kept
 from longdraft.version import __version__
 
 FORMAT = 1  # another number for costs that mean something else
-LARGEST = 1e3  # seconds of any term: more is damage
+MAX_SECONDS = 1e3  # seconds of any term: more is damage
 
 
 def machine_name(device: torch.device) -> str:
@@ -116,6 +116,8 @@ def checked(content: dict[str, Any], wanted: dict[str, Any]) -> PassCosts:
     if not isinstance(terms, dict) or set(terms) != names:
         raise ValueError("their terms are others")
     for name, value in terms.items():
-        if type(value) not in (int, float) or not (0 <= value < LARGEST and math.isfinite(value)):
+        if type(value) not in (int, float) or not (
+            0 <= value < MAX_SECONDS and math.isfinite(value)
+        ):
             raise ValueError(f"{name} is no time")
     return PassCosts(**terms)

@@ -17,7 +17,7 @@ from weakref import finalize
 from longdraft.bench.peers.base import CannotRun
 from longdraft.bench.peers.llama_server import unpinned
 
-ALONE = ("-I",)  # the interpreter's own packages only: no PYTHONPATH, no folder of the script
+ISOLATED = ("-I",)  # the interpreter's own packages only: no PYTHONPATH, no folder of the script
 
 
 class Worker:
@@ -32,7 +32,7 @@ class Worker:
         try:
             with unpinned():
                 self._process = subprocess.Popen(
-                    [str(python), *ALONE, str(script)],
+                    [str(python), *ISOLATED, str(script)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
@@ -83,7 +83,7 @@ def installed(python: Path, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     try:
         done = subprocess.run(
-            [str(python), *ALONE, "-c", code],
+            [str(python), *ISOLATED, "-c", code],
             capture_output=True,
             text=True,
             errors="replace",

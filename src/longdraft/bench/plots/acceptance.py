@@ -11,7 +11,7 @@ from longdraft.bench.grouping import Record, by_peer, cells
 from longdraft.bench.plots.draw import Point, lines, link
 from longdraft.bench.plots.style import THIN, legend, panels, size
 
-DEEPEST = 16  # positions shown
+MAX_POSITIONS = 16  # positions shown
 
 
 def by_position(records: list[Record]) -> Any:
@@ -22,7 +22,7 @@ def by_position(records: list[Record]) -> Any:
     by_context: dict[int, dict[str, dict[float, Point]]] = {}
     for context, label, same in cells([r for r in records if not by_peer(r) and "oracle" not in r]):
         shares = [r["acceptance_per_position"] for r in same]
-        depth = min(max(map(len, shares), default=0), DEEPEST)
+        depth = min(max(map(len, shares), default=0), MAX_POSITIONS)
         columns = [[s[i] if i < len(s) else 0.0 for s in shares] for i in range(depth)]
         points = {
             i + 1.0: Point(fmean(c), min(c), max(c), link(same))

@@ -11,7 +11,7 @@ from longdraft.methods import CONTROLS, METHODS, elsewhere, family
 WIDTH = 5.4  # inches: at the width of a phone its text is still legible
 LOSS = "#f6d5d0"
 EDGE = "#a03020"
-LONGEST = 60  # characters of a label that are drawn
+MAX_LABEL = 60  # characters of a label that are drawn
 # of other engines, drawn as controls are; of what is unknown
 GRAY = family.UNGUIDED.color
 OTHER = "#aa4499"
@@ -66,7 +66,7 @@ def shown(text: object, wrap: bool = False) -> str:
     line.
     """
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
-    line = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    line = line if len(line) <= MAX_LABEL else line[: MAX_LABEL - 1] + "…"
     return line.replace("@", "\n@") if wrap else line
 
 

@@ -12,7 +12,7 @@ from longdraft.core.draft_layers import CompiledLayers, DraftKeys
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.models.lm import LM
 
-CHUNK = 512  # pairs that the layer runs at once
+PAIRS_PER_PASS = 512  # pairs that the layer runs at once
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Pairs:
         """
         own = self.own.row(rows.start) if rows.stop - rows.start == 1 else self.own
         taken = torch.tensor(count, device=tokens.device)
-        for begin in range(0, tokens.shape[1], CHUNK):
-            part = tokens[:, begin : begin + CHUNK]
+        for begin in range(0, tokens.shape[1], PAIRS_PER_PASS):
+            part = tokens[:, begin : begin + PAIRS_PER_PASS]
             W = part.shape[1]
             tree = Tree.chain(part)
             position = tree.depth + (self.next[rows, None] if at is None else at + begin)

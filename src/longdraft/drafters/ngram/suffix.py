@@ -12,7 +12,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.ngram.price import SuffixPrice
 
 # last tokens of a sequence that are matched again when the memory of earlier outputs has grown
-LONGEST = 256
+REMATCHED_TOKENS = 256
 # limits the work per token: in a run of one token, every position ends as many repeats as precede
 # it
 NESTED = 64
@@ -205,7 +205,7 @@ class Suffix(Drafter):
             self._remember(output)
             for kept in self.rows:
                 kept.matched = (0, 0)
-                kept.match(self.memory, kept.tokens[-LONGEST:])
+                kept.match(self.memory, kept.tokens[-REMATCHED_TOKENS:])
 
     def ready(self, seqs: Sequences) -> None:
         for b, (row, prompt) in enumerate(zip(self.rows, seqs.prompt.tolist(), strict=True)):

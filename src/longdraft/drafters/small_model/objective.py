@@ -26,7 +26,7 @@ from longdraft.views import Chunks
 
 BUDGETS = (256, 512, 1024, 2048)
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
-CHUNK = 8
+POSITIONS_PER_LOSS = 8
 
 
 @dataclass
@@ -77,7 +77,7 @@ class BudgetObjective:
         length = int(cache.length[0])
         view = None
         if budget:
-            policy = Chunks(budget, CHUNK)
+            policy = Chunks(budget, POSITIONS_PER_LOSS)
             policy.start(self.small, row[None, : length + 1], cache)
             view = policy.view(cache)
         seen = DynamicCache()

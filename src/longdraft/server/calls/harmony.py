@@ -22,7 +22,7 @@ START = "<|start|>"
 END = "<|end|>"
 CALL = "<|call|>"
 RETURN = "<|return|>"
-LONGEST = 256  # characters of a header
+MAX_HEADER = 256  # characters of a header
 TO = re.compile(r"to=functions\.([\w-]+)")
 
 
@@ -76,7 +76,7 @@ class Harmony(CallFormat):
                 return reader.drop(begin + end + len(message))
             expected = (channel, start, "to=", *self._ends)
             may_go_on = any(text.startswith(mark) or mark.startswith(text) for mark in expected)
-            if len(text) > LONGEST or not may_go_on:
+            if len(text) > MAX_HEADER or not may_go_on:
                 begun = next((mark for mark in self._begins if text.startswith(mark)), "")
                 reader.drop(begin + len(begun) if begun else 0)
                 return ""

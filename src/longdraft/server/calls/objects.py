@@ -24,7 +24,7 @@ DATA = re.compile(
 )
 BEGUN = re.compile(rf'\s*(?:$|\{{{{1,2}}\s*(?:$|"[^{FIRST}-{LAST}]*$))')
 FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
-LONGEST = 1024  # characters in which an object shows what it is
+MAX_OBJECT_START = 1024  # characters in which an object shows what it is
 OF_SCHEMAS = {"type", "properties", "required", "$schema", "$defs", "description", "title"}
 
 
@@ -40,7 +40,7 @@ def read_object(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
     said = ""
     seen = begin
     while True:
-        text = reader.rest[begin : begin + LONGEST]
+        text = reader.rest[begin : begin + MAX_OBJECT_START]
         if head := HEAD.match(text):
             if head[2] not in reader.schemas:
                 return False

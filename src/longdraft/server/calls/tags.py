@@ -19,7 +19,7 @@ EQUALS = r"""(?:\s*=|\s+name\s*=)\s*["']?"""
 HEAD = re.compile(rf"""{FUNCTION}{EQUALS}([\w.-]{{1,64}})["']?\s*>""")
 KEY = re.compile(rf"""{PARAMETER}{EQUALS}([^<>"'\n]{{1,200}}?)["']?\s*>""")
 BEGINS = (f"{PARAMETER}=", f"{PARAMETER} ")
-LONGEST = 300  # characters of a tag
+MAX_TAG = 300  # characters of a tag
 OBJECT = re.compile(r"""\{\s*["'}]""")
 
 
@@ -62,11 +62,11 @@ def _tag(
 ) -> Steps[re.Match[str] | None]:
     """A tag that begins at a place in the reader's text."""
     while not (match := pattern.match(reader.rest, begin)):
-        text = reader.rest[begin : begin + LONGEST]
+        text = reader.rest[begin : begin + MAX_TAG]
         may_go_on = name.startswith(text) or (
             text.startswith(name) and not set("<>") & set(text[1:])
         )
-        if not may_go_on or len(text) == LONGEST or not (yield from reader.more()):
+        if not may_go_on or len(text) == MAX_TAG or not (yield from reader.more()):
             return None
     return match
 

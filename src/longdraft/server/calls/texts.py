@@ -10,8 +10,8 @@ from longdraft.constraints import Schemas, literal, ways_of
 from longdraft.errors import InputError
 
 ANY = r"(.|\n)"
-MOST = 1 << 16  # characters of a limit that can be enforced
-LONGEST = 1 << 16  # characters of alternatives
+MAX_LIMIT = 1 << 16  # characters of a limit that can be enforced
+MAX_ALTERNATIVES = 1 << 16  # characters of alternatives
 PIECES = re.compile(r"\\[\s\S]|\[\^?\]?(?:\\[\s\S]|[^\]\\])*\]|\(\?.|[\s\S]")
 CHARS = re.compile(r"\\[\s\S]|[\s\S]")
 DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -109,7 +109,7 @@ class Texts:
             rules = [self.rule(way) for way in ways]
             several = list(dict.fromkeys(rules))
             written = " | ".join(f"({rule})" for rule in several)
-            if len(written) > LONGEST:
+            if len(written) > MAX_ALTERNATIVES:
                 self._refuse(f"alternatives of {len(written)} characters")
             elif None not in rules:
                 yield f"({written})" if len(several) > 1 else str(several[0])
@@ -124,7 +124,7 @@ def any_of(choices: list[str]) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and 0 <= value < MOST else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < MAX_LIMIT else None
 
 
 def pattern_of(pattern: str) -> str | None:

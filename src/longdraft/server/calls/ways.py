@@ -11,12 +11,12 @@ from longdraft.server.calls.format_marks import FIRST, LAST
 from longdraft.server.calls.objects import read_objects
 from longdraft.server.calls.tags import FUNCTION, read_function
 
-DEEPEST = 4  # marks that follow each other before a call
+MAX_MARKS = 4  # marks that follow each other before a call
 FENCE = "```"
 LANGUAGES = {"", "json", "jsonc", "tool_call", "tool_calls", "xml"}
 FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*(?=[^\w+ \t-])")
 FENCING = re.compile(r"`{0,3}|```[ \t]*[\w+-]*[ \t]*")  # a part of its first line
-LONGEST = 64  # characters of a mark
+MAX_MARK = 64  # characters of a mark
 BEGINS = re.compile(f"[<`{{\\[{FIRST}-{LAST}]")  # what the beginning of a call may begin with
 LINE = re.compile(r"(?:^|\n)[ \t]*\Z")
 SENTENCE = ".:!?"  # ends of what may precede an object on its line
@@ -97,7 +97,7 @@ class Calls(AnswerReader):
     def _way(self, begin: int) -> Steps[Way | None]:
         """The way of writing calls that begins at a place."""
         while True:
-            text = self.rest[begin : begin + LONGEST]
+            text = self.rest[begin : begin + MAX_MARK]
             before = self.last + self.rest[:begin]
             ways = [way for way in self.ways if way.opens in self.own or not before.endswith("`")]
             ways += [FENCED_WAY] if not self.bound and LINE.search(before) else []
@@ -130,7 +130,7 @@ def read_marked(reader: AnswerReader, begin: int) -> Steps[bool]:
 
 def read_unmarked(reader: AnswerReader, begin: int) -> Steps[bool]:
     """Read calls that begin here."""
-    return (yield from _read(reader, begin, False, DEEPEST))
+    return (yield from _read(reader, begin, False, MAX_MARKS))
 
 
 def read_fenced(
@@ -151,8 +151,8 @@ def _read(reader: AnswerReader, begin: int, marked: bool, deep: int) -> Steps[bo
     if (first := (yield from reader.space(begin))) is None:
         return False
     marks = reader.openers if reader.bound else (*reader.openers, FENCE)
-    while deep < DEEPEST:
-        text = reader.rest[first : first + LONGEST]
+    while deep < MAX_MARKS:
+        text = reader.rest[first : first + MAX_MARK]
         if mark := next((mark for mark in marks if text.startswith(mark)), None):
             if mark == FENCE:
                 return (yield from read_fenced(reader, first, marked, deep))

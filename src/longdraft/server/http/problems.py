@@ -27,7 +27,7 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-LONGEST = 500  # characters of a message
+MAX_MESSAGE = 500  # characters of a message
 
 
 class Problem(Exception):
@@ -58,7 +58,7 @@ class Problem(Exception):
         kind = ERROR_TYPES.get(self.status, "server_error")
         return {
             "error": {
-                "message": self.message[:LONGEST],
+                "message": self.message[:MAX_MESSAGE],
                 "type": kind,
                 "param": self.param,
                 "code": self.code,
@@ -79,7 +79,7 @@ class Problem(Exception):
     def response(self, path: str = "") -> JSONResponse:
         """The response in the shape that clients of this path read: Ollama's have a text."""
         current().reason = self.reason
-        body = {"error": self.message[:LONGEST]} if path.startswith("/api/") else self.body
+        body = {"error": self.message[:MAX_MESSAGE]} if path.startswith("/api/") else self.body
         return JSONResponse(body, self.status, self.headers)
 
 

@@ -21,7 +21,7 @@ LEVELS = ("error", "warning", "info")
 FORMATS = ("text", "json")
 UVICORN = logging.getLogger("uvicorn.error")
 MOST_LINES = 1000  # that wait to be written; further ones are counted
-LONGEST = 500  # characters of a value
+MAX_VALUE = 500  # characters of a value
 
 
 def say(level: int, message: str, **fields: Any) -> None:
@@ -56,7 +56,7 @@ def safe(text: str, spaces: bool = False) -> str:
     def escaped(match: re.Match[str]) -> str:
         return r"\x20" if match[0] == " " else match[0].encode("unicode_escape").decode()
 
-    return re.sub(unsafe, escaped, text[:LONGEST])
+    return re.sub(unsafe, escaped, text[:MAX_VALUE])
 
 
 def check(level: str, form: str) -> None:

@@ -11,12 +11,12 @@ from longdraft.models.chat import RESERVED, Turn
 from longdraft.server.openai.request_fields import FEW, MOST_FIELDS
 from longdraft.server.openai.tools import is_shallow
 
-LARGEST = 1 << 14  # characters of all variables as JSON
+MAX_VARIABLES = 1 << 14  # characters of all variables as JSON
 
 
 def _small(variables: dict[str, Any]) -> dict[str, Any]:
-    if (size := len(dumps(is_shallow(variables)))) > LARGEST:
-        raise ValueError(f"{size} characters of JSON are too many: give at most {LARGEST}")
+    if (size := len(dumps(is_shallow(variables)))) > MAX_VARIABLES:
+        raise ValueError(f"{size} characters of JSON are too many: give at most {MAX_VARIABLES}")
     return variables
 
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from longdraft.models.chat import Message
 from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text
 from longdraft.server.openai.schema import MOST_MESSAGES, joined, only_text
-from longdraft.server.openai.tools import MOST_TOOLS, Function, FunctionCall
+from longdraft.server.openai.tools import MAX_TOOLS, Function, FunctionCall
 
 
 class ItemTextPart(Strict):
@@ -141,7 +141,7 @@ def _functions(tools: Any) -> Any:
 
 
 FunctionTools = Annotated[
-    list[FunctionTool], Field(max_length=MOST_TOOLS), BeforeValidator(_functions)
+    list[FunctionTool], Field(max_length=MAX_TOOLS), BeforeValidator(_functions)
 ]
 
 

@@ -30,7 +30,7 @@ from longdraft.server.openai.request_fields import (
     TopP,
 )
 from longdraft.server.openai.structured import Structured
-from longdraft.server.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice, check_choice
+from longdraft.server.openai.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_choice
 
 MOST_N = 8  # choices of a prompt
 MOST_CHOICES = 64  # choices of a request
@@ -220,7 +220,7 @@ class ChatMessage(Strict):
     ] = ""
     name: Name | None = None
     tool_call_id: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None  # the same, as vLLM names it
     parsed: Parsed = None
@@ -260,7 +260,7 @@ class ChatRequest(Structured, SampledRequest):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
@@ -376,7 +376,7 @@ class TokenizeRequest(Strict):
     )
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = Field(default_factory=dict)

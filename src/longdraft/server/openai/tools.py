@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field
 
 from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text, encodable
 
-MOST_TOOLS = 128
-DEEPEST = 32  # levels of a tool's JSON
+MAX_TOOLS = 128
+MAX_TOOL_LEVELS = 32  # levels of a tool's JSON
 
 
 def _is_object(text: str) -> str:
@@ -28,17 +28,17 @@ def _is_object(text: str) -> str:
 def is_shallow(value: Any) -> Any:
     """The value.
 
-    Raises ValueError for more levels than DEEPEST, and for text that cannot be encoded.
+    Raises ValueError for more levels than MAX_TOOL_LEVELS, and for text that cannot be encoded.
     """
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_TOOL_LEVELS):
         inner = list[Any]()
         for entry in level:
             if isinstance(entry, dict | list):
                 inner += entry.values() if isinstance(entry, dict) else entry
         level = inner
     if level:
-        raise ValueError(f"a schema or a call may have {DEEPEST} levels at most")
+        raise ValueError(f"a schema or a call may have {MAX_TOOL_LEVELS} levels at most")
     encodable(dumps(value, ensure_ascii=False))
     return value
 

@@ -19,7 +19,7 @@ from longdraft.ops.scan import Order, chain, depth_first
 
 FEW = 16  # nodes of a pass that are replayed faster than the states after them are written
 LONG = 64  # nodes of a chain that is committed whole from which on it is computed in chunks
-CHUNK = 32  # tokens of a chunk; the inputs of the last one or two are kept
+SCAN_CHUNK = 32  # tokens of a chunk; the inputs of the last one or two are kept
 
 InChunks = Callable[[int, slice, Tensor | None], tuple[Tensor, Tensor]]
 """(row, nodes of a chain, state before) -> outputs [T,..] and the state after.
@@ -65,7 +65,7 @@ class RowPlan:
         self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
         size = len(parent) - start
         lasts = self.whole and not self.known and states.floor is None and size == appended
-        self.long = (size - CHUNK) // CHUNK * CHUNK if lasts and size >= LONG else 0
+        self.long = (size - SCAN_CHUNK) // SCAN_CHUNK * SCAN_CHUNK if lasts and size >= LONG else 0
         self.stops = states.stops(length)
         # Writing a state costs as much as many tokens: that after the last one only where it is
         # likely to be committed.
