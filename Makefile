@@ -81,7 +81,7 @@ test-full: $(READY)
 
 test-native: $(READY)
 	@set -e; tests=; for part in $$($(BIN)/python tests/changed.py); do case $$part in \
-	  oldest) ;; \
+	  oldest|architectures) ;; \
 	  products) tests="$$tests tests/ops/test_products.py" ;; \
 	  kinds) tests="$$tests tests/models/test_coverage.py tests/models/test_multimodal.py" ;; \
 	  gpu) tests="$$tests tests/backends/test_gpu.py tests/backends/test_gpu_bench.py" ;; \
@@ -89,7 +89,8 @@ test-native: $(READY)
 	[ -z "$$tests" ] || $(PYTEST) -m weekly -k "not all_methods" $$tests
 
 test-versions: $(READY)
-	@case "$$($(BIN)/python tests/changed.py)" in *oldest*) of= ;; *) of="tests/core tests/hf tests/models" ;; esac; \
+	@of="tests/core tests/hf tests/models"; \
+	case "$$($(BIN)/python tests/changed.py)" in *oldest*) of= ;; *architectures*) of="$$of tests/backends" ;; esac; \
 	$(MAKE) --no-print-directory test-oldest OLDEST_TESTS="$$of"
 
 test-weekly: test

@@ -35,13 +35,14 @@ X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
 }
 # Python's own variable for cross-compiling ("linux-aarch64") names another machine than this one.
 MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rsplit("-", 1)[-1].lower()
-BUILDS = (
-    X86
-    if MACHINE in ("x86_64", "amd64")
-    else {"_neon": []}
-    if MACHINE in ("aarch64", "arm64")
-    else {}
-)
+BUILDS: dict[str, list[str]] = {}
+if MACHINE in ("x86_64", "amd64"):
+    BUILDS = X86
+elif MACHINE in ("aarch64", "arm64"):
+    BUILDS = {"_neon": []}
+# LONGDRAFT_BUILDS="avx2,avx512" compiles these alone.
+if ASKED := os.environ.get("LONGDRAFT_BUILDS"):
+    BUILDS = {name: flags for name, flags in BUILDS.items() if name[1:] in ASKED.split(",")}
 HEADERS = sorted(glob(HERE + "*.h"))
 SOURCES = (
     "layout.cpp",

@@ -1,8 +1,7 @@
-"""Prints which slow parts of `make test-all` a change needs: those whose files changed since a
-commit.
+"""Prints which slow parts of `make test-all` a change needs, by the files that changed.
 
-python tests/changed.py            # since LONGDRAFT_BASE, or else since the last commit 12 hours
-older than HEAD python tests/changed.py COMMIT     # since this one
+    python tests/changed.py            # since LONGDRAFT_BASE, or a commit 12 hours before HEAD
+    python tests/changed.py COMMIT     # since this one
 
 Where the commit cannot be told (no git, a shallow clone), every part is printed. `make test-weekly`
 runs them all.
@@ -13,34 +12,41 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = (
-    "src/longdraft/ops/native/",
-    "src/longdraft/backends/native/",
+    "src/longdraft/ops/native/*",
+    "src/longdraft/backends/native/*",
     "setup.py",
     "tests/harder.py",
 )
-PARTS = {
+VERSIONS = ("pyproject.toml", "constraints.txt")
+PARTS = {  # by patterns of paths
     "haswell": NATIVE,
     "asan": NATIVE,
-    "products": ("src/longdraft/ops/native/", "tests/support/native_products.cpp"),
+    "products": (
+        "src/longdraft/ops/native/*.h",
+        "src/longdraft/ops/native/*.cpp",
+        "tests/support/native_products.cpp",
+    ),
     "gpu": (
         "constraints.txt",
-        "src/longdraft/ops/triton/",
-        "src/longdraft/backends/",
+        "src/longdraft/ops/triton/*",
+        "src/longdraft/backends/*",
         "benchmarks/gpu.py",
-        "tests/support/gpu_",
+        "tests/support/gpu_*",
     ),
     "kinds": (
-        "pyproject.toml",
-        "constraints.txt",
-        "src/longdraft/backends/",
-        "src/longdraft/models/",
+        *VERSIONS,
+        "src/longdraft/backends/*",
+        "src/longdraft/models/*",
         "benchmarks/coverage.py",
     ),
-    "oldest": ("pyproject.toml", "constraints.txt", "src/longdraft/backends/", "tests/oldest.py"),
+    "architectures": ("src/longdraft/backends/*",),  # with the oldest versions
+    "oldest": VERSIONS,
 }
 
 
@@ -61,12 +67,28 @@ def before() -> str | None:
     return git("rev-list", "-1", f"--before=@{int(latest) - 12 * 3600}", "HEAD") or None
 
 
+def dependencies(text: str) -> list[object]:
+    """The parts of a pyproject.toml that decide which versions are installed."""
+    project = tomllib.loads(text).get("project", {})
+    names = ("requires-python", "dependencies", "optional-dependencies")
+    return [project.get(name) for name in names]
+
+
 def files(base: str | None) -> list[str] | None:
-    """The files that differ from this commit, also those that are not committed; None where that
-    cannot be told.
+    """The files that differ from this commit, also those that are not committed.
+
+    None where that cannot be told. pyproject.toml counts if other versions may be installed.
     """
     listed = git("diff", "--name-only", base, "--") if base else None
-    return None if listed is None else listed.splitlines()
+    if listed is None:
+        return None
+    changed = listed.splitlines()
+    before = git("show", f"{base}:pyproject.toml")
+    if "pyproject.toml" in changed and before is not None:
+        now = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        if dependencies(now) == dependencies(before):
+            changed.remove("pyproject.toml")
+    return changed
 
 
 def needed(changed: list[str] | None) -> list[str]:
@@ -75,8 +97,8 @@ def needed(changed: list[str] | None) -> list[str]:
         return list(PARTS)
     return [
         part
-        for part, prefixes in PARTS.items()
-        if any(path.startswith(prefixes) for path in changed)
+        for part, patterns in PARTS.items()
+        if any(fnmatch(path, pattern) for path in changed for pattern in patterns)
     ]
 
 

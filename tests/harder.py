@@ -91,6 +91,17 @@ def library(compiler: str, name: str) -> Path | None:
     return path if path.is_absolute() else None
 
 
+def builds_that_run() -> str:
+    """The builds that this processor can run, with commas between: tests of the others skip."""
+    code = (
+        "from longdraft.ops import native\nprint(*(k[1:] for k in native.NEEDS if native.runs(k)))"
+    )
+    words = [sys.executable, "-c", code]
+    path = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    asked = subprocess.run(words, cwd=ROOT, env=path, capture_output=True, text=True, check=True)
+    return ",".join(asked.stdout.split())
+
+
 def asan() -> int:
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
@@ -102,7 +113,8 @@ def asan() -> int:
     if None in runtimes:
         say(f"AddressSanitizer: left out, {compiler} has no libasan.so")
         return 0
-    say(f"AddressSanitizer: building into {ASAN.relative_to(ROOT)}")
+    kinds = builds_that_run()
+    say(f"AddressSanitizer: building {kinds} into {ASAN.relative_to(ROOT)}")
     flags = (
         "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED -Wno-uninitialized "
         "-Wno-maybe-uninitialized"
@@ -120,6 +132,7 @@ def asan() -> int:
     # setuptools reads the first or the second for C++, by its version; test_asan.py asserts that it
     # did
     told = {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": "-fsanitize=address"}
+    told["LONGDRAFT_BUILDS"] = kinds
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, **told})
     builds = ASAN / NATIVE.relative_to(ROOT / "src")
     if done.returncode or not (builds / "_probe.so").exists():

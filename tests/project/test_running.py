@@ -75,8 +75,12 @@ def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
     [
         (["README.md", "src/longdraft/core/tree.py"], []),
         (["src/longdraft/ops/native/draw.h"], ["haswell", "asan", "products"]),
-        (["src/longdraft/backends/native/step.py"], ["haswell", "asan", "gpu", "kinds", "oldest"]),
-        (["src/longdraft/backends/features/latent.py"], ["gpu", "kinds", "oldest"]),
+        (["src/longdraft/ops/native/interface.py"], ["haswell", "asan"]),
+        (
+            ["src/longdraft/backends/native/step.py"],
+            ["haswell", "asan", "gpu", "kinds", "architectures"],
+        ),
+        (["src/longdraft/backends/features/latent.py"], ["gpu", "kinds", "architectures"]),
         (["src/longdraft/models/lm.py"], ["kinds"]),
         (["pyproject.toml", "setup.py"], ["haswell", "asan", "kinds", "oldest"]),
         (["src/longdraft/ops/triton/kernels.py"], ["gpu"]),
@@ -112,3 +116,16 @@ def test_files_are_those_since_a_commit(tmp_path, monkeypatch):
     (tmp_path / "first").write_text("new")
     assert changed.files(changed.before()) == ["first", "second"]
     assert changed.files("no such commit") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [('dependencies = ["torch>=2.12"]', True), ("[tool.ruff]\nline-length = 90", False)],
+)
+def test_a_projects_file_counts_for_its_versions(line, counts, monkeypatch, tmp_path):
+    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    before = '[project]\nname = "a"\n'
+    (tmp_path / "pyproject.toml").write_text(before + line)
+    answers = {"diff": "pyproject.toml", "show": before}
+    monkeypatch.setattr(changed, "git", lambda word, *_: answers[word])
+    assert changed.files("a commit") == ["pyproject.toml"] * counts
