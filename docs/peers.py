@@ -54,7 +54,9 @@ def from_source(found: list[Record]) -> str:
         )
     rows |= {r["label"]: _of(found, r["label"]) for r in found if r.get("peer", NAME) != NAME}
     head, builds = (one_line(text.format(**about(found))) for text in (FASTER, BUILDS))
-    command = f"`{found[0]['command']}` wrote the records."
+    # Some records are older than the command's name.
+    line = found[0]["command"].replace("longdraft bench -", "longdraft bench peers -", 1)
+    command = f"`{line}` wrote the records."
     return "\n\n".join([head, shown(found, rows), builds, how_built(found), command])
 
 

@@ -79,7 +79,7 @@ def test_a_state_that_threads_share_is_caught(monkeypatch):
 
 
 def check_nesting() -> None:
-    """An inner pass has its own fields; afterwards, also after an error, the outer one has its."""
+    """An inner pass has its own fields; afterward, also after an error, the outer one has its."""
     before = current()
     with passing(CurrentPass(layer=1, projected="outer")):
         with pytest.raises(ValueError, match="stop"), passing(CurrentPass(layer=2)):

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from longdraft.backends import native
-from longdraft.backends.architecture import windows_of
 from longdraft.backends.cuda.static_pass import Fusible
 from longdraft.backends.decoder_layer import (
     Attention,
@@ -27,6 +26,7 @@ from longdraft.backends.decoder_layer import (
     unread,
 )
 from longdraft.backends.describe import Unknown, describe, described
+from longdraft.backends.features.windows import windows_of
 from longdraft.backends.native import layers
 from longdraft.costs.counts import _products, _products_of_modules
 from longdraft.models.memory_traffic import Weights

@@ -340,14 +340,14 @@ def test_end_tokens_come_from_the_model_and_its_tokenizer():
 @pytest.mark.parametrize("as_json", [False, True])
 def test_an_interrupt_prints_what_there_is(cli, record, monkeypatch, as_json):
     whole = record("--prompt-file", "a.txt", "--method", "plain")
-    taken = job.Output.take
+    taken = job.DecodedRows.take
 
     def take(self, step):
         taken(self, step)
         if len(self.rows[0]) == 9:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.Output, "take", take)
+    monkeypatch.setattr(job.DecodedRows, "take", take)
     argv = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--method", "plain")
     status, out, err = cli(*argv, *(["--json"] if as_json else []))
     assert status == 130 and "Traceback" not in err

@@ -135,10 +135,8 @@ def rows_grow() -> Play:
     """Costs depend on slots, and are predicted again as those grow."""
 
     class ByLength(Stated):
-        def verify(self, seqs, nodes, spec):
-            return 1 + 0.0002 * (nodes - 1) * float(
-                seqs.cache.length.sum() if hasattr(seqs, "cache") else sum(seqs)
-            )
+        def verify(self, lengths, nodes, spec):
+            return 1 + 0.0002 * (nodes - 1) * float(sum(lengths.slots))
 
     play = Play(AdaptiveDraft(Scripted(), ByLength(0.05)), coin(24, 0.85), slots=64)
     for _ in range(8):

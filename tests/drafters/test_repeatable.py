@@ -21,7 +21,6 @@ from support.prices import Stated
 from support.sessions import Ends, finish
 
 from longdraft import AdaptiveDraft, Session, build, generate, match, reject
-from longdraft.core.capture import CaptureSpec
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
@@ -44,8 +43,8 @@ class Cheap(Predicted):
     def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
         super().__init__(target, costs, corrects, CONSTANTS)
 
-    def draft(self, drafter, seqs, depth, width):
-        return depth / 20 * self._pass(seqs, 1, CaptureSpec()) * self.scale(drafter)
+    def draft(self, drafter, lengths, depth, width):
+        return depth / 20 * self.plain(lengths) * self.scale(drafter)
 
 
 def cheap(target: LM) -> tuple[Cheap, Cheap]:

@@ -12,8 +12,9 @@ import pytest
 import tiny_models
 
 import longdraft.models.lm
-import longdraft.models.support
 from longdraft import InputError
+from longdraft.backends.features import table
+from longdraft.backends.features.compressed import Compressed
 from longdraft.models.support import refuse
 
 sys.path.append(str(Path(__file__).parents[2] / "docs"))
@@ -75,7 +76,8 @@ def test_what_the_table_says_runs_is_not_refused(monkeypatch):
     kinds = one_of_each_combination_of_layers()
     assert len(kinds) >= 12 and "deepseek_v4" in kinds and refused(kinds) == {}
     # planted: one kind is forgotten
-    monkeypatch.setattr(longdraft.models.support, "compresses", lambda config: False)
+    known = tuple(kind for kind in table.FEATURES if kind is not Compressed)
+    monkeypatch.setattr(table, "FEATURES", known)
     assert set(refused(kinds)) == {"deepseek_v4"} & set(tiny_models.KINDS)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,18 @@ from support import tiny
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Tree, Verdict, reject
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter
 from longdraft.drafters.adaptive.decision import CaptureOnly, Draft, Plain, Undecided
+from longdraft.drafters.price import DraftPrice
+
+
+@dataclass(frozen=True, kw_only=True)
+class BushPrice(DraftPrice):
+    """The size of a draft with up to `wide` nodes on each level."""
+
+    wide: int = 1
+
+    def levels(self, depth: int, width: int) -> list[int]:
+        return [min(self.wide, width)] * min(depth, self.max_depth)
+
 
 # (step, row) -> how many levels of a full draft would be accepted
 Right = Callable[[int, int], int]
@@ -56,8 +69,8 @@ class Scripted(Drafter):
 
     def leave(self, seqs, row): ...
 
-    def most_nodes(self, depth, width):
-        return min(depth, self.max_depth) * min(self.wide, width)
+    def price(self):
+        return BushPrice(max_depth=self.max_depth, wide=self.wide)
 
     def grow(self, tree, seqs, limits):
         below = 0

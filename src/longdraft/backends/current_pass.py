@@ -69,7 +69,7 @@ def current() -> CurrentPass:
 
 @contextmanager
 def passing(p: CurrentPass) -> Generator[None]:
-    """Inside, this is the thread's pass; afterwards it is again the one around it."""
+    """Inside, this is the thread's pass; afterward it is again the one around it."""
     before = _threads.current
     _threads.current = p
     try:
