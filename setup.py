@@ -4,6 +4,7 @@ runs on torch alone.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -40,8 +41,10 @@ if MACHINE in ("x86_64", "amd64"):
     BUILDS = X86
 elif MACHINE in ("aarch64", "arm64"):
     BUILDS = {"_neon": []}
-# LONGDRAFT_BUILDS="avx2,avx512" compiles these alone.
-if ASKED := os.environ.get("LONGDRAFT_BUILDS"):
+# LONGDRAFT_BUILDS="avx2,avx512" compiles these alone, and "all" every one. Without it an editable
+# install compiles what this processor can run; everything else, such as a wheel, has them all.
+ASKED = os.environ.get("LONGDRAFT_BUILDS", "")
+if ASKED not in ("", "all"):
     BUILDS = {name: flags for name, flags in BUILDS.items() if name[1:] in ASKED.split(",")}
 HEADERS = sorted(glob(HERE + "*.h"))
 SOURCES = (
@@ -66,6 +69,14 @@ def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extens
     )
 
 
+def runs(probe: Path, build: Extension) -> bool:
+    """Whether this processor can run the build; yes where the probe could not be compiled."""
+    if not probe.exists():
+        return True
+    name = build.name.rpartition(".")[2]
+    return bool(ctypes.CDLL(str(probe.resolve())).longdraft_runs(name.encode()))
+
+
 class SeparateObjects(build_ext):
     """Each build has its own folder of objects: builds run at the same time, and their sources have
     the same names.
@@ -74,6 +85,14 @@ class SeparateObjects(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = True  # each build takes minutes; an editable install drops this option
+
+    def build_extensions(self) -> None:
+        if self.editable_mode and not ASKED:
+            probe, *builds = self.extensions
+            self.build_extension(probe)
+            path = Path(self.get_ext_fullpath(probe.name))
+            self.extensions = [probe, *(build for build in builds if runs(path, build))]
+        super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         separate = copy(self)

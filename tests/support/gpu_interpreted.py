@@ -5,6 +5,7 @@ test_gpu.py starts it.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,7 @@ def plant(file: Path, good: str, bad: str, folder: Path) -> None:
     spec = importlib.util.spec_from_file_location("broken", copy)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules["broken"] = module  # dataclasses look their module up by name
     spec.loader.exec_module(module)
     if file is STEP:
         cuda.Shape = module.Shape

@@ -93,7 +93,7 @@ def name_of(lib: ctypes.CDLL) -> str:
 def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
     """The build of this name, or None and the reason why it cannot be used here."""
     file = FOLDER / f"{kind}.so"
-    if not file.exists():
+    if not file.exists() and (runs(kind) or _probe() is None):
         return None, f"the build {kind[1:]} is not in this installation"
     if not runs(kind):
         return None, f"{_lacking(kind)} does not offer {NEEDS[kind]}"
