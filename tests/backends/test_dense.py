@@ -225,7 +225,9 @@ def test_methods_say_what_plain_and_transformers_say(kind):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", (*KINDS, *FULL))
+@pytest.mark.parametrize(
+    "kind", [*FULL[:2], *(pytest.param(k, marks=pytest.mark.weekly) for k in (*KINDS, *FULL[2:]))]
+)
 def test_every_method_says_what_plain_and_transformers_say(kind):
     faults = {name: why for name, why in methods(kind, ()).items() if why}
     print(faults)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from support.listed import full
+from support.listed import full, weekly
 from torch import Tensor
 
 from longdraft import generate
@@ -27,7 +27,11 @@ from longdraft.models.lm import LM
 
 KINDS = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2", "hy_v4", "dots3_note")
 LATER = ("glm_moe_dsa", "axk2", "hy_v4", "dots3_note")
-MORE = [pytest.param(kind, seed, marks=full) for kind in KINDS for seed in range(1, 5)]
+MORE = [
+    pytest.param(kind, seed, marks=full if seed == 1 else weekly)
+    for kind in KINDS
+    for seed in range(1, 5)
+]
 each = pytest.mark.parametrize(
     ("kind", "seed"),
     [*(pytest.param(k, 0, marks=full if k in LATER[1:] else ()) for k in KINDS), *MORE],

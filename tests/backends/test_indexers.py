@@ -265,8 +265,8 @@ def test_every_method_says_what_plain_decoding_says(kind, sampler, method):
     check_method(kind, method, sampler)
 
 
-@full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.each_value
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=full) for k in KINDS])
 @pytest.mark.parametrize("method", ["vegas-tree", "magicdec-quest", "quantspec", "lookup"])
 def test_other_kinds(kind, method):
     check_method(kind, method, "T=1")

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import tiny_models
 import torch
-from support.listed import full
+from support.listed import full, weekly
 from transformers import CONFIG_MAPPING
 
 from longdraft import InputError, Sampler, build, generate
@@ -50,9 +50,21 @@ KINDS = (
     ),
     *("minimax", "recurrent_gemma", "zaya", "mamba", "mamba2", "falcon_mamba"),
 )
+LIKE_OTHERS = (  # recurrences of others of these kinds: tested weekly
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "olmo_hybrid",
+    "bamba",
+    "zamba2",
+    "jamba",
+    "lfm2_moe",
+    "lfm3",
+    "mamba2",
+    "falcon_mamba",
+)
+TIERS = dict.fromkeys(DAILY, ()) | dict.fromkeys(LIKE_OTHERS, weekly)
 each_kind = pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=() if k in DAILY else full) for k in KINDS if k in CONFIG_MAPPING],
+    "kind", [pytest.param(k, marks=TIERS.get(k, full)) for k in KINDS if k in CONFIG_MAPPING]
 )
 ROUNDING = 1e-3  # of the largest logit
 

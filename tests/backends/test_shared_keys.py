@@ -14,6 +14,7 @@ import pytest
 import tiny_models
 import torch
 from support import layers, tiny
+from support.listed import weekly
 
 from longdraft import Sampler, Session, build, generate
 from longdraft.backends import eager
@@ -44,8 +45,13 @@ def test_methods(name, methods):
     assert record["class"] == "equal" and record["methods"] == dict.fromkeys(methods, ""), record
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", layers.CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.full if name == "shared" else weekly)
+        for name in layers.CONFIGS
+    ],
+)
 def test_all_methods(name):
     record = coverage.decoded(layers.stock(name), coverage.METHODS)
     refused = {m for m, why in record["methods"].items() if why.startswith(coverage.REFUSED)}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import checks
 from support.checks import SAMPLERS, Toy, check_counts, check_law, remembering, run_toy, tables
-from support.listed import full
+from support.listed import weekly
 
 from longdraft import InputError, Sampler
 from longdraft.core import verify
@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("rows", [3000, pytest.param(20_000, marks=full)])
+@pytest.mark.parametrize("rows", [3000, pytest.param(20_000, marks=weekly)])
 @pytest.mark.parametrize("sampler", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_match_keeps_the_law(widths, sampler, rows):

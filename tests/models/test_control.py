@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.listed import weekly
 from support.templates import CONTROL, TEMPLATES, TOKENIZERS, Piece, byte_level
 
 from longdraft import InputError
@@ -157,7 +158,7 @@ def examined(tokenizer: str, template: str, examples: int, **options: Any) -> Co
     return kinds
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=weekly)])
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_no_text_of_a_client_is_a_control_token(tokenizer, template, examples):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.listed import weekly
 
 ROOT = Path(__file__).parents[2]
 CLAIMS = {
@@ -40,8 +41,13 @@ def test_the_example_runs(name, tmp_path, monkeypatch, capsys):
     check(name, capsys.readouterr().out)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=weekly if number else pytest.mark.full)
+        for number, name in enumerate(CLAIMS)
+    ],
+)
 def test_the_example_runs_in_a_process_of_its_own(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],

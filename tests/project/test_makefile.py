@@ -35,6 +35,7 @@ def test_a_failed_set_up_fails(target, given, line):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("names", "status"), [(EMULATED, 0), ([*EMULATED, EMULATED[1] + "x"], 4)], ids=["all", "stale"]
 )

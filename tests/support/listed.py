@@ -158,6 +158,7 @@ ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
 # samplers two. Of COMPOSED
 # it runs what no named method has, and all of it only in test_lossless.py.
 full = pytest.mark.full
+weekly = (pytest.mark.full, pytest.mark.weekly)
 THREE = ("vegas", "longspec", "lookup")
 TWO = ("greedy", "T=1 min-p penalty")
 UNLIKE = {
