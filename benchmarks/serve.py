@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longdraft.bench.peers.llama_binary import FLASH, Binary
-from longdraft.bench.peers.llama_server import Build, Settings
+from longdraft.bench.peers.llama_server import Build, LlamaServerSettings
 from longdraft.bench.peers.llama_wheel import Wheel
 from longdraft.core import Sampler
 from longdraft.core.options import pairs
@@ -152,7 +152,7 @@ def llama_served(build: Build, context: int) -> Iterator[str]:
     """
     file = fetched(MODEL)
     count = torch.get_num_threads()
-    server = build.start(Settings(file, CLIENTS * context, count, rows=CLIENTS))
+    server = build.start(LlamaServerSettings(file, CLIENTS * context, count, rows=CLIENTS))
     try:
         yield server.address
     finally:

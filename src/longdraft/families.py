@@ -14,7 +14,7 @@ PACKAGE = "transformers.models"
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """A row of the table. stem: the beginning of its classes' names.
 
     model_type: its name in a config. package: the folder of its code in Transformers, unless it
@@ -89,9 +89,9 @@ class Family:
         return getattr(self.modeling, self.rotation)(self.config_class(**sizes))
 
 
-LLAMA = Family("Llama", "llama", native="decoder", fused=True, tested=True, gguf="llama")
-QWEN3 = Family("Qwen3", "qwen3", native="decoder", fused=True, tested=True, gguf="qwen3")
-QWEN3_5 = Family(
+LLAMA = ModelFamily("Llama", "llama", native="decoder", fused=True, tested=True, gguf="llama")
+QWEN3 = ModelFamily("Qwen3", "qwen3", native="decoder", fused=True, tested=True, gguf="qwen3")
+QWEN3_5 = ModelFamily(
     "Qwen3_5",
     "qwen3_5_text",
     "qwen3_5",
@@ -103,17 +103,17 @@ QWEN3_5 = Family(
 )
 FAMILIES = (
     LLAMA,
-    Family("Mistral", "mistral", native="decoder", fused=True, tested=True),
-    Family("Qwen2", "qwen2", native="decoder", fused=True, tested=True, gguf="qwen2"),
+    ModelFamily("Mistral", "mistral", native="decoder", fused=True, tested=True),
+    ModelFamily("Qwen2", "qwen2", native="decoder", fused=True, tested=True, gguf="qwen2"),
     QWEN3,
     QWEN3_5,
-    Family("Qwen3Moe", "qwen3_moe", tested=True),
-    Family("GptOss", "gpt_oss", tested=True),
-    Family("Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3"),
+    ModelFamily("Qwen3Moe", "qwen3_moe", tested=True),
+    ModelFamily("GptOss", "gpt_oss", tested=True),
+    ModelFamily("Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3"),
 )
 
 
-def family_of_class(cls: type) -> Family | None:
+def family_of_class(cls: type) -> ModelFamily | None:
     """The family in whose file in Transformers a class is; None: in none of these."""
     names = ((f"{f.package or f.model_type}", f) for f in FAMILIES)
     return next((f for name, f in names if cls.__module__ == modeling(name)), None)
@@ -124,7 +124,7 @@ def modeling(package: str) -> str:
     return f"{PACKAGE}.{package}.modeling_{package}"
 
 
-def family_of(hf: Any) -> Family | None:
+def family_of(hf: Any) -> ModelFamily | None:
     """The family of a causal model that is Transformers' own; None: another class, or a wrapper."""
     family = family_of_class(type(hf))
     return family if family is not None and family.causal == type(hf).__name__ else None

@@ -17,7 +17,7 @@ from longdraft.bench import records as record
 from longdraft.bench import report
 from longdraft.bench.peers import openvino
 from longdraft.bench.peers.base import CannotRun, Work
-from longdraft.bench.peers.choice import Choice
+from longdraft.bench.peers.choice import ChosenPeers
 from longdraft.bench.peers.openvino import OpenVINO
 from longdraft.bench.peers.worker import Worker
 from longdraft.core.sampling import Sampler
@@ -167,11 +167,11 @@ def test_its_process_ends(python, tmp_path):
 def test_an_interpreter_without_it_is_one_line(tmp_path):
     target = tiny.target("llama")
     file = model(tmp_path)
-    found, lines = Choice("openvino", file, python=Path(sys.executable)).find(target)
+    found, lines = ChosenPeers("openvino", file, python=Path(sys.executable)).find(target)
     assert lines == [f"openvino is left out: {sys.executable} has no package openvino-genai"]
     with pytest.raises(CannotRun, match="has no package"):
         found[0].read(work(target))
-    _, lines = Choice("openvino", file).find(target)
+    _, lines = ChosenPeers("openvino", file).find(target)
     assert lines[0].endswith("name one that has it with --peer-openvino PYTHON")
 
 

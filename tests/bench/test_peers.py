@@ -23,7 +23,7 @@ from test_bench import bench, folder, run  # noqa: F401
 from longdraft.bench import records as record
 from longdraft.bench import report
 from longdraft.bench.peers.base import Absent, CannotRun, Work
-from longdraft.bench.peers.choice import NOT_ITS_BEST, Choice
+from longdraft.bench.peers.choice import NOT_ITS_BEST, ChosenPeers
 from longdraft.bench.peers.llama_binary import BUILD_FILE, Binary
 from longdraft.bench.peers.llama_cpp import LlamaCpp
 from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
@@ -349,14 +349,14 @@ def test_what_cannot_run_is_one_line_and_the_run_goes_on(folder, monkeypatch, tm
 
 def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
     target = tiny.target("llama")
-    _, lines = Choice("llama.cpp").find(target)
+    _, lines = ChosenPeers("llama.cpp").find(target)
     assert lines == [
         NOT_ITS_BEST,
         "llama.cpp is left out: the model is not a GGUF file: name the same model's with "
         "--peer-model FILE.gguf",
     ]
     del fake.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD
-    found, lines = Choice("llama.cpp", gguf, [gguf.parent / "model.gguf"]).find(target)
+    found, lines = ChosenPeers("llama.cpp", gguf, [gguf.parent / "model.gguf"]).find(target)
     labels = [p.label for p in found]
     assert (
         lines[1:] == []
@@ -381,19 +381,21 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
 def test_only_the_named_rows_are_measured(fake, gguf):
     target = tiny.target("llama")
     rows = f"{WHEEL} ngram-mod,transformers"
-    found, _ = Choice("llama.cpp,transformers", gguf, only=rows).find(target)
+    found, _ = ChosenPeers("llama.cpp,transformers", gguf, only=rows).find(target)
     assert [p.label for p in found] == [f"{WHEEL} ngram-mod", "transformers"]
     with pytest.raises(
         InputError,
         match=r"--peer-only has no 'vegas' to choose from: transformers, transformers st",
     ):
-        Choice("transformers", only="transformers,vegas").find(target)
-    found, _ = Choice("llama.cpp", only=WHEEL).find(target)  # which rows it would have is not known
+        ChosenPeers("transformers", only="transformers,vegas").find(target)
+    found, _ = ChosenPeers("llama.cpp", only=WHEEL).find(
+        target
+    )  # which rows it would have is not known
     assert [type(p) for p in found] == [Absent]
 
 
 def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
-    _, lines = Choice("llama.cpp,transformers", gguf, [folder]).find(tiny.target("llama"))
+    _, lines = ChosenPeers("llama.cpp,transformers", gguf, [folder]).find(tiny.target("llama"))
     assert lines[1:] == [
         f"{WHEEL} draft model is left out: its draft model must be a GGUF file: name it "
         "with --peer-draft"
@@ -541,7 +543,7 @@ def test_reasons_why_a_binary_is_left_out(gguf, binary, tmp_path):
     other = tmp_path / "other"
     other.write_text("#!/bin/sh\necho hello\n")
     other.chmod(0o755)
-    _, lines = Choice("llama.cpp", gguf, server=other).find(target)
+    _, lines = ChosenPeers("llama.cpp", gguf, server=other).find(target)
     assert lines == [
         "llama.cpp is left out: other --version does not answer as llama-server does: 'hello'"
     ]

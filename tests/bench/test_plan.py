@@ -20,7 +20,7 @@ from longdraft.bench.plan import acceptance, table
 from longdraft.bench.plan.acceptance import Acceptance, accepted, share_of
 from longdraft.bench.plan.candidates import candidates
 from longdraft.bench.plan.outlines import Target, quantized, target_on
-from longdraft.bench.plan.planner import Options, Planner
+from longdraft.bench.plan.planner import LoadOptions, Planner
 from longdraft.bench.plan.prediction import plain_step, predicted
 from longdraft.cli import main
 from longdraft.core import UNBOUNDED
@@ -348,7 +348,7 @@ def test_tables_say_what_is_chosen_and_where_it_stops(folder, capsys):
 
 def test_options_of_the_target_change_what_is_read(folder):
     plain = {
-        name: Planner(str(folder), Options(**given), "CPU", methods="suffix")
+        name: Planner(str(folder), LoadOptions(**given), "CPU", methods="suffix")
         .ranking(1, 1 << 17)[0]
         .plain
         for name, given in {

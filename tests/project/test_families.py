@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from longdraft.families import FAMILIES, QWEN3_5, Family, family_of
+from longdraft.families import FAMILIES, QWEN3_5, ModelFamily, family_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
@@ -73,7 +73,7 @@ def test_a_class_that_is_named_elsewhere_is_noticed(planted):
     assert not classes_in("from transformers.models.auto.modeling_auto import MODEL_MAPPING")
 
 
-def classes_of(family: Family) -> list[object]:
+def classes_of(family: ModelFamily) -> list[object]:
     """Those of its classes that the family's rows give a use."""
     names = [family.attention, family.mlp, family.norm, family.layer] * bool(family.native)
     names += [family.delta_net] * (family.native == "hybrid")
@@ -89,7 +89,7 @@ def test_transformers_has_the_classes(family):
 
 def test_a_class_that_transformers_lacks_is_noticed():
     with pytest.raises(AttributeError):
-        classes_of(Family("Llamas", "llama", native="decoder"))
+        classes_of(ModelFamily("Llamas", "llama", native="decoder"))
 
 
 def test_a_class_of_the_same_name_is_no_family():

@@ -36,7 +36,7 @@ from longdraft.server.openai.schema import ChatRequest, CompletionRequest
 from longdraft.server.traces import TraceRequest
 
 TABLE = [p for p in vars(table).values() if isinstance(p, Parameter)]
-REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TraceRequest, records.Speed)
+REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, TraceRequest, records.SpeedFields)
 HTTP = {
     "penalty": "repetition_penalty",
     "frequency": "frequency_penalty",

@@ -235,7 +235,7 @@ def tiny_run(folder: Path, loss_of, steps: int = 6, **more):
     model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
     more = {"command": "test", "rates": (0.02, 0.003), "save_seconds": 0, **more}
     return model, lambda: trainer.train(
-        model, loss_of(model), trainer.Settings(Plan(((8, steps),), 8), folder, **more)
+        model, loss_of(model), trainer.TrainingSettings(Plan(((8, steps),), 8), folder, **more)
     )
 
 

@@ -25,7 +25,7 @@ from longdraft.backends.decoder_layer import (
     Rotation,
 )
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
-from longdraft.families import Family, family_of
+from longdraft.families import ModelFamily, family_of
 
 # modules whose hooks only record
 RECORDERS = ("transformers.", "longdraft.backends.architecture")
@@ -94,7 +94,7 @@ def describe(hf: Any) -> Decoder:
 class Finder:
     """Describes modules of one family, whose sizes a config implies. Its methods raise Unknown."""
 
-    family: Family
+    family: ModelFamily
     config: Any
     rotation: Rotation | None = None
 
@@ -215,7 +215,7 @@ class Finder:
         return Linear(module, name, shape)
 
 
-def _rotation(module: Any, family: Family) -> Rotation:
+def _rotation(module: Any, family: ModelFamily) -> Rotation:
     cls = _class(family, family.rotation)
     _check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
     if module.inv_freq.dim() != 1:
@@ -224,7 +224,7 @@ def _rotation(module: Any, family: Family) -> Rotation:
     return Rotation(kind, module.inv_freq, module.attention_scaling)
 
 
-def _class(family: Family, name: str) -> Any:
+def _class(family: ModelFamily, name: str) -> Any:
     """A class in the file of a family's model. None: there is none of this name."""
     return getattr(family.modeling, name, None)
 

@@ -24,16 +24,16 @@ class _Fields(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-class Named(_Fields):
-    """What every record has, whatever its task."""
+class NamedFields(_Fields):
+    """The fields that every record has, whatever its task."""
 
     task: str
     method: str
     context: Count
 
 
-class Run(Named):
-    """What a record says of its run, which the notes under a table repeat."""
+class RunFields(NamedFields):
+    """The fields that describe a record's run; the notes under a table repeat them."""
 
     label: str
     run: str
@@ -62,7 +62,7 @@ class Run(Named):
     damage: str | None = None
 
 
-class Options(_Fields):
+class OptionFields(_Fields):
     """A method's options that limit how many keys its drafts read; the last two are names in older
     records.
     """
@@ -74,8 +74,8 @@ class Options(_Fields):
     floor: NotNegative = 0
 
 
-class Sampled(Run):
-    """What a record of decoding says of its sampler and its method."""
+class SampledFields(RunFields):
+    """The fields of a record of decoding that describe its sampler and its method."""
 
     temperature: Annotated[float, Field(**TEMPERATURE.limits)]
     top_k: Annotated[int, Field(**TOP_K.limits)] = TOP_K.default
@@ -84,14 +84,14 @@ class Sampled(Run):
     penalty: Annotated[float, Field(**PENALTY.limits)] = PENALTY.default
     mean_acceptance_length: NotNegative
     acceptance_per_position: Shares
-    options: Options = Options()
+    options: OptionFields = OptionFields()
 
 
 class Difference(_Fields):
     top2_gap: NotNegative | None
 
 
-class Speed(Sampled):
+class SpeedFields(SampledFields):
     """One decoding of a text by one method."""
 
     batch: Count
@@ -110,7 +110,7 @@ class Speed(Sampled):
     oracle: NotNegative = 0.0
 
     @model_validator(mode="after")
-    def _together(self) -> Speed:
+    def _together(self) -> SpeedFields:
         more = self.model_extra or {}
         if self.batch > 1 and not isinstance(self.new_tokens, list):
             raise ValueError("new_tokens of several rows is not a list")
@@ -130,7 +130,7 @@ class Speed(Sampled):
         return self
 
 
-class Suite(Speed):
+class SuiteFields(SpeedFields):
     """One decoding of an answer of a suite's task by one method."""
 
     suite: str
@@ -141,13 +141,13 @@ class Suite(Speed):
     new_tokens: Count
 
 
-class LeftOut(Run):
+class LeftOutFields(RunFields):
     """Why another engine was not measured at a context."""
 
     reason: str
 
 
-class Steps(Run):
+class StepsFields(RunFields):
     """Milliseconds of one operation, turn by turn."""
 
     ms: Annotated[list[Above], Field(min_length=1)]
@@ -155,8 +155,8 @@ class Steps(Run):
     bandwidth_gb_s: Above
 
 
-class Anchored(Sampled):
-    """What one method's drafts came to at many positions of a text."""
+class AnchoredFields(SampledFields):
+    """Acceptance of one method's drafts at many positions of a text."""
 
     every: int
     anchors: int
@@ -166,7 +166,7 @@ class Anchored(Sampled):
     accepted: list[list[int]]
 
     @model_validator(mode="after")
-    def _warm(self) -> Anchored:
+    def _warm(self) -> AnchoredFields:
         if not any(
             isinstance((self.model_extra or {}).get(name), int)
             for name in ("warmup_rounds", "settle")
@@ -176,19 +176,19 @@ class Anchored(Sampled):
 
 
 TASKS: dict[str, type[_Fields]] = {
-    "speed": Speed,
-    "suite": Suite,
-    "steps": Steps,
-    "anchored": Anchored,
-    "left out": LeftOut,
+    "speed": SpeedFields,
+    "suite": SuiteFields,
+    "steps": StepsFields,
+    "anchored": AnchoredFields,
+    "left out": LeftOutFields,
 }
 
 
 def fault(record: Any) -> str | None:
-    """What is wrong with a record, in words; None if tables and plots can be made of it."""
+    """The fault of a record, in words; None if tables and plots can be made of it."""
     task = record.get("task") if isinstance(record, dict) else None
     try:
-        TASKS.get(task if isinstance(task, str) else "", Named).model_validate(record)
+        TASKS.get(task if isinstance(task, str) else "", NamedFields).model_validate(record)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part)[:40] for part in first["loc"][:2])

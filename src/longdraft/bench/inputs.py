@@ -24,8 +24,8 @@ BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around a piece of text when a model is asked about it: tokens of its chat
-    template, the question.
+    """The tokens around a piece of text when a model is asked about it: those of its chat template
+    and the question.
     """
 
     before: list[int]
@@ -52,7 +52,7 @@ class Text:
         return self.frame is not None
 
     def fields(self) -> dict[str, Any]:
-        """What a record says of it beside its name."""
+        """The fields of a record about it, beside its name."""
         return {"question": self.frame.question} if self.frame else {}
 
     def prompts(self, context: int, batch: int) -> list[list[int]]:

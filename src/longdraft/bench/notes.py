@@ -10,7 +10,7 @@ LOOPS = 0.6  # with a smaller share of distinct 3-grams, an output counts as rep
 
 
 def speed_notes(records: list[Record]) -> list[str]:
-    """What the numbers of a table of speeds rest on."""
+    """The conditions under which a table's speeds were measured."""
     notes = inexact(records)
     contexts = {
         c: [r for r in records if r["context"] == c]

@@ -28,7 +28,7 @@ from longdraft.recording.decode_figures import SPEEDUPS, speedups
 REPEATS = 5  # with fewer repeats, a table has a note
 
 
-class Sources(NamedTuple):
+class ComparedRecords(NamedTuple):
     """The records that a row shows, and those that it is compared with."""
 
     own: list[Record]
@@ -43,7 +43,7 @@ class Section:
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
-    sources: list[Sources]  # of each row
+    sources: list[ComparedRecords]  # of each row
 
     @property
     def records(self) -> list[Record]:
@@ -93,7 +93,7 @@ def _speed(records: list[Record]) -> Section:
             for r in records
             if r["method"] == "plain" and r["context"] == context and r["run"] in runs
         ]
-        sources.append(Sources(same, [] if label == "plain" else plain))
+        sources.append(ComparedRecords(same, [] if label == "plain" else plain))
         speeds = [_spread([r["tokens_per_s"] for r in same], "{:.1f}")]
         speeds += [_spread(ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
         length = f"{fmean(r['mean_acceptance_length'] for r in same):.2f}"
@@ -142,7 +142,7 @@ def _suite(records: list[Record]) -> Section:
         ]
         instances = by_instance(same)
         others = [p for key in instances for p in plains.get(key, [])]
-        sources.append(Sources(same, [] if label == "plain" else others))
+        sources.append(ComparedRecords(same, [] if label == "plain" else others))
         cells = [
             f"{_middle([[r['prompt_tokens']] for r in same]):.0f}",
             f"{_middle([[r['new_tokens']] for r in same]):.0f}",
@@ -219,7 +219,7 @@ def _anchored(records: list[Record]) -> Section:
             f"({_plus(r['stderr_clustered'])})"
         )
         positions = " ".join(f"{p:.2f}" for p in r["acceptance_per_position"])
-        sources.append(Sources([r], [anchor] if gain and anchor is not None else []))
+        sources.append(ComparedRecords([r], [anchor] if gain and anchor is not None else []))
         rows.append(
             [f"{context}", label, length, gain, positions, f"{r['anchors']} in {r['windows']}"]
         )
@@ -261,7 +261,9 @@ def _steps(records: list[Record]) -> Section:
         ms = {label: median(r["ms"]) for label, r in by_label.items()}
         for label, r in by_label.items():
             over = f"{ms[label] / ms['plain']:.3f}" if "plain" in ms else ""
-            sources.append(Sources([r], [by_label["plain"]] if over and label != "plain" else []))
+            sources.append(
+                ComparedRecords([r], [by_label["plain"]] if over and label != "plain" else [])
+            )
             rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), over])
         if not ms.keys() >= STEP_PARTS:  # of a run that was interrupted
             continue

@@ -1,4 +1,4 @@
-"""Which methods and baselines a run compares, from `--methods vegas,vegas@score=logits -o
+"""The methods and baselines that a run compares, from `--methods vegas,vegas@score=logits -o
 vegas.gamma=5`.
 """
 
@@ -55,7 +55,7 @@ def parse(names: str, options: list[str], weights: DrafterWeights | None = None)
 
 
 def setting(task: str, entry: Entry, text: Text, batch: int, sampler: Sampler) -> dict[str, Any]:
-    """What a record states about what was measured on which text."""
+    """The fields of a record that name the method and the text."""
     record = {
         "task": task,
         "method": entry.name,

@@ -257,8 +257,8 @@ class Cell:
             self.agreements[peer.label] = self.first.compare(self.ours, peer.label, rows)
 
     def _difference(self, entry: Entry, rows: list[list[int]]) -> dict[str, Any] | None:
-        """Where an output leaves plain decoding's. Another engine draws other samples, so only its
-        greedy output is compared, and a repetition of it once.
+        """The place where an output leaves plain decoding's. Another engine draws other samples, so
+        only its greedy output is compared, and a repetition of it once.
         """
         if not isinstance(entry, Peer):
             return first_difference(self.ours, self.plain, rows)

@@ -27,7 +27,7 @@ NEW = 256  # tokens of an answer where a task does not say
 
 
 @dataclass(frozen=True)
-class Turn(Text):
+class SuiteTurn(Text):
     """One turn of a task as a text of Speed's: the whole prompt. about: what its records say of the
     task.
     """
@@ -142,7 +142,7 @@ class SuiteRun:
             "ends": self.ends,
             "new_tokens_limit": min(most, room),
         }
-        text = Turn(
+        text = SuiteTurn(
             f"{task.kind} {task.instance}",
             prompt,
             sha256("\n\n".join(m["content"] for m in messages)),
@@ -167,7 +167,7 @@ class SuiteRun:
 
 
 def nominal(size: int) -> int:
-    """Where a prompt of this many tokens stands in a report: the next of LENGTHS, then of the
-    powers of two.
+    """The length under which a report lists a prompt of this many tokens: the next of LENGTHS, then
+    of the powers of two.
     """
     return next((n for n in LENGTHS if size <= n), 1 << (size - 1).bit_length())

@@ -160,7 +160,7 @@ def lines() -> Iterator[str]:
 
 
 class Talk:
-    """What was said so far, and what the answers cost.
+    """The conversation so far, and the cost of its answers.
 
     tokens: from messages to the prompt. first: the messages that every conversation begins with.
     """

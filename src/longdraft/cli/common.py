@@ -1,4 +1,4 @@
-"""What several commands share: options, and loading a target."""
+"""Options that several commands share, and loading a target."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def settle() -> None:
 
 
 def prompt_files(folder: Path | None, target: Any) -> Any:
-    """Where `bench` and `audit` keep prompts, if they do (--prompt-cache)."""
+    """The folder in which `bench` and `audit` keep prompts, if they do (--prompt-cache)."""
     from longdraft.prompts.prompt_file import PromptFiles
 
     return None if folder is None else PromptFiles(folder, target)
@@ -145,7 +145,7 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
 
 
 def announce(line: str) -> None:
-    """What a download does, on standard error."""
+    """Shows a download's progress on standard error."""
     print(line, file=sys.stderr)
 
 

@@ -61,7 +61,9 @@ class ConstraintOptions:
         return [name for name, given in values.items() if given]
 
     def constraint(self, target: Any, tokenizer: Any) -> Grammar | None:
-        """What is asked for, for this model; None: nothing. Raises InputError."""
+        """The constraint that was asked for, for this model; None: there is none. Raises
+        InputError.
+        """
         from longdraft.cli.prompts import read
         from longdraft.constraints import Constraints
 

@@ -1,5 +1,5 @@
-"""What the demo decodes: an answer about a source file or Python's documentation, or source code
-that goes on.
+"""The text that the demo decodes: an answer about a source file or Python's documentation, or
+source code that goes on.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class DrafterOptions:
-    """Where drafter weights come from."""
+    """The source of a drafter's weights."""
 
     drafter: Annotated[
         str | None,

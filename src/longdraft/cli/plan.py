@@ -79,7 +79,7 @@ def plan(
     contexts = _contexts(context) if context else CONTEXTS
     made = planner.Planner(
         model,
-        planner.Options(**asdict(target_options)),
+        planner.LoadOptions(**asdict(target_options)),
         device,
         methods=methods,
         stated=stated(acceptance),

@@ -108,8 +108,8 @@ def reporting() -> Iterator[bool]:
 
 
 def _store() -> Any:
-    """What the processes of torchrun share; None if this one is alone, or cannot reach the
-    others.
+    """The store that the processes of torchrun share; None if this one is alone, or cannot reach
+    the others.
     """
     with suppress(Exception):
         if count() > 1:

@@ -1,4 +1,4 @@
-"""Where `generate --trace` writes to."""
+"""The file that `generate --trace` writes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from longdraft.errors import InputError
 from longdraft.sampling_parameters import SEED
 from longdraft.training.data import Sources
 from longdraft.training.schedule import Plan, parse_stages
-from longdraft.training.trainer import Settings
+from longdraft.training.trainer import TrainingSettings
 
 Text = Annotated[
     list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeatable.")
@@ -99,9 +99,11 @@ class Run:
     bf16: Annotated[bool, typer.Option(help="Compute in bfloat16; weights stay float32.")] = True
     threads: Threads = 0
 
-    def settings(self, stages: list[str], positions: int, work: Path, **more: Any) -> Settings:
-        """What the trainer needs. Raises InputError for stages that are not LENGTH:STEPS, and
-        numbers that are none.
+    def settings(
+        self, stages: list[str], positions: int, work: Path, **more: Any
+    ) -> TrainingSettings:
+        """The settings that the trainer needs. Raises InputError for stages that are not
+        LENGTH:STEPS, and numbers that are none.
         """
         for name in ("matrix_rate", "other_rate", "decay", "code", "save_seconds", "minutes"):
             if not (math.isfinite(value := getattr(self, name)) and value >= 0):
@@ -109,14 +111,16 @@ class Run:
                     f"--{name.replace('_', '-')} is {value}: give a number of 0 or more"
                 )
         plan = Plan(parse_stages(stages, positions), self.step_tokens, self.decay)
-        shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
-        return Settings(
+        shared = {
+            f.name: getattr(self, f.name) for f in fields(TrainingSettings) if hasattr(self, f.name)
+        }
+        return TrainingSettings(
             plan, work, provenance.command(), (self.matrix_rate, self.other_rate), **shared, **more
         )
 
 
 def stopped(step: int, steps: int) -> str:
-    """What is printed when a run stops early."""
+    """The lines that are printed when a run stops early."""
     return (
         f"stopped at step {step} of {steps}: --resume continues it, --export-only writes the "
         "newest checkpoint"

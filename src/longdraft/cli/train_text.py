@@ -146,8 +146,8 @@ def _decoded(tokenizer: Any, tokens: list[int], chat: bool) -> str:
 
 
 def _ordered(finished: Iterator[Finished], wanted: int) -> Iterator[Finished]:
-    """What `serve` yields, in the order of the prompts from `wanted` on. Raises InputError for one
-    that failed.
+    """The results of `serve`, in the order of the prompts from `wanted` on. Raises InputError for
+    one that failed.
     """
     waiting: dict[int, Finished] = {}
     for each in finished:

@@ -1,3 +1,3 @@
-"""What a forward pass costs, by arithmetic: counts of its work, and named terms in seconds per
+"""The cost of a forward pass, by arithmetic: counts of its work, and named terms in seconds per
 unit.
 """

@@ -27,8 +27,8 @@ KEPT = {
 
 @dataclass(frozen=True)
 class Keys:
-    """What layers of one kind cache for a slot; a layer that shares another's keys reads them as if
-    they were its own.
+    """The keys that layers of one kind cache for a slot; a layer that shares another's keys reads
+    them as if they were its own.
 
     layers: how many are of this kind. slot: bytes of a key and a value. in_codes {bits: bytes} of
     them as codes. products: multiply-adds of one node with one slot, over all query heads. span:

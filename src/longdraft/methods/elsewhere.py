@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from longdraft.drafters.kinds import KINDS
 from longdraft.errors import InputError
-from longdraft.methods.family import Family
+from longdraft.methods.family import MethodFamily
 from longdraft.methods.method import ANY, Method
 from longdraft.methods.table import CONTROLS, METHODS
 
@@ -130,7 +130,9 @@ def _fault(method: object) -> str | None:
     if not isinstance(method, Method):
         return f"is a {type(method).__name__}, not a longdraft.methods.Method"
     texts = (method.drafts, method.paper)
-    if not isinstance(method.family, Family) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(method.family, MethodFamily) or not all(
+        isinstance(text, str) for text in texts
+    ):
         return "has a family that is no Family, or texts that are no texts"
     if method.needs not in (None, ANY, *KINDS):
         return f"needs drafter weights of kind {method.needs!r}: the kinds are {', '.join(KINDS)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Family(NamedTuple):
+class MethodFamily(NamedTuple):
     """Methods that draft alike. They share a color, and in one plot differ by marker and line.
 
     label: what drafts, by which the page groups methods. color: #rrggbb, safe for color-blind
@@ -17,14 +17,14 @@ class Family(NamedTuple):
     control: bool = False
 
 
-PLAIN = Family("nothing", "#000000")
-NGRAMS = Family("n-grams of the text", "#e69f00")
-SMALL_MODEL = Family("a small model", "#cc79a7")
-UNGUIDED = Family("the target under a view that ignores the text", "#7f7f7f", control=True)
-FIXED_VIEW = Family("the target under a view of the prompt or of pages", "#332288")
-GUIDED = Family("the target under a guided view", "#0072b2")
-COPY = Family("a quantized copy of the target", "#d55e00")
-PAIR = Family("the target and another drafter", "#56b4e9")
-STATES = Family("heads or layers on the target's hidden states", "#8c6d31")
-BLOCK = Family("a block on the target's cache", "#009e73")
-AUTO = Family("whichever method has the best forecast", "#882255")
+PLAIN = MethodFamily("nothing", "#000000")
+NGRAMS = MethodFamily("n-grams of the text", "#e69f00")
+SMALL_MODEL = MethodFamily("a small model", "#cc79a7")
+UNGUIDED = MethodFamily("the target under a view that ignores the text", "#7f7f7f", control=True)
+FIXED_VIEW = MethodFamily("the target under a view of the prompt or of pages", "#332288")
+GUIDED = MethodFamily("the target under a guided view", "#0072b2")
+COPY = MethodFamily("a quantized copy of the target", "#d55e00")
+PAIR = MethodFamily("the target and another drafter", "#56b4e9")
+STATES = MethodFamily("heads or layers on the target's hidden states", "#8c6d31")
+BLOCK = MethodFamily("a block on the target's cache", "#009e73")
+AUTO = MethodFamily("whichever method has the best forecast", "#882255")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, create_model
 
 from longdraft.core.options import declared
-from longdraft.methods.family import Family
+from longdraft.methods.family import MethodFamily
 from longdraft.models.lm import LM
 
 # Method.needs of a method that uses whatever drafter weights there are, given as {kind: weights}
@@ -48,7 +48,7 @@ class Method:
     build: Callable[..., Any]
     drafts: str
     paper: str
-    family: Family
+    family: MethodFamily
     needs: str | None = None
     trial: Trial | None = None
     adaptive: bool = True

@@ -21,7 +21,7 @@ READ = {**LLAMA_LIKE, Attention: LLAMA_LIKE[Attention] | {"window"}}
 
 
 def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str, Any] | None:
-    """What DraftLayers says of this decoder layer and its rotation.
+    """This decoder layer and its rotation, described as DraftLayers are.
 
     None unless the target's own layers are of the same class, and the kernels know it and the
     modules beside it.

@@ -137,7 +137,7 @@ def train(
     objective: Objective,
     corpus: data.Corpus,
     heldout: data.Corpus,
-    settings: trainer.Settings,
+    settings: trainer.TrainingSettings,
     options: dict,
     grid: bool = False,
 ) -> dict:
@@ -165,7 +165,7 @@ def train(
     )
 
 
-def finish(module: nn.Module, settings: trainer.Settings) -> dict:
+def finish(module: nn.Module, settings: trainer.TrainingSettings) -> dict:
     """Load the newest checkpoint into the module -> its state.
 
     With patience, the best on held-out text.

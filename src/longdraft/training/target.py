@@ -20,7 +20,7 @@ from longdraft.families import QWEN3
 from longdraft.models.loading import BUNDLED
 from longdraft.training import checkpoint, data, guide, hybrid, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
-from longdraft.training.trainer import Settings
+from longdraft.training.trainer import TrainingSettings
 
 MODULES = ("argparse", "tarfile", "difflib", "subprocess", "inspect", "pickle", "mailbox")
 MODULES += ("optparse", "doctest", "imaplib", "zipfile", "pathlib", "typing", "turtle")
@@ -113,7 +113,7 @@ def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch
         return F.cross_entropy(logits, wanted, ignore_index=IGNORE)
 
 
-def objective(model, corpus: data.Corpus, settings: Settings, copies: float, guide_to: int):
+def objective(model, corpus: data.Corpus, settings: TrainingSettings, copies: float, guide_to: int):
     """The function step -> loss, a pure function of the weights and the step.
 
     Before step `guide_to` attention is guided.

@@ -74,7 +74,7 @@ class EventLog:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """The settings of a run, apart from its model and loss."""
 
     plan: Plan
@@ -98,7 +98,7 @@ class Settings:
 def train(
     model: torch.nn.Module,
     loss_of: Callable[[int], torch.Tensor],
-    settings: Settings,
+    settings: TrainingSettings,
     probe: Callable[[], dict] | None = None,
     facts: dict | None = None,
 ) -> dict:

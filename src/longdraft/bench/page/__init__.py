@@ -14,7 +14,7 @@ from longdraft.bench.page.style import CSS
 from longdraft.bench.plots import Plot
 from longdraft.bench.plots.draw import PAGE
 from longdraft.bench.plots.svg import inline
-from longdraft.bench.report import Section, Sources
+from longdraft.bench.report import ComparedRecords, Section
 
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>longdraft: measurements</title>
@@ -70,7 +70,7 @@ def _section(s: Section, plots: list[Plot], number: int, ids: dict[str, str]) ->
     )
 
 
-def _row(row: list[str], source: Sources) -> str:
+def _row(row: list[str], source: ComparedRecords) -> str:
     """The first two cells say what was measured; each of the others links to the records of the
     row.
     """
@@ -93,9 +93,7 @@ def _figure(plot: Plot, name: str) -> str:
 
 
 def _notes(s: Section, number: int, ids: dict[str, str]) -> str:
-    """What the records of a run share stands with the runs, so here is only a link to each of
-    them.
-    """
+    """Links to the runs, which show what their records share."""
     told = set(origin(s.records))
     seen = dict.fromkeys(str(r["run"]) for r in s.records)
     notes = [_code(note) for note in s.notes if note not in told]

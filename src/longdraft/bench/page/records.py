@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from longdraft.bench.grouping import Record, anchor
-from longdraft.bench.report import Section, Sources
+from longdraft.bench.report import ComparedRecords, Section
 
 COLUMNS = {  # of a task: {heading: field of the record}
     "speed": {
@@ -50,7 +50,7 @@ def run_ids(report: list[Section]) -> dict[str, str]:
 
 
 def runs(report: list[Section], ids: dict[str, str]) -> str:
-    """What all records of a run share."""
+    """The fields that all records of a run share."""
     firsts = {str(r["run"]): r for s in reversed(report) for r in reversed(s.records)}
     return "".join(_run(firsts[run], i) for run, i in ids.items())
 
@@ -89,7 +89,7 @@ def records(section: Section, number: int, ids: dict[str, str]) -> str:
     )
 
 
-def _group(source: Sources, columns: dict[str, str], ids: dict[str, str]) -> str:
+def _group(source: ComparedRecords, columns: dict[str, str], ids: dict[str, str]) -> str:
     """Headings are repeated in each group, since links lead into the middle of the table."""
     first = source.own[0]
     others = source.others

@@ -1,6 +1,4 @@
-"""What a benchmark needs of another engine: it reads the prompts once and decodes them any number
-of times.
-"""
+"""Another engine in a benchmark: it reads the prompts once and decodes them any number of times."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """What all engines decode at one context: greedily at temperature 0, else sampled from the
-    whole distribution.
+    """The work of all engines at one context: greedy at temperature 0, else sampled from the whole
+    distribution.
     """
 
     target: LM

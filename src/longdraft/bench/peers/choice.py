@@ -1,4 +1,4 @@
-"""Which peers a run compares with: `--peers llama.cpp,openvino --peer-llama-server FILE
+"""The peers that a run compares with: `--peers llama.cpp,openvino --peer-llama-server FILE
 --peer-openvino PYTHON` ...
 """
 
@@ -31,7 +31,7 @@ NOT_ITS_BEST = (
 
 
 @dataclass
-class Choice:
+class ChosenPeers:
     """The peers that the command line names. Raises InputError when made, before any model is
     loaded.
 
@@ -137,7 +137,7 @@ def left_out(label: str, why: CannotRun) -> str:
 Kinds = Iterator[tuple[str, Callable[[str], Peer]]]
 
 
-def _llama_cpp(choice: Choice, target: LM) -> Kinds:
+def _llama_cpp(choice: ChosenPeers, target: LM) -> Kinds:
     """A binary with each kind of speculation and each kind of attention, and the wheel as a second
     row.
     """
@@ -163,7 +163,7 @@ def _llama_cpp(choice: Choice, target: LM) -> Kinds:
         yield WHEEL, lambda label: LlamaCpp(label, Wheel(), file)
 
 
-def _openvino(choice: Choice, target: LM) -> Kinds:
+def _openvino(choice: ChosenPeers, target: LM) -> Kinds:
     """Alone and with each kind of its speculation."""
     if choice.python is None and find_spec("openvino_genai") is None:
         raise CannotRun(
@@ -186,7 +186,7 @@ def _openvino(choice: Choice, target: LM) -> Kinds:
         )
 
 
-def _transformers(choice: Choice, target: LM) -> Kinds:
+def _transformers(choice: ChosenPeers, target: LM) -> Kinds:
     """Its draft model is a folder, or a GGUF file whose weights are unpacked like the target's."""
     small = choice.draft(is_gguf=False) or choice.draft(is_gguf=True)
     yield "transformers", Transformers
@@ -202,7 +202,7 @@ def _transformers(choice: Choice, target: LM) -> Kinds:
         )
 
 
-PEERS: dict[str, Callable[[Choice, LM], Kinds]] = {
+PEERS: dict[str, Callable[[ChosenPeers, LM], Kinds]] = {
     NAME: _llama_cpp,
     openvino.NAME: _openvino,
     "transformers": _transformers,

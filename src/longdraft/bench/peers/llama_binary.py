@@ -16,7 +16,13 @@ from time import monotonic, sleep
 from typing import IO, Any
 
 from longdraft.bench.peers.base import CannotRun
-from longdraft.bench.peers.llama_server import NGRAM, Build, LlamaServer, Settings, unpinned
+from longdraft.bench.peers.llama_server import (
+    NGRAM,
+    Build,
+    LlamaServer,
+    LlamaServerSettings,
+    unpinned,
+)
 
 NAME = "llama.cpp"
 # which is faster depends on the processor and the context, so both are measured
@@ -44,7 +50,7 @@ class Binary(Build):
     def ngrams(self) -> list[str]:
         return [kind for kind in _kinds(self.file) if kind.startswith(NGRAM)]
 
-    def start(self, settings: Settings) -> LlamaServer:
+    def start(self, settings: LlamaServerSettings) -> LlamaServer:
         with TemporaryFile() as log:
             with unpinned():
                 process = _started([str(self.file), *self.words(settings)], log)
@@ -54,7 +60,7 @@ class Binary(Build):
                 _end(process)
                 raise
 
-    def words(self, s: Settings) -> list[str]:
+    def words(self, s: LlamaServerSettings) -> list[str]:
         """The options of its command line."""
         line = ["--model", str(s.file), "--ctx-size", str(s.context), "--parallel", str(s.rows)]
         line += [
@@ -151,7 +157,7 @@ def _started(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _address(process: subprocess.Popen[bytes], log: IO[bytes], file: Path) -> str:
-    """Where it listens, once it has loaded its model. Raises CannotRun."""
+    """The address that it listens on, once it has loaded its model. Raises CannotRun."""
     deadline = monotonic() + LOADING
     while monotonic() < deadline:
         # the process writes at the file's place

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from longdraft.bench.peers.base import CannotRun, Peer, PeerOutput, Reading, Work
-from longdraft.bench.peers.llama_server import Build, LlamaServer, Settings
+from longdraft.bench.peers.llama_server import Build, LlamaServer, LlamaServerSettings
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
@@ -57,11 +57,13 @@ class LlamaCpp(Peer):
     def start(self, work: Work, folder: str) -> LlamaServer:
         return self.build.start(self.settings(work, folder))
 
-    def settings(self, work: Work, folder: str) -> Settings:
+    def settings(self, work: Work, folder: str) -> LlamaServerSettings:
         slots = len(work.prompts[0]) + work.new_tokens + SPARE
         rope = getattr(work.target.config, "rope_parameters", None) or {}
         threads = torch.get_num_threads()
-        return Settings(self.file, slots, threads, folder, self.kind, self.draft, rope=rope)
+        return LlamaServerSettings(
+            self.file, slots, threads, folder, self.kind, self.draft, rope=rope
+        )
 
 
 class _Reading(Reading):

@@ -22,8 +22,8 @@ SAVED = "prompt"  # name of the file with the prompt's keys and values
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a server is started with.
+class LlamaServerSettings:
+    """The settings that a server is started with.
 
     file: the model, GGUF. context: slots of all rows together. folder: where the prompt's keys and
     values are saved. kind: llama.cpp's name of a speculation. draft: a GGUF file that drafts. rope:
@@ -59,7 +59,7 @@ class Build(ABC):
         """The kinds of speculation from n-grams that it offers. Raises CannotRun."""
 
     @abstractmethod
-    def start(self, settings: Settings) -> LlamaServer:
+    def start(self, settings: LlamaServerSettings) -> LlamaServer:
         """Raises CannotRun."""
 
 

@@ -8,7 +8,13 @@ from importlib import import_module
 from typing import Any
 
 from longdraft.bench.peers.base import CannotRun
-from longdraft.bench.peers.llama_server import NGRAM, Build, LlamaServer, Settings, unpinned
+from longdraft.bench.peers.llama_server import (
+    NGRAM,
+    Build,
+    LlamaServer,
+    LlamaServerSettings,
+    unpinned,
+)
 
 WHEEL = "llama.cpp (wheel)"
 PREFIX = "COMMON_SPECULATIVE_TYPE_"
@@ -48,7 +54,7 @@ class Wheel(Build):
         kinds = getattr(self.lib, "common_speculative_type", None)
         return [k for name in dir(kinds) if (k := _kind(name)).startswith(NGRAM)]
 
-    def start(self, settings: Settings) -> LlamaServer:
+    def start(self, settings: LlamaServerSettings) -> LlamaServer:
         p = self.lib.CommonParams()
         s = settings
         p.model.path = str(s.file)

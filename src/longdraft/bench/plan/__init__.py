@@ -1,3 +1,3 @@
-"""What methods would gain on a model, a machine and a context: predicted from counts, without
-running the model.
+"""Predicts the gain of methods on a model, a machine and a context, from counts, without running
+the model.
 """

@@ -150,7 +150,7 @@ def read_folder(path: Path) -> list[dict[str, Any]]:
 
 
 def of_model(records: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
-    """Those of a model of this name, of its own drafts, and without outputs that repeat
+    """Records of a model of this name, of its own drafts, and without outputs that repeat
     themselves.
     """
     names = {model, Path(model).name}

@@ -1,4 +1,4 @@
-"""What is known of the model that a plan is for, and of the machine."""
+"""Facts about the model that a plan is for, and about the machine."""
 
 from __future__ import annotations
 

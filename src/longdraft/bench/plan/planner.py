@@ -36,7 +36,7 @@ from longdraft.tuning.known import known_costs
 
 
 @dataclass(frozen=True)
-class Options:
+class LoadOptions:
     """How the target would be loaded: as for `longdraft.models.loading.load`."""
 
     dtype: str = "bfloat16"
@@ -58,7 +58,7 @@ class Planner:
     def __init__(
         self,
         model: str,
-        options: Options,
+        options: LoadOptions,
         device: str = "",
         *,
         methods: str = "",
@@ -126,7 +126,7 @@ def _specs(methods: str) -> list[MethodSpec]:
     return [e for e in entries if e.name != "plain"]
 
 
-def _small(name: str, options: Options) -> LM:
+def _small(name: str, options: LoadOptions) -> LM:
     """The config alone; of a GGUF file the weights as well, because how these are packed differs by
     layer.
     """
@@ -135,7 +135,7 @@ def _small(name: str, options: Options) -> LM:
     )
 
 
-def _target(model: str, options: Options, device: str) -> Target:
+def _target(model: str, options: LoadOptions, device: str) -> Target:
     """On this machine, a model whose weights are here is loaded, so that costs are those that are
     known of it.
     """

@@ -87,7 +87,7 @@ def at_one_context(
 def over_contexts(
     target: Target, name: str, rows: int, found: Mapping[int, Sequence[Prediction]]
 ) -> list[Table]:
-    """What to choose at each context, then where each method pays."""
+    """The method to choose at each context, then where each method pays."""
     every = [p for ranking in found.values() for p in ranking]
     lacking = any(p.lacking for p in every)
     header = ["context", "plain ms", "choose", "break-even", "tokens", "speedup"]

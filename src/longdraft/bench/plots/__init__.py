@@ -41,8 +41,8 @@ def available() -> bool:
 
 
 def plots(report: list[Section]) -> list[list[Plot]]:
-    """Those of each table. A plot over budgets is of all runs in one setting, beside the first of
-    their tables.
+    """The plots of each table. A plot over budgets is of all runs in one setting, beside the first
+    of their tables.
     """
     anchored = [r for s in report for r in s.records if r["task"] == "anchored"]
     pooled = {group[0]["record"]: group for group in grouped(anchored)}

@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 def color(label: str) -> str:
-    """Of a method with or without options, or of another engine."""
+    """The style of a method with or without options, or of another engine."""
     name = label.split("@")[0]
     if name in RECORDS:
         return RECORDS[name].family.color

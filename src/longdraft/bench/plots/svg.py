@@ -42,8 +42,8 @@ def svg(figure: Any, description: str = "") -> str:
 
 
 def inline(text: str, name: str, page: str) -> str:
-    """What `svg` made, to stand inside an HTML page: separate ids and style, and links within the
-    page.
+    """The figure that `svg` made, for the inside of an HTML page: separate ids and style, and links
+    within the page.
     """
     text = (
         text[text.index("<svg") :]

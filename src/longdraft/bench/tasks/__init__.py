@@ -1,1 +1,1 @@
-"""What a suite asks a model: tasks built from what a machine has, or read from a file."""
+"""The tasks of a suite: built from what a machine has, or read from a file."""

@@ -71,7 +71,7 @@ def by_size(fitting: Fitting, tokens: int, rng: random.Random) -> list[File]:
 
 
 def instruction(kind: str, text: str, rng: random.Random | None) -> str:
-    """What to do with a file that begins with this text; "" if it has nothing to do it to. rng
+    """An instruction for a file that begins with this text; "" if it has nothing to do it to. rng
     None: the first.
     """
     if kind == "pathlib":

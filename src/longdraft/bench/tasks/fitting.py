@@ -43,7 +43,7 @@ class Fitting:
 
     @cached_property
     def characters_per_token(self) -> float:
-        """Of this package's own code: an estimate, to choose files by their size."""
+        """The ratio in this package's own code: an estimate, to choose files by their size."""
         text = Path(__file__).read_text(encoding="utf-8")
         return len(text) / self.count(text)
 

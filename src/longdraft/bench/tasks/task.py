@@ -48,7 +48,7 @@ class Task:
         return replace(self, document=document)
 
     def fields(self) -> dict[str, Any]:
-        """What a record says of it."""
+        """The fields of a record about it."""
         sources = [{"name": name, "sha256": sha256} for name, sha256 in self.sources]
         return {
             "kind": self.kind,
@@ -59,5 +59,5 @@ class Task:
 
 
 def sha256(text: str) -> str:
-    """Of its UTF-8 bytes."""
+    """The digest of its UTF-8 bytes."""
     return hashlib.sha256(text.encode()).hexdigest()

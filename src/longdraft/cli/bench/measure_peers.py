@@ -26,7 +26,7 @@ from longdraft.cli.sampling_options import Seed, Temperature
 from longdraft.sampling_parameters import SEED, TEMPERATURE
 
 if TYPE_CHECKING:
-    from longdraft.bench.peers.choice import Choice
+    from longdraft.bench.peers.choice import ChosenPeers
     from longdraft.bench.selection import Entry
     from longdraft.models.lm import LM
 
@@ -38,7 +38,7 @@ Peers = Annotated[
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What other engines need."""
+    """The options that other engines need."""
 
     peer_model: Annotated[
         Path | None,
@@ -74,11 +74,11 @@ class PeerOptions:
         ),
     ] = ""
 
-    def choice(self, peers: str) -> Choice:
+    def choice(self, peers: str) -> ChosenPeers:
         """Raises InputError."""
-        from longdraft.bench.peers.choice import Choice
+        from longdraft.bench.peers.choice import ChosenPeers
 
-        return Choice(
+        return ChosenPeers(
             peers,
             self.peer_model,
             self.peer_draft,

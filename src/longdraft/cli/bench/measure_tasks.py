@@ -34,7 +34,7 @@ SuiteName = Annotated[
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Which of a suite's tasks are decoded, and how long they are."""
+    """The choice of a suite's tasks, and their lengths."""
 
     prompt_file: common.PromptFiles = field(default_factory=list)
     instances: Annotated[
