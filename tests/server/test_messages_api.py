@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -523,21 +524,104 @@ def test_errors_before_a_body_is_read_have_the_shape_too(http):
     assert "type" not in http.get("/v1/nothing").json()
 
 
-def test_a_key_is_read_from_either_header():
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[httpx.Client]:
+    """A client of a server with keys."""
     with serving(keys=(b"one", b"two")) as server, client(server) as http:
-        check_error(post(http), 401, "authentication_error")
-        for name, value, status in (
-            ("x-api-key", "one", 200),
-            ("x-api-key", "two", 200),
-            ("x-api-key", "on", 401),
-            ("Authorization", "Bearer two", 200),
-            ("Authorization", "two", 401),
-        ):
-            headers = {name: value}
-            found = http.post("/v1/messages", json=BODY | {"max_tokens": 1}, headers=headers)
-            assert found.status_code == status, (name, value)
-            assert http.get("/v1/models", headers=headers).status_code == status
-        assert http.head("/").status_code == 200
+        yield http
+
+
+def test_a_missing_key_is_refused(keyed):
+    check_error(post(keyed), 401, "authentication_error")
+    assert keyed.head("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("x-api-key", "one", 200),
+        ("x-api-key", "two", 200),
+        ("x-api-key", "on", 401),
+        ("x-api-key", "Bearer one", 401),
+        ("Authorization", "Bearer two", 200),
+        ("Authorization", "two", 401),
+    ],
+)
+def test_a_key_is_read_from_either_header(keyed, name, value, status):
+    found = keyed.post("/v1/messages/count_tokens", json=BODY, headers={name: value})
+    assert found.status_code == status
+    assert keyed.get("/v1/models", headers={name: value}).status_code == status
+
+
+# Values of no use anywhere, or in few places.
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    1.5,
+    10**30,
+    "x",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [None],
+    {"type": "x"},
+    {"type": ["a"]},
+    [{"type": {"a": 1}}],
+    [{"type": "text", "text": 5}],
+    [{"type": "tool_use", "id": "a", "name": "b", "input": [1]}],
+    [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}],
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of each value inside a value."""
+    entries = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        entries = enumerate(value)
+    for key, inner in entries:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def test_odd_values_are_answered_or_refused(http, says):
+    """One odd value at a time, in every place of a request: none is the server's own error."""
+    says(HERMES, "one")
+    thought = {"type": "thinking", "thinking": "t", "signature": "s"}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bern"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "text", "text": "a"}],
+    }
+    whole = BODY | {
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            *USER,
+            {"role": "assistant", "content": [thought, call]},
+            {"role": "user", "content": [result]},
+        ],
+        "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "enabled"},
+        "output_config": {"effort": "low"},
+    }
+    statuses = set()
+    for i, path in enumerate(places(whole)):
+        for odd in ODD[i % 4 :: 4]:
+            body = deepcopy(whole)
+            inner = body
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = odd
+            content = json.dumps(body)
+            headers = {"Content-Type": "application/json"}
+            response = http.post("/v1/messages", content=content, headers=headers)
+            statuses.add(response.status_code)
+            assert response.status_code < 500, content
+            assert response.json()["type"] == ("message" if response.is_success else "error")
+    assert {200, 400} <= statuses <= {200, 400, 404}
 
 
 # Claude Code --------------------------------------------------------------------------------------
@@ -555,6 +639,17 @@ PARAMETERS = {
     "WebSearch": ("query", "allowed_domains"),
 }
 MCP = [f"mcp__server-{i}__look_up_a_thing" for i in range(10)]
+
+
+def test_the_first_model_stands_in_for_anthropics(keyed, caplog):
+    """The log says so once, without the name that the client chose."""
+    with caplog.at_level(logging.INFO, "longdraft.server"):
+        for name in ("claude-one", "claude-two"):
+            path = "/v1/messages/count_tokens"
+            response = keyed.post(path, json=BODY | {"model": name}, headers={"x-api-key": "one"})
+            assert response.json()["input_tokens"] > 0
+    lines = [record.getMessage() for record in caplog.records if "claude" in record.getMessage()]
+    assert len(lines) == 1 and "claude-one" not in lines[0]
 
 
 def agent_tools() -> list[dict[str, Any]]:

@@ -67,6 +67,8 @@ def _readable(content: Any) -> Any:
 
     Raises ValueError for blocks that only a model of images or files could read.
     """
+    if not isinstance(content, str | list):
+        raise ValueError("give a text or a list of blocks")
     for block in content if isinstance(content, list) else ():
         if isinstance(block, dict) and block.get("type") == "document":
             raise ValueError("this server reads no documents: send their text as text")
@@ -75,7 +77,7 @@ def _readable(content: Any) -> Any:
 
 def _kind(block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return kind if kind in BLOCKS else "other"
+    return kind if isinstance(kind, str) and kind in BLOCKS else "other"
 
 
 def _form(content: Any) -> str:
