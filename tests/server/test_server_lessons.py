@@ -369,7 +369,7 @@ def unguarded(server: Server) -> set[str]:
                     {},
                     {"Authorization": "Bearer wrong"},
                     {"Authorization": "Bearer"},
-                    {"X-Api-Key": "right"},
+                    {"X-Api-Key": "wrong"},
                 ):
                     if http.request(method, path, json={}, headers=key).status_code != 401:
                         found.add(path)

@@ -20,6 +20,7 @@ from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.ops.threads import release
+from longdraft.server.anthropic.messages_routes import add_anthropic
 from longdraft.server.app import create_app
 from longdraft.server.decode.decoding_thread import DecodingThread
 from longdraft.server.decode.metrics import Metrics
@@ -117,6 +118,7 @@ class Server(uvicorn.Server):
         self.until = 0.0  # when the grace time ends
         application = create_app(self.models, tracer if settings.page else None)
         add_ollama(application, self.models)
+        add_anthropic(application, self.models)
         self.guard = Guard(
             application,
             keys=settings.keys,

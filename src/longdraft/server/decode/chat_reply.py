@@ -109,6 +109,7 @@ class ChatReply(Reply):
         if not matches:
             return None
         begin, length = min(matches)
+        self.matched = self.held[begin : begin + length]
         last = self.reader.place(self.end + begin + length - 1)
         self.tokens = bisect_left(self.starts, last + 1)
         self.came = self.reader.place(self.end + begin)

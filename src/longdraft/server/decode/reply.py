@@ -74,6 +74,7 @@ class Reply:
     """
 
     reasoning_tokens = 0
+    matched: str | None = None  # the stop string that ended a chat's content
 
     def __init__(self, tokenizer: Any, stops: list[str], least: int = 0):
         self.text: Detokenizer | MarkedText = Detokenizer(tokenizer)

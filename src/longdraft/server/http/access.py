@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from longdraft.server.anthropic.error_shape import PATH as MESSAGES
 from longdraft.server.http.entry import ENTRY, Entry, figures
 from longdraft.server.http.guard import ALWAYS
 from longdraft.server.http.server_log import say
@@ -48,6 +49,8 @@ class Access:
                 status = message["status"]
                 id = entry.name if entry.name.encode() == given else entry.id
                 headers = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+                if scope["path"].startswith(MESSAGES):
+                    headers.append((b"request-id", id.encode()))
                 if entry.warnings:
                     warning = "; ".join(entry.warnings).encode()
                     headers.append((b"x-longdraft-warning", warning))

@@ -60,7 +60,7 @@ class Guard:
         if problem is not None:
             if problem.status == 503:
                 await self._read_out(receive)
-            await problem.response()(scope, receive, passed)
+            await problem.response(scope["path"])(scope, receive, passed)
             return
         scope.setdefault("state", {})["owner"] = self._owner(scope)
         counts = scope["path"] not in ALWAYS
@@ -95,7 +95,8 @@ class Guard:
         if self.keys and scope["path"] not in OPEN and not any(self._matches(headers)):
             return Problem(
                 401,
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'",
                 code="invalid_api_key",
             )
         if self.draining() and scope["path"] not in ALWAYS:
@@ -122,11 +123,20 @@ class Guard:
         return None
 
     def _matches(self, headers: dict[bytes, bytes]) -> list[bool]:
-        """Tells of each of the keys whether the request has it."""
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        # all are compared, whichever is right
-        matches = [hmac.compare_digest(key.strip(), k) for k in self.keys]
-        return [scheme.lower() == b"bearer" and match for match in matches]
+        """Tells of each of the keys whether the request has it.
+
+        Anthropic's clients send it as x-api-key.
+        """
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        is_bearer = scheme.lower() == b"bearer"
+        other = headers.get(b"x-api-key", b"")
+        matches = []
+        for key in self.keys:
+            # both are compared, whichever is right
+            first = hmac.compare_digest(bearer.strip(), key)
+            second = hmac.compare_digest(other.strip(), key)
+            matches.append((is_bearer and first) or second)
+        return matches
 
     def _owner(self, scope: Scope) -> str:
         matches = [] if self.shared else self._matches(dict(reversed(scope["headers"])))
@@ -181,6 +191,6 @@ class Guard:
             if not refused:
                 raise
         if refused and not begun:
-            await self._too_large().response()(scope, receive, send)
+            await self._too_large().response(scope["path"])(scope, receive, send)
         if size > LARGE:
             await asyncio.to_thread(give_back)

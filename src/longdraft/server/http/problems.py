@@ -12,6 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from longdraft.server.anthropic.error_shape import PATH as MESSAGES
+from longdraft.server.anthropic.error_shape import error_of
 from longdraft.server.http.entry import current
 from longdraft.server.http.mistakes import mistake, unreadable
 
@@ -79,7 +81,11 @@ class Problem(Exception):
     def response(self, path: str = "") -> JSONResponse:
         """The response in the shape that clients of this path read: Ollama's have a text."""
         current().reason = self.reason
-        body = {"error": self.message[:MAX_MESSAGE]} if path.startswith("/api/") else self.body
+        body = self.body
+        if path.startswith("/api/"):
+            body = {"error": self.message[:MAX_MESSAGE]}
+        elif path.startswith(MESSAGES):
+            body = error_of(self.status, self.message[:MAX_MESSAGE], self.code, current().id)
         return JSONResponse(body, self.status, self.headers)
 
 
@@ -101,10 +107,11 @@ async def answer_http(request: Request, error: Exception) -> JSONResponse:
     cause = error.__cause__ if error.status_code == 400 else None
     response = Problem(
         error.status_code, unreadable(cause) or str(error.detail), code=code
-    ).response()
+    ).response(request.url.path)
     response.headers.update(error.headers or {})  # a 405 says which methods are allowed
     return response
 
 
 async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
-    return Problem(500, "the server could not complete this request").response()
+    problem = Problem(500, "the server could not complete this request")
+    return problem.response(request.url.path)
