@@ -230,6 +230,12 @@ def test_a_named_function_is_called_once(change, once):
     assert not once or all(choice["finish_reason"] == "tool_calls" for choice in found)
 
 
+def test_required_means_one_call_unless_parallel_calls_are_asked_for():
+    found = answers(formats_of_calls.HERMES, FORCED[0], n=4, max_tokens=100)
+    assert all(len(choice["message"]["tool_calls"]) == 1 for choice in found)
+    assert all(choice["finish_reason"] == "tool_calls" for choice in found)
+
+
 def test_a_response_format_leaves_room_for_calls_and_nothing_else():
     """With tools to choose from, an answer is a call or text of the structure."""
     structure = {

@@ -30,12 +30,13 @@ class Offer:
     """The functions that an answer may call.
 
     choice: auto, none, required, or the name of the one it must call. parallel: whether it may have
-    more than one call, where no function is named.
+    more than one call, where no function is named; None: unless a call is required, because a model
+    with little training on calls repeats them when a grammar lets it.
     """
 
     functions: Sequence[Function] = ()
     choice: str = "auto"
-    parallel: bool = True
+    parallel: bool | None = None
 
     @property
     def open(self) -> Sequence[Function]:
@@ -59,7 +60,9 @@ class Offer:
 
         A function that is named by `choice` is called exactly once.
         """
-        return self.parallel and self.choice in ("auto", "none", "required")
+        if self.choice == "required":
+            return self.parallel is True
+        return self.parallel is not False and self.choice in ("auto", "none")
 
     @property
     def needs_grammar(self) -> bool:
