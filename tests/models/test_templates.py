@@ -232,13 +232,13 @@ def test_every_field_of_a_client_is_text(http, monkeypatch):
 
 
 def test_a_template_without_tools_refuses_them(http, monkeypatch):
+    """In the library; the server describes them in a system message."""
     monkeypatch.setattr(loaded()[1], "chat_template", CHAT)
-    for found in (ask(http, tools=[WEATHER]), ask(http, CALLED)):
-        assert (
-            found.status_code == 400
-            and "does not support tools" in found.json()["error"]["message"]
-        )
-    assert ask(http, tools=[]).status_code == 200
+    for messages, tools in ((USER, [WEATHER]), (CALLED, None)):
+        with pytest.raises(InputError, match="does not support tools"):
+            chat_tokens(loaded()[1], messages, tools)
+    for found in (ask(http, tools=[WEATHER]), ask(http, CALLED), ask(http, tools=[])):
+        assert found.status_code == 200
 
 
 def deep(levels: int) -> dict:

@@ -230,6 +230,13 @@ def test_a_named_function_is_called_once(change, once):
     assert not once or all(choice["finish_reason"] == "tool_calls" for choice in found)
 
 
+def test_required_means_one_call_unless_parallel_calls_are_asked_for():
+    ask = {"n": 4, "max_tokens": 100, "parallel_tool_calls": None}
+    found = answers(formats_of_calls.HERMES, FORCED[0], **ask)
+    assert all(len(choice["message"]["tool_calls"]) == 1 for choice in found)
+    assert all(choice["finish_reason"] == "tool_calls" for choice in found)
+
+
 def test_a_response_format_leaves_room_for_calls_and_nothing_else():
     """With tools to choose from, an answer is a call or text of the structure."""
     structure = {
@@ -333,18 +340,7 @@ def test_stop_strings_cut_neither_reasoning_nor_arguments(http, says, stop):
     assert [call[2] for call in put_together(streamed(http, body))["calls"]] == ['{"city": "Bern"}']
 
 
-def test_a_template_without_tools_says_so_first(http, says):
-    says(CHAT)
-    body = BODY | {
-        "tool_choice": "required",
-        "messages": [USER | {"content": "x " * 5000}],
-        "max_tokens": 257,
-    }
-    refused = http.post("/v1/chat/completions", json=body)
-    assert (
-        refused.status_code == 400
-        and "does not support tools: leave them out" in refused.json()["error"]["message"]
-    )
+def test_calls_cannot_be_required_in_an_unknown_format(http, says):
     says(CHAT + "{{ tools }}")
     refused = http.post("/v1/chat/completions", json=BODY | {"tool_choice": "required"})
     assert (

@@ -75,6 +75,7 @@ class AnswerReader:
         # tags that calls may stand between
         self.openers: tuple[str, ...] = ()
         self.closers: tuple[str, ...] = ()
+        self.ending: tuple[str, ...] = ()  # what ends an object on a line after it
         self.thoughts: list[tuple[int, int]] = []  # where the text was reasoning, in characters
         self.ended = False
         self.done = False
@@ -252,12 +253,13 @@ class AnswerReader:
 
     def arguments(self) -> Steps[None]:
         """Give out a JSON object that comes next as the arguments of the last call."""
-        value = Value()
+        value = Value(self.ending)
         while not value.done:
             text, used = value.feed(self.rest)
             self.drop(used)
             self.add("arguments", text)
             if not value.done and not (yield from self.more()):
+                self.drop(len(self.rest))  # a part of a mark that would have ended the object
                 if not self.cut:
                     self.add("arguments", value.close())
                 return

@@ -10,6 +10,7 @@ from typing import Any
 from longdraft.server.calls.answer_reader import AnswerReader, Steps
 from longdraft.server.calls.call_grammar import GrammarRules, RequiredCalls
 from longdraft.server.calls.coder import Coder
+from longdraft.server.calls.described import nearest_format
 from longdraft.server.calls.format import CallFormat
 from longdraft.server.calls.format_marks import Marks
 from longdraft.server.calls.harmony import Harmony
@@ -45,14 +46,19 @@ def format_of(template: str) -> type[CallFormat] | None:
 
 
 class Dialect:
-    """Chosen by a template's text and a tokenizer's special tokens, never by a model's name."""
+    """Chosen by a template's text and a tokenizer's special tokens, never by a model's name.
 
-    def __init__(self, tokenizer: Any, template: str):
+    described: the tools are described in a system message, in the format that the vocabulary
+    suggests, because the template does not support tools.
+    """
+
+    def __init__(self, tokenizer: Any, template: str, described: bool = False):
         self.tokenizer = tokenizer
         self.template = template
-        kind = format_of(template)
-        pairs = [] if kind is Harmony else THOUGHTS
         added = getattr(tokenizer, "get_added_vocab", dict)()
+        kind = nearest_format(added) if described else format_of(template)
+        self.kind = kind
+        pairs = [] if kind is Harmony else THOUGHTS
         pair = next((p for p in pairs if p[1] in template or p[1] in added), None)
         self.marks = Marks(tokenizer, (*(() if kind is None else kind.names), *(pair or ())))
         self.format = None if kind is None else kind(self.marks, template)

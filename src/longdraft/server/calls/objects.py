@@ -36,7 +36,7 @@ def read_object(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
     function's definition is no call. Arguments are given out as they come if the name comes first,
     as models write it; otherwise once the object is complete.
     """
-    value = Value()
+    value = Value(reader.ending)
     said = ""
     seen = begin
     while True:
@@ -77,6 +77,15 @@ def read_object(reader: AnswerReader, begin: int, marked: bool) -> Steps[bool]:
         return True
 
 
+def calls_offered(reader: AnswerReader, begin: int) -> bool:
+    """Tells whether an object at a place may be a call that begins with an offered name."""
+    text = reader.rest[begin : begin + MAX_OBJECT_START]
+    named = NAMED.match(text)
+    if named is None:
+        return bool(BEGUN.match(text)) and not DATA.match(text)
+    return named[2] in reader.schemas and not DATA.match(text)
+
+
 def _defines(reader: AnswerReader, name: str, arguments: str) -> bool | None:
     """Tells whether the arguments of a call are in fact the function's schema.
 
@@ -101,10 +110,11 @@ def _whole(reader: AnswerReader, text: str, end: int, marked: bool) -> bool:
         if isinstance(call.get("function"), dict):
             call = call["function"]
         name = call["name"]
-        given = call.get("arguments", call.get("parameters", {} if marked else None))
+        bare = marked and "description" not in call  # which a function's definition has
+        given = call.get("arguments", call.get("parameters", {} if bare else None))
         if isinstance(given, str):
             given = loads(given, strict=False)
-        elif marked and given is None:
+        elif bare and given is None:
             given = {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

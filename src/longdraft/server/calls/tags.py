@@ -64,7 +64,9 @@ def _tag(
     while not (match := pattern.match(reader.rest, begin)):
         text = reader.rest[begin : begin + MAX_TAG]
         may_go_on = name.startswith(text) or (
-            text.startswith(name) and not set("<>") & set(text[1:])
+            text.startswith(name)
+            and re.match(r"[\s=]|\Z", text[len(name) :])
+            and not set("<>") & set(text[1:])
         )
         if not may_go_on or len(text) == MAX_TAG or not (yield from reader.more()):
             return None

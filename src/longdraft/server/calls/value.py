@@ -14,8 +14,8 @@ MARKS = f"{FIRST}-{LAST}"
 PLAIN = re.compile(f"[^\"'\\\\\\x00-\\x1f{MARKS}]+")
 SPACE = re.compile(r"[ \t\r\n]+")
 BARE = {
-    False: re.compile(rf"[^\"\n,{{}}\[\]{MARKS}]+"),
-    True: re.compile(rf"[^\"\n,:{{}}\[\]{MARKS}]+"),
+    False: re.compile(rf"[^\"\n,{{}}\[\]{MARKS}][^\"\n,{{}}\[\]<`{MARKS}]*"),
+    True: re.compile(rf"[^\"\n,:{{}}\[\]{MARKS}][^\"\n,:{{}}\[\]<`{MARKS}]*"),
 }
 # characters that a word without quotes may have in it; by whether it is a key
 WORDY = {
@@ -34,10 +34,14 @@ class Value:
     that are not escaped, unknown escapes, single quotes, words without quotes, Python's constants,
     commas too many or too few, and brackets that are never closed. A mark ends the object wherever
     it comes.
+
+    ends: texts that end the object outside its strings, or on a line after one that is not closed.
+    Where the text ends in a part of one, `feed` leaves that part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends: tuple[str, ...] = ()) -> None:
         self.done = False
+        self._ends = ends
         self._open = list[str]()  # brackets
         self._next = "value"  # what comes next: key, colon, value, or comma
         self._comma = ""  # a comma, and space after it, until something follows that needs them
@@ -57,15 +61,31 @@ class Value:
             char = text[self._at]
             if FIRST <= char <= LAST:
                 self._finish()
-            elif self._escape:
-                self._escaped(char)
-            elif self._end:
-                self._after_quote(char)
-            elif self._quote:
-                self._quoted(char)
+            elif char in "<`" and self._may_end():
+                rest = text[self._at :]
+                if rest.startswith(self._ends):
+                    self._finish()
+                elif any(mark.startswith(rest) for mark in self._ends):
+                    break  # more has to come
+                else:
+                    self._take(char)
             else:
-                self._outside(char)
+                self._take(char)
         return self._given(), self._at
+
+    def _may_end(self) -> bool:
+        """Tells whether the object may end here although brackets are open."""
+        return bool(self._ends) and (not self._quote or "\n" in self._end)
+
+    def _take(self, char: str) -> None:
+        if self._escape:
+            self._escaped(char)
+        elif self._end:
+            self._after_quote(char)
+        elif self._quote:
+            self._quoted(char)
+        else:
+            self._outside(char)
 
     def close(self) -> str:
         """The rest of the object where the text ends."""

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 
 from longdraft.server.calls.answer_reader import AnswerReader, Steps
 from longdraft.server.calls.format_marks import FIRST, LAST
-from longdraft.server.calls.objects import read_objects
-from longdraft.server.calls.tags import FUNCTION, read_function
+from longdraft.server.calls.objects import calls_offered, read_object, read_objects
+from longdraft.server.calls.tags import FUNCTION, FUNCTION_END, read_function
+from longdraft.server.calls.value import Value
 
 MAX_MARKS = 4  # marks that follow each other before a call
 FENCE = "```"
-LANGUAGES = {"", "json", "jsonc", "tool_call", "tool_calls", "xml"}
+LANGUAGES = {"", "json", "json5", "jsonc", "jsonl", "tool_call", "tool_calls", "xml"}
+MARKUP = {"html", "markup", "plaintext", "text", "txt"}  # of which only tags are read
 FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*(?=[^\w+ \t-])")
+FENCE_LINE = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n")
 FENCING = re.compile(r"`{0,3}|```[ \t]*[\w+-]*[ \t]*")  # a part of its first line
 MAX_MARK = 64  # characters of a mark
 BEGINS = re.compile(f"[<`{{\\[{FIRST}-{LAST}]")  # what the beginning of a call may begin with
@@ -41,7 +44,8 @@ class Calls(AnswerReader):
 
     own: the ways of the template, which are all where a grammar binds the answer. begins: there, an
     object at the beginning of the answer is a call too. Elsewhere an object is a call where
-    nothing, a line's or a sentence's end precedes it, outside of other code.
+    nothing, a line's or a sentence's end precedes it, or where a closing tag follows, outside of
+    other code.
     """
 
     def __init__(
@@ -87,6 +91,11 @@ class Calls(AnswerReader):
         if way is FENCED_WAY and self.fenced:
             self.fenced = False
             return len(FENCE)
+        if way is INLINE_WAY:
+            if not (yield from self._begins_fence(begin)):
+                return len(FENCE)
+            way = FENCED_WAY
+        self.ending = self.closers
         if (yield from way.read(self, begin if way.keeps else begin + len(way.opens))):
             if not self.full:
                 yield from self._close(way)
@@ -99,12 +108,43 @@ class Calls(AnswerReader):
         while True:
             text = self.rest[begin : begin + MAX_MARK]
             before = self.last + self.rest[:begin]
-            ways = [way for way in self.ways if way.opens in self.own or not before.endswith("`")]
-            ways += [FENCED_WAY] if not self.bound and LINE.search(before) else []
-            if way := next((way for way in ways if text.startswith(way.opens)), None):
+            ways = self._possible(before)
+            found = [way for way in ways if text.startswith(way.opens)]
+            way = max(found, key=lambda way: len(way.opens), default=None)
+            may_go_on = any(way.opens.startswith(text) for way in ways if way not in found)
+            if may_go_on and (yield from self.more()):
+                continue
+            if way is not None or text[0] not in "{[":
                 return way
-            if not any(way.opens.startswith(text) for way in ways) or not (yield from self.more()):
-                return OBJECTS if text[0] in "{[" and self._may_begin(before) else None
+            if self._may_begin(before):
+                return OBJECTS
+            return CLOSED if self._may_be_closed(text, before) else None
+
+    def _possible(self, before: str) -> list[Way]:
+        """The ways of writing calls whose mark may follow this text.
+
+        In other code only the template's own are, because a program may contain the others.
+        """
+        code = self.fenced or before.endswith("`")
+        ways = [way for way in self.ways if way.opens in self.own or not code]
+        if self.bound:
+            return ways
+        if LINE.search(before):
+            return [*ways, FENCED_WAY]
+        text = before.rstrip()
+        sentence = text.endswith(tuple(SENTENCE)) and text != before
+        return [*ways, INLINE_WAY] if sentence and not self.fenced else ways
+
+    def _begins_fence(self, begin: int) -> Steps[bool]:
+        """Tells whether nothing but a language follows ``` on its line."""
+        while not FENCE_LINE.match(self.rest, begin):
+            if not FENCING.fullmatch(self.rest, begin) or not (yield from self.more()):
+                return False
+        return True
+
+    def _may_be_closed(self, text: str, before: str) -> bool:
+        """Tells whether an object in a sentence is a call if a closing tag follows it."""
+        return text[0] == "{" and not (self.bound or self.fenced or before.endswith("`"))
 
     def _may_begin(self, before: str) -> bool:
         """Tells whether an object without a mark may be a call after this text."""
@@ -140,7 +180,30 @@ def read_fenced(
     while not (fence := FENCED.match(reader.rest, begin)):
         if not FENCING.fullmatch(reader.rest, begin) or not (yield from reader.more()):
             return False
-    return fence[1] in LANGUAGES and (yield from _read(reader, fence.end(), marked, deep + 1))
+    language = fence[1].lower()
+    reader.ending = (*reader.closers, FENCE)
+    if language in MARKUP:
+        first = yield from reader.space(fence.end())
+        tagged = first is not None and reader.rest[first] not in "{["
+        return tagged and (yield from _read(reader, fence.end(), marked, deep + 1))
+    return language in LANGUAGES and (yield from _read(reader, fence.end(), marked, deep + 1))
+
+
+def read_closed(reader: AnswerReader, begin: int) -> Steps[bool]:
+    """Read an object as a call whose opening tag is missing, if its closing tag follows."""
+    value = Value()
+    seen = begin
+    while not value.done:
+        if not calls_offered(reader, begin):
+            return False
+        seen += value.feed(reader.rest[seen:])[1]
+        if not value.done and not (yield from reader.more()):
+            return False
+    while not (text := reader.rest[seen:].lstrip()).startswith(reader.closers):
+        may_go_on = any(mark.startswith(text) for mark in reader.closers)
+        if not may_go_on or not (yield from reader.more()):
+            return False
+    return (yield from read_object(reader, begin, False))
 
 
 def _read(reader: AnswerReader, begin: int, marked: bool, deep: int) -> Steps[bool]:
@@ -167,9 +230,12 @@ def _read(reader: AnswerReader, begin: int, marked: bool, deep: int) -> Steps[bo
 WAYS = (  # beside that of the template
     Way("<tool_call>", "</tool_call>", read_marked),
     Way("<tools>", "</tools>", read_marked),
+    Way("<function>", FUNCTION_END, read_marked),
     Way("<|python_tag|>", "", read_marked),
     Way("[TOOL_CALLS]", "", read_marked),
     Way(FUNCTION, "</tool_call>", read_unmarked, keeps=True),
 )
 FENCED_WAY = Way(FENCE, FENCE, read_fenced, keeps=True)
+INLINE_WAY = FENCED_WAY._replace(closes="")  # after a sentence, on its line
 OBJECTS = Way("{", "", read_unmarked, keeps=True)
+CLOSED = Way("{", "", read_closed, keeps=True)

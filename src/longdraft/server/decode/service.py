@@ -25,7 +25,7 @@ from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
 from longdraft.server.decode.request_limits import check_choices, check_numbers
 from longdraft.server.decode.structures import Structures
-from longdraft.server.decode.talk import NO_TOOLS, Dialogue, Offer, dialect_for, with_reasoning
+from longdraft.server.decode.talk import NO_TOOLS, Dialogue, Offer, prompted
 from longdraft.server.decode.work import RequestWork, Times
 from longdraft.server.http.entry import current
 from longdraft.server.http.long_texts import LONG, Renderers, check_length, size_of, within
@@ -97,8 +97,8 @@ class Service:
 
         offer: the functions that the model may call.
         """
-        dialect = dialect_for(self.tokenizer, messages, offer.tools)
-        prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
+        dialect, messages, tools = prompted(self.tokenizer, messages, offer.tools)
+        prompt = await self.conversation(messages, tools, turn)
         talk = Dialogue(dialect, offer, dialect.opened(prompt))
         work = self._work([prompt], body, limit, logprobs, await self.structures.of(body, talk))
         work.talk = talk

@@ -8,10 +8,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from longdraft.errors import InputError
-from longdraft.models.chat import Message, Tools, check_tools, template_of
+from longdraft.models.chat import Message, Tools, template_of
 from longdraft.server.calls.answer_reader import AnswerReader
+from longdraft.server.calls.described import described, needs_description
 from longdraft.server.calls.dialect import Dialect
 from longdraft.server.http.problems import Problem
+from longdraft.server.http.server_log import note
 from longdraft.server.openai.structured import Structure
 from longdraft.server.openai.tools import Function
 
@@ -30,12 +32,13 @@ class Offer:
     """The functions that an answer may call.
 
     choice: auto, none, required, or the name of the one it must call. parallel: whether it may have
-    more than one call, where no function is named.
+    more than one call, where no function is named; None: unless a call is required, because a model
+    with little training on calls repeats them when a grammar lets it.
     """
 
     functions: Sequence[Function] = ()
     choice: str = "auto"
-    parallel: bool = True
+    parallel: bool | None = None
 
     @property
     def open(self) -> Sequence[Function]:
@@ -59,7 +62,9 @@ class Offer:
 
         A function that is named by `choice` is called exactly once.
         """
-        return self.parallel and self.choice in ("auto", "none", "required")
+        if self.choice == "required":
+            return self.parallel is True
+        return self.parallel is not False and self.choice in ("auto", "none")
 
     @property
     def needs_grammar(self) -> bool:
@@ -110,24 +115,38 @@ class Dialogue:
         )
 
 
-# by template; a model has one or two
-DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = WeakKeyDictionary()
+DESCRIBED = (
+    "the chat template does not support tools: they are described in a system message, and calls "
+    "are read as"
+)
+# by template, and whether tools are described in a system message; a model has one or two
+DIALECTS: WeakKeyDictionary[Any, dict[tuple[str, bool], Dialect]] = WeakKeyDictionary()
 
 
-def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialect:
-    """The dialect of a model's answers.
+def prompted(
+    tokenizer: Any, messages: list[Message], tools: Tools
+) -> tuple[Dialect, list[Message], Tools]:
+    """The dialect of a model's answers, and the messages and tools as its template reads them.
 
-    Raises Problem for tools that its template does not write.
+    Tools that the template does not write are described in a system message. Raises Problem for a
+    model without a template.
     """
     try:
         template = template_of(tokenizer, tools)
-        check_tools(template, messages, tools)
     except InputError as error:
         raise Problem(400, str(error), getattr(error, "field", None)) from None
+    describes = needs_description(template, messages, tools)
     known = DIALECTS.setdefault(tokenizer, {})
-    if template not in known:
-        known[template] = Dialect(tokenizer, template)
-    return known[template]
+    if (template, describes) not in known:
+        dialect = Dialect(tokenizer, template, describes)
+        known[template, describes] = dialect
+        if describes and dialect.kind is not None:
+            note(f"{DESCRIBED} {dialect.kind.__name__}")
+    dialect = known[template, describes]
+    if describes and dialect.kind is not None:
+        messages = described(messages, tools, dialect.kind)
+        tools = None
+    return dialect, with_reasoning(messages, dialect.field), tools
 
 
 def with_reasoning(messages: list[Message], field: str | None) -> list[Message]:

@@ -76,7 +76,7 @@ class ResponsesRequest(SampledRequest):
     text: TextOptions | None = None
     tools: FunctionTools = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] = Field(
         default_factory=list
     )
@@ -165,7 +165,7 @@ class ResponseObject:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "output": list(items),
-            "parallel_tool_calls": body.parallel_tool_calls,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,

@@ -262,7 +262,7 @@ class ChatRequest(Structured, SampledRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from longdraft.server.decode.service import Service
-from longdraft.server.decode.talk import dialect_for, with_reasoning
+from longdraft.server.decode.talk import prompted
 from longdraft.server.http.long_texts import MOST_TOKENIZED
 from longdraft.server.openai.schema import TokenizeRequest
 
@@ -15,10 +15,8 @@ async def tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     if body.messages is not None:
         tools = [tool.model_dump(exclude={"function": {"strict"}}) for tool in body.tools] or None
         messages = [message.plain for message in body.messages]
-        dialect = dialect_for(service.tokenizer, messages, tools)
-        tokens = await service.conversation(
-            with_reasoning(messages, dialect.field), tools, body.turn
-        )
+        _, messages, tools = prompted(service.tokenizer, messages, tools)
+        tokens = await service.conversation(messages, tools, body.turn)
     else:
         tokens = await service.tokens(
             body.prompt or "", body.add_special_tokens is not False, MOST_TOKENIZED
