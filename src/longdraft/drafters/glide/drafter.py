@@ -161,7 +161,7 @@ class GlideDrafter(UnderView):
     """
 
     name = "block"
-    rough = True
+    usual: tuple[float, float] = (0.4, 0.3)
 
     def __init__(
         self,
@@ -172,7 +172,6 @@ class GlideDrafter(UnderView):
         nodes: int = 0,
     ):
         super().__init__(block.host.target, policy or Full(), widths)
-        self.usual = 0.4, 0.3
         self.has_draft_probs = not nodes
         self.shape = BestPaths(nodes) if nodes else None
         if nodes:
@@ -206,6 +205,7 @@ class GlideDrafter(UnderView):
         heads = host.keys // target.team.size
         return GlidePrice(
             max_depth=self.max_depth,
+            usual=self.usual,
             read=weights_read(size_of(block), target, block.vocabulary),
             slot=slot_bytes(target, host.layer, heads, host.dim, host.value_dim),
             seen=slots_seen(target, host.layer, self.policy.seen),
