@@ -28,7 +28,7 @@ from arguments import Arguments, at_least, status
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Tree, Verdict
 from longdraft.drafters import AdaptiveDraft, Drafter
-from longdraft.drafters.price import Lengths
+from longdraft.drafters.price import DraftPrice, Lengths
 from longdraft.recording.trace import Trace
 
 LENGTHS = (96, 512)
@@ -144,8 +144,13 @@ class Simulated(Drafter):
         self.text = text
         self.at = 0
         self.max_depth = case.gamma
-        self.usual = (case.usual, case.usual)
-        self.finds = 1.0 if case.found == 1 else 0.5
+
+    def price(self) -> DraftPrice:
+        return DraftPrice(
+            max_depth=self.max_depth,
+            usual=(self.case.usual, self.case.usual),
+            finds=1.0 if self.case.found == 1 else 0.5,
+        )
 
     def captures(self) -> CaptureSpec:
         return LOOKING if self.case.capture else CaptureSpec()

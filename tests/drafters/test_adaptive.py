@@ -41,6 +41,8 @@ class Prophet(Drafter):
     captures.
     """
 
+    finds = 1.0
+
     def __init__(self, rows: list[list[int]], gamma: int, good, usual: float = 0.8):
         self.rows = rows
         self.max_depth = gamma
@@ -50,6 +52,9 @@ class Prophet(Drafter):
         self.captured = 0
         self.depths = []
         self.steps = []
+
+    def price(self):
+        return DraftPrice(max_depth=self.max_depth, usual=self.usual, finds=self.finds)
 
     def captures(self):
         self.captured += 1
@@ -230,7 +235,8 @@ def test_what_is_usual_follows_the_sampler():
 def test_what_is_usual_differs_between_methods():
     lm = tiny.target("llama")
     usual = [
-        build(name, lm).usual for name in ("vegas", "magicdec-stream", "quantspec", "random-picks")
+        build(name, lm).price().usual
+        for name in ("vegas", "magicdec-stream", "quantspec", "random-picks")
     ]
     assert len(set(usual)) == 4 and all(0 < sampled <= greedy < 1 for greedy, sampled in usual)
 
@@ -367,7 +373,9 @@ class Chains(Drafter):
 
     max_depth = 7
     is_chain = True
-    usual = (0.8, 0.8)
+
+    def price(self):
+        return DraftPrice(max_depth=self.max_depth, usual=(0.8, 0.8))
 
     def grow(self, tree, seqs, limits):
         for _ in range(min(self.max_depth, limits.depth)):

@@ -434,3 +434,25 @@ def test_a_trainer_can_use_it():
         for name, p in block.named_parameters()
         if name != "k_proj.bias"
     )
+
+
+@torch.inference_mode()
+def test_the_keys_of_a_pass_are_of_its_rows_and_its_block():
+    """Compiled layers are given addresses, so a ring of other rows or numbers must not reach
+    them.
+    """
+    target = tiny.target("llama")
+    seqs = prefill(target, tiny.prompts(40, 23), 8, Sampler(), 0, ())
+    drafter = GlideDrafter(random_glide(target), [1, 1], window=WINDOW)
+    drafter.start(seqs)
+    ring = drafter.ring
+    keys = ring.keys(3, seqs.cache, None)
+    assert keys.places == [(ring.k.data_ptr(), ring.v.data_ptr(), WINDOW + 3)]
+    assert keys.target is seqs.cache and keys.ring == WINDOW
+    ring.enter()
+    with pytest.raises(ValueError, match="ring of 3 rows is not one of 2"):
+        ring.keys(3, seqs.cache, None)
+    ring.leave(2)
+    ring.k = ring.k.double()
+    with pytest.raises(ValueError, match="not one of its block"):
+        ring.keys(3, seqs.cache, None)

@@ -25,14 +25,14 @@ def trained(tmp_path):
 
 def test_a_drafter_expects_what_was_measured(trained):
     lm, folder = trained
-    usual = build("medusa", lm, folder).usual
+    usual = build("medusa", lm, folder).price().usual
     assert (
         usual
         == pytest.approx((0.6, 0.6 * held_out.SAMPLED))
-        != build("medusa", lm, KINDS["medusa"].random(lm, 0)).usual
+        != build("medusa", lm, KINDS["medusa"].random(lm, 0)).price().usual
     )
     weights = DrafterWeights(str(folder)).of("medusa", lm)  # as the commands load it
-    assert build("medusa", lm, weights).usual == usual
+    assert build("medusa", lm, weights).price().usual == usual
 
 
 def test_the_first_measurement_is_not_the_last(trained, monkeypatch):
@@ -51,6 +51,6 @@ def test_facts_of_another_form_say_nothing(trained, facts):
     (folder / held_out.FACTS).write_text(facts)
     assert held_out.rate_in(folder / held_out.FACTS) is None
     assert (
-        build("medusa", lm, folder).usual
-        == build("medusa", lm, KINDS["medusa"].random(lm, 0)).usual
+        build("medusa", lm, folder).price().usual
+        == build("medusa", lm, KINDS["medusa"].random(lm, 0)).price().usual
     )

@@ -23,7 +23,7 @@ from longdraft.costs.counts import counted, counts_of
 from longdraft.drafters import Auto, SelfDrafter
 from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.drafters.kinds import KINDS
-from longdraft.drafters.price import DraftPrice, Lengths
+from longdraft.drafters.price import DraftPrice, InTurnPrice, Lengths, SumOfPrices
 from longdraft.methods import find
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.outline import outline_of
@@ -79,7 +79,7 @@ def test_a_drafter_without_weights_has_the_price_of_one_with_weights(name):
     ("name", "changed"),
     [
         ("eagle3", {"slot": 0}),  # a layer without its keys
-        ("triforce", {"usual": 0.9}),
+        ("triforce", {"inner": DraftPrice(max_depth=2, usual=(0.9, 0.9))}),
         ("vegas", {"widths": [1] * 3}),
         ("dflash", {"slots": 1}),
         ("mtp", {"one_layer": False, "head": 0.0}),
@@ -125,6 +125,16 @@ def test_drafters_that_take_turns_share_the_width():
     assert price.levels(3, 1) == [1, 1, 1]
     assert price.levels(3, 3) == [1, 3, 3]
     assert price.breadth(3, 3) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [SumOfPrices, InTurnPrice])
+def test_what_is_expected_of_several_drafters(kind):
+    """They find something where any of them does, and one guess makes all of it a guess."""
+    first = DraftPrice(usual=(0.9, 0.8), finds=0.25)
+    second = DraftPrice(usual=(0.7, 0.6), finds=0.5, rough=True)
+    both = kind.of([first, second], 3)
+    assert (both.usual, both.finds, both.rough, both.max_depth) == ((0.9, 0.8), 0.5, True, 3)
+    assert not kind.of([first, first], 3).rough
 
 
 def test_prices_of_several_drafters_add_up():

@@ -57,7 +57,8 @@ def cheap(target: LM) -> tuple[Cheap, Cheap]:
 
 def hopeful(drafter: Drafter) -> Drafter:
     """It expects enough of its drafts to make some."""
-    drafter.usual = 0.6, 0.4
+    price = drafter.price
+    drafter.price = lambda: replace(price(), usual=(0.6, 0.4))
     return drafter
 
 

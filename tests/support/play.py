@@ -37,15 +37,26 @@ Right = Callable[[int, int], int]
 class Scripted(Drafter):
     """Drafts `wide` nodes on each level, of which the one at place `rank` may be right.
 
-    there: by step, how deep what is there to draft is. took: seconds of a level. fields: others of
-    Drafter.
+    usual, finds, rough: of its price. there: by step, how deep what is there to draft is. took:
+    seconds of a level. fields: others of Drafter.
     """
 
-    def __init__(self, depth=7, wide=1, rank=0, usual=(0.8, 0.8), spec=None, took=0.0, **fields):
+    def __init__(
+        self,
+        depth=7,
+        wide=1,
+        rank=0,
+        usual=(0.8, 0.8),
+        finds=1.0,
+        rough=False,
+        spec=None,
+        took=0.0,
+        **fields,
+    ):
         self.max_depth = depth
         self.wide = wide
         self.rank = rank
-        self.usual = usual
+        self.expected = {"usual": usual, "finds": finds, "rough": rough}
         self.spec = spec or CaptureSpec()
         self.took = took
         self.is_chain = wide == 1
@@ -70,7 +81,7 @@ class Scripted(Drafter):
     def leave(self, seqs, row): ...
 
     def price(self):
-        return BushPrice(max_depth=self.max_depth, wide=self.wide)
+        return BushPrice(max_depth=self.max_depth, wide=self.wide, **self.expected)
 
     def grow(self, tree, seqs, limits):
         below = 0

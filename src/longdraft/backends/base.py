@@ -8,7 +8,6 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from longdraft.backends.features.feature import Feature
-from longdraft.backends.glide_block import Block, CompiledBlock
 from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
 from longdraft.core.draft_layers import CompiledLayers, DraftLayers
 
@@ -64,10 +63,6 @@ class Backend(Protocol):
 
         It runs `first` as node `start` and every drawn token but the last.
         """
-        return None
-
-    def compile_block(self, block: Block) -> CompiledBlock | None:
-        """LongSpec's block over the model's cache; None: this backend does not compute it."""
         return None
 
     def compile_layers(self, layers: DraftLayers) -> CompiledLayers | None:

@@ -25,23 +25,17 @@ class Drafter:
     never_drafts: plain decoding says so. has_draft_probs: children are drawn without replacement
     from a distribution stored in the tree, as verify=reject needs. max_depth: the deepest level
     that a draft can have, if that is known. is_chain: unless limited, every draft is a chain of
-    max_depth tokens. usual: the acceptance of a drafted token that is expected before any was seen,
-    greedy and sampled. finds: the share of steps in which it usually finds something to draft.
-    lasts: steps for which a view stays that attention scores have chosen. renews: whether `stay`
-    changes that. forecast: the tokens per predicted second that it expects of the text that has
-    begun, in plain decoding's; None: it does not predict. rough: whether its price is only a guess,
-    as for a block that torch computes.
+    max_depth tokens. lasts: steps for which a view stays that attention scores have chosen. renews:
+    whether `stay` changes that. forecast: the tokens per predicted second that it expects of the
+    text that has begun, in plain decoding's; None: it does not predict.
     """
 
     never_drafts: bool = False
     has_draft_probs = False
     max_depth: int = UNBOUNDED
     is_chain: bool = False
-    usual: tuple[float, float] = (0.6, 0.5)
-    finds: float = 1.0
     lasts: int = 1
     renews: bool = False
-    rough: bool = False
     forecast: float | None = None
     name: str = "drafter"  # of what proposes the nodes, in traces: a key of PROPOSERS
 
@@ -84,7 +78,9 @@ class Drafter:
         """
 
     def price(self) -> DraftPrice:
-        """The size and the seconds of a draft within limits, as far as they are known now."""
+        """The size and the seconds of a draft within limits, and what is expected of it, as far as
+        they are known now.
+        """
         return DraftPrice(max_depth=self.max_depth)
 
     def to_read(self, seqs: Sequences) -> list[Pass]:

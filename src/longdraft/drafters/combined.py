@@ -32,9 +32,6 @@ class Combined(Drafter, Generic[D]):
     def combine(self, drafters: Sequence[D]) -> None:
         """Be made of these drafters; called once."""
         self.drafters = drafters
-        self.usual = drafters[0].usual
-        self.finds = max(d.finds for d in drafters)
-        self.rough = any(d.rough for d in drafters)
         self.lasts = max(d.lasts for d in drafters)
         self.renews = any(d.renews for d in drafters)
 
@@ -65,7 +62,7 @@ class Combined(Drafter, Generic[D]):
 
     def price(self) -> DraftPrice:
         parts = [d.price() for d in self.drafters]
-        return parts[0] if len(parts) == 1 else SumOfPrices(max_depth=self.max_depth, parts=parts)
+        return parts[0] if len(parts) == 1 else SumOfPrices.of(parts, self.max_depth)
 
     def to_read(self, seqs: Sequences) -> list[Pass]:
         return [work for d in self.drafters for work in d.to_read(seqs)]

@@ -52,11 +52,11 @@ class Hierarchical(UnderView):
     def price(self) -> HierarchicalPrice:
         return HierarchicalPrice(
             max_depth=self.max_depth,
+            usual=self.policy.usual,
             counts=counts_of(self.target),
             policy=self.policy,
             widths=self.widths,
             inner=self.inner.price(),
-            usual=sum(self.inner.usual) / 2,
         )
 
     def to_read(self, seqs: Sequences) -> list[Pass]:

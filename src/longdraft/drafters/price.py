@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Self
 
 from longdraft.core import UNBOUNDED, Sequences
 from longdraft.costs.counts import ModelCounts
@@ -48,10 +49,16 @@ class DraftPrice:
     """The size and the seconds of drafts within limits. By default a chain, with a pass of the
     target for each level.
 
-    max_depth: the deepest level of a draft.
+    max_depth: the deepest level of a draft. usual: the acceptance of a drafted token that is
+    expected before any was seen, greedy and sampled. finds: the share of steps in which the drafter
+    usually finds something to draft. rough: whether the seconds are only a guess, as for a block
+    that torch computes.
     """
 
     max_depth: int = UNBOUNDED
+    usual: tuple[float, float] = (0.6, 0.5)
+    finds: float = 1.0
+    rough: bool = False
 
     def levels(self, depth: int, width: int) -> list[int]:
         """How many nodes a draft within these limits adds to each row, level by level: at most, or
@@ -81,6 +88,17 @@ class SumOfPrices(DraftPrice):
     """The price of drafters that each draft within the same limits."""
 
     parts: Sequence[DraftPrice]
+
+    @classmethod
+    def of(cls, parts: Sequence[DraftPrice], max_depth: int) -> Self:
+        """What is usual for the first one is expected of all."""
+        return cls(
+            max_depth=max_depth,
+            usual=parts[0].usual,
+            finds=max(part.finds for part in parts),
+            rough=any(part.rough for part in parts),
+            parts=parts,
+        )
 
     def levels(self, depth: int, width: int) -> list[int]:
         return added(part.levels(depth, width) for part in self.parts)

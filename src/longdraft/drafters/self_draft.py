@@ -33,12 +33,14 @@ class SelfDrafter(UnderView):
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int], copy: LM | None = None):
         super().__init__(target, policy, widths)
         self.model = copy or target
-        share = COPIED.get(self.model.weights or "", 1.0) if copy is not None else 1.0
-        self.usual = share * policy.usual[0], share * policy.usual[1]
+        # of the view's acceptance
+        self.share = COPIED.get(self.model.weights or "", 1.0) if copy is not None else 1.0
 
     def price(self) -> SelfDraftPrice:
+        greedy, sampled = self.policy.usual
         return SelfDraftPrice(
             max_depth=self.max_depth,
+            usual=(self.share * greedy, self.share * sampled),
             counts=counts_of(self.model),
             policy=self.policy,
             widths=self.widths,

@@ -37,7 +37,7 @@ class Sequential(Combined[Drafter]):
         return specs[0] if specs else CaptureSpec()
 
     def price(self) -> InTurnPrice:
-        return InTurnPrice(max_depth=self.max_depth, parts=[d.price() for d in self.drafters])
+        return InTurnPrice.of([d.price() for d in self.drafters], self.max_depth)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._ends = []

@@ -21,7 +21,6 @@ class UnderView(Drafter):
         self.widths = widths
         self.max_depth = len(widths)
         self.is_chain = set(widths) == {1}
-        self.usual = policy.usual
         self.lasts = policy.lasts
         self.renews = policy.renews
         self._latest: KVView | None = None

@@ -65,15 +65,15 @@ class HierarchicalPrice(ViewPrice):
     """As many inner drafts, each with a pass of the middle level, as the usual acceptance of their
     tokens takes: at least one, and on average not a whole number.
 
-    usual: acceptance of a token of the inner drafter, `inner`.
+    inner: the price of an inner draft.
     """
 
     inner: DraftPrice
-    usual: float
 
     def seconds(self, costs: PassCosts, lengths: Lengths, depth: int, width: int) -> float:
         deep = min(self.inner.max_depth, depth)
-        tokens = 1 + sum(self.usual**i for i in range(1, deep + 1))
+        accepted = sum(self.inner.usual) / 2
+        tokens = 1 + sum(accepted**i for i in range(1, deep + 1))
         middle = self.pass_seconds(costs, lengths, 1 + self.inner.nodes(deep, width))
         inner = self.inner.seconds(costs, lengths, deep, width)
         return max(depth / tokens, 1.0) * (middle + inner + costs.step)

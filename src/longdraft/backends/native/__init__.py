@@ -13,8 +13,6 @@ from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.features.scans.recurrent_layers import Scans
 from longdraft.backends.features.windows import Windows
-from longdraft.backends.glide_block import Block
-from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
 from longdraft.backends.native.hybrid import HybridStep
 from longdraft.backends.native.layers import computes
@@ -106,13 +104,6 @@ class NativeBackend(Backend):
         if self.recurrent or not is_indexable(view):
             return None
         return partial(self.step.chain, cache, view, self.architecture.reach)
-
-    def compile_block(self, block: Block) -> NativeBlock | None:
-        return (
-            NativeBlock(self.step, block)
-            if not self.recurrent and block_fits(self.step, block)
-            else None
-        )
 
     def compile_layers(self, layers: DraftLayers) -> NativeLayers | None:
         return (

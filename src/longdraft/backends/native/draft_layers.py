@@ -1,14 +1,17 @@
-"""A drafter's own layers in one native call: EAGLE's, DFlash's and MTP's (ops/native/step.cpp,
-grow.h).
+"""A drafter's own layers in one native call: EAGLE's, DFlash's, MTP's and GLIDE's
+(ops/native/step.cpp, grow.h).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from longdraft.backends.native.step import NativeStep, Pins, sized
-from longdraft.core import ChainDraws, Tree
+from longdraft.core import ChainDraws, IndexView, KVCache, Tree
 from longdraft.core.draft_layers import CompiledLayers, DraftKeys, DraftLayer, DraftLayers
 from longdraft.ops import native
 
@@ -24,13 +27,12 @@ class NativeLayers(CompiledLayers):
         whole = step.model
         pins = self._pins
         self.width = whole.width
-        self.known = whole.vocab if layers.tokens is None else len(layers.tokens)
-        kind = native.LayerKind["DECODER"]
-        if layers.keys_only:
-            kind = native.LayerKind["KEYS"]
-        elif layers.ring:
-            kind = native.LayerKind["RING"]
-        made = [self._layer(layer, kind) for layer in layers.layers]
+        self.host = layers.host
+        self.from_embeddings = layers.starts == "embedding"
+        self.known = whole.vocab
+        if layers.tokens is not None and not self.from_embeddings:
+            self.known = len(layers.tokens)
+        made = [self._layer(layer, _kind(layers, layer)) for layer in layers.layers]
         count = len(made)
         self.output = count + layers.normed_feature
         self.model = native.Model(
@@ -42,15 +44,12 @@ class NativeLayers(CompiledLayers):
             head_dim=layers.dim,
             mlp=layers.mlp,
             vocab=whole.vocab,
-            frequencies=len(layers.frequency),
             eps=layers.eps,
             scale=layers.dim**-0.5,
-            rope_scale=layers.scaling,
-            inv_freq=pins.float(layers.frequency),
             embed=whole.embed,
             head=whole.head if layers.head is None else self._linear(layers.head),
             head_tokens=None if layers.tokens is None else pins.raw(layers.tokens),
-            norm=pins.norm(layers.norm),
+            norm=whole.norm if layers.target_norm else pins.norm(layers.norm),
             layer=(native.Layer * count)(*made),
             start=native.Start[layers.starts.upper()],
             fuse=self._linear(layers.fuse),
@@ -59,11 +58,27 @@ class NativeLayers(CompiledLayers):
             feature_first=layers.feature_first,
             normed_residual=layers.normed_residual,
             continues=self.output,
+            **self._rotation(layers),
         )
         self._sources = 0 if layers.fuse is None else layers.fuse.in_features
-        # its logits are those of the tokens it can draft
+        # its logits are those of the `known` tokens
         self.of_known = native.Model.from_buffer_copy(self.model)
-        self.of_known.head_tokens = None
+        if not self.from_embeddings:
+            self.of_known.head_tokens = None
+
+    def _rotation(self, layers: DraftLayers) -> dict[str, Any]:
+        if layers.frequency is None:
+            whole = self.step.model
+            return {
+                "frequencies": whole.frequencies,
+                "inv_freq": whole.inv_freq,
+                "rope_scale": whole.rope_scale,
+            }
+        return {
+            "frequencies": len(layers.frequency),
+            "inv_freq": self._pins.float(layers.frequency),
+            "rope_scale": layers.scaling,
+        }
 
     def _linear(self, module: nn.Linear | None) -> native.Linear:
         return native.Linear() if module is None else self._pins.drafting(module)
@@ -86,7 +101,7 @@ class NativeLayers(CompiledLayers):
         position: Tensor,
         mask: Tensor,
         keys: DraftKeys,
-        features: Tensor,
+        features: Tensor | None,
         sources: bool = False,
         logits: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -95,29 +110,22 @@ class NativeLayers(CompiledLayers):
         position = position.contiguous()
         depth = tree.depth.contiguous()
         mask = mask.contiguous()
-        features = features.float().contiguous()
         length = self._length(keys, B)
         ints = [tokens, depth, position, mask]
         sized(ints, (B, W), (B, tree.size), (B, W), (B, W, keys.ring + tree.size))
-        self._check(features, (B, W, self._sources if sources else self.width))
-        outputs = torch.empty(B, W, self.width)
-        states = torch.tensor([self.output])
         p = native.Pass(
             rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(),
             length=length.data_ptr(),
-            position=position.data_ptr(), state_layers=states.data_ptr(), state_count=1,
-            states=outputs.data_ptr(),
-            score_layer=-1, approximate=True,
+            position=position.data_ptr(), score_layer=-1,
         )  # fmt: skip
         kept = self._keys(p, keys)
+        outputs = torch.empty(B, W, 0 if features is None else self.width)
+        if features is not None:
+            kept += self._after(p, features, sources, outputs)
         if keys.ring:
             p.ring_mask = mask.data_ptr()
         else:
             p.mask = mask.data_ptr()
-        if sources:
-            p.sources = features.data_ptr()
-        else:
-            p.features = features.data_ptr()
         scores = None
         if logits is not None:
             scores = torch.empty(B, logits or W, self.known)
@@ -128,10 +136,31 @@ class NativeLayers(CompiledLayers):
         del kept
         return outputs, scores
 
+    def _after(
+        self, p: native.Pass, features: Tensor, sources: bool, outputs: Tensor
+    ) -> list[object]:
+        """Fill in the features of a pass, and where its outputs go -> what must be kept until it
+        has run.
+
+        They may be approximate. Passes without features are not, except in chains.
+        """
+        features = features.float().contiguous()
+        self._check(features, (p.rows, p.nodes, self._sources if sources else self.width))
+        if sources:
+            p.sources = features.data_ptr()
+        else:
+            p.features = features.data_ptr()
+        states = torch.tensor([self.output])
+        p.state_layers = states.data_ptr()
+        p.state_count = 1
+        p.states = outputs.data_ptr()
+        p.approximate = True
+        return [features, states]
+
     def draft_chain(
         self,
         roots: Tensor,
-        output: Tensor,
+        output: Tensor | None,
         position: Tensor,
         keys: DraftKeys,
         draws: ChainDraws,
@@ -140,7 +169,7 @@ class NativeLayers(CompiledLayers):
         p, kept = self._below(roots, output, position, keys)
         if seen is not None:
             seen = seen.contiguous()
-            nodes = draws.count - 1
+            nodes = draws.count - (output is not None)
             sized([seen], (p.rows, nodes, keys.ring + nodes))
             p.ring_mask = seen.data_ptr()
         drawn = self.step.draw_chain(self.model, p, draws)
@@ -185,7 +214,7 @@ class NativeLayers(CompiledLayers):
         )
 
     def _below(
-        self, roots: Tensor, output: Tensor, position: Tensor, keys: DraftKeys
+        self, roots: Tensor, output: Tensor | None, position: Tensor, keys: DraftKeys
     ) -> tuple[native.Pass, list[object]]:
         """A pass from which nodes below the roots are drafted, and what must be kept until it has
         run.
@@ -193,15 +222,16 @@ class NativeLayers(CompiledLayers):
         B = len(roots)
         roots = roots.contiguous()
         position = position.contiguous()
-        output = output.float().contiguous()
         length = self._length(keys, B)
         sized([roots, position], (B,), (B,))
-        self._check(output, (B, 1, self.width))
         p = native.Pass(
             rows=B, nodes=1, start=0, tokens=roots.data_ptr(), length=length.data_ptr(),
-            position=position.data_ptr(),
-            features=output.data_ptr(), score_layer=-1, approximate=True,
+            position=position.data_ptr(), score_layer=-1, approximate=True,
         )  # fmt: skip
+        if output is not None:
+            output = output.float().contiguous()
+            self._check(output, (B, 1, self.width))
+            p.features = output.data_ptr()
         return p, [roots, position, output, length, self._keys(p, keys)]
 
     def _length(self, keys: DraftKeys, rows: int) -> Tensor:
@@ -221,11 +251,12 @@ class NativeLayers(CompiledLayers):
         """Fill in where keys are -> what must be kept until the pass has run."""
         B = p.rows
         L = self.model.layers
-        places = (native.LayerCache * L)(
-            *[native.LayerCache(k=k, v=v, slots=n, bits=0) for k, v, n in keys.places]
-        )
-        p.cache = places
         p.ring = keys.ring
+        own = [native.LayerCache(k=k, v=v, slots=n, bits=0) for k, v, n in keys.places]
+        if keys.target is not None:
+            return self._target_keys(p, own, keys.target, keys.view)
+        places = (native.LayerCache * L)(*own)
+        p.cache = places
         if keys.tail is None:
             return [places]
         tail = keys.tail.contiguous()
@@ -241,11 +272,48 @@ class NativeLayers(CompiledLayers):
         p.selected = (native.Selected * (L * B))(*first)
         return [places, tail, p.selected]
 
+    def _target_keys(
+        self,
+        p: native.Pass,
+        own: Sequence[native.LayerCache],
+        cache: KVCache,
+        view: IndexView | None,
+    ) -> list[object]:
+        """As `_keys`, where layers without keys come after those with keys."""
+        B = p.rows
+        L = self.model.layers
+        others = L - len(own)
+        host = self.host
+        if host is None or len(cache.length) != B:
+            raise ValueError(f"a target's cache of {len(cache.length)} rows is not one of {B} rows")
+        places = (native.LayerCache * L)(*own, *[self.step.places(cache, 0)[host]] * others)
+        p.cache = places
+        if view is None:
+            return [places]
+        sized([view.tail_start], (B,))
+        seen = self.step.selected(view, cache, [host], B)
+        p.tail_start = view.tail_start.data_ptr()
+        p.selected = (native.Selected * (L * B))(
+            *[native.Selected()] * (len(own) * B), *seen * others
+        )
+        return [places, view.tail_start, p.selected]
+
+
+def _kind(layers: DraftLayers, layer: DraftLayer) -> int:
+    if layers.keys_only:
+        return native.LayerKind["KEYS"]
+    if layer.k is None:
+        return native.LayerKind["CROSS"]
+    return native.LayerKind["RING" if layers.ring else "DECODER"]
+
 
 def layers_fit(step: NativeStep, layers: DraftLayers) -> bool:
     """Whether NativeLayers computes these layers: of the step's dtype, and of shapes that the
     kernels know.
     """
+    shape = (layers.key_heads, layers.dim)
+    if layers.host is not None and shape != (step.heads, step.dim):
+        return False
     linears = [
         x for layer in layers.layers for x in (layer.k, layer.q, layer.down) if x is not None
     ]

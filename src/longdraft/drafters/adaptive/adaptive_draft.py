@@ -56,8 +56,9 @@ class AdaptiveDraft(Combined[Drafter]):
     prices if none are given.
 
     forecast: the expected tokens per predicted second, in plain decoding's, when the text began;
-    None: not known. step: the current step and its decision. just_rested: whether the latest
-    decision has turned drafting off. drafts: how many were made.
+    None: not known. rough: whether the inner drafter's price is only a guess. step: the current
+    step and its decision. just_rested: whether the latest decision has turned drafting off. drafts:
+    how many were made.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class AdaptiveDraft(Combined[Drafter]):
         self.max_depth = inner.max_depth
         self.is_chain = False
         self.prices = PricesInUse(prices, fixed, default)
-        acceptance = LearnedAcceptance(finds=inner.finds, constants=constants)
+        price = inner.price()
+        self.rough = price.rough
+        acceptance = LearnedAcceptance(finds=price.finds, constants=constants)
         budget = budget or Budget(constants=constants)
         self.pace = Pace(acceptance, budget, constants=constants)
         self.forecast: float | None = None
@@ -148,7 +151,7 @@ class AdaptiveDraft(Combined[Drafter]):
         """Expect what is usual for the rows' sampler before anything was seen."""
         if not len(seqs.length):
             return
-        usual = self.inner.usual[0 if seqs.sampler.greedy else 1]
+        usual = self.inner.price().usual[0 if seqs.sampler.greedy else 1]
         if usual != self.pace.acceptance.usual:
             self.pace.acceptance.usual = usual
             self.pace.changed()

@@ -80,7 +80,7 @@ class Auto(Combined[AdaptiveDraft]):
         """The drafter's forecast for what is left, with doubts where nothing has shown it yet to be
         right.
         """
-        doubted = drafter.inner.rough and drafter is not self.now
+        doubted = drafter.rough and drafter is not self.now
         share = self.constants.doubts if doubted else 1.0
         return share * drafter.promise(seqs, remaining(seqs))
 

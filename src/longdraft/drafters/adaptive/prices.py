@@ -90,6 +90,7 @@ class Predicted:
         self.apart = dict[PricedPart, float]()
         self._count = 0
         self._seen = dict[PricedPart, int]()
+        self._rough = dict[PricedPart, bool]()
         self._since = constants.anchored_measurements  # measurements since that of a plain step
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
@@ -135,7 +136,7 @@ class Predicted:
                 self.together += c.common_rate * _within(off, c.outlier)
             return
         self._since += 1
-        rough = isinstance(part, Drafter) and part.rough
+        rough = self._is_rough(part)
         if self._since > c.anchored_measurements and not rough:
             self._count += 1
             if self._count <= c.unanchored_measurements:  # they say nothing of a part by itself
@@ -148,6 +149,11 @@ class Predicted:
         off = _within(off, outlier) * rate
         self._seen[part] = seen
         self.apart[part] = _within(self.apart.get(part, 0.0) + off, c.max_correction)
+
+    def _is_rough(self, part: PricedPart) -> bool:
+        if part not in self._rough:
+            self._rough[part] = isinstance(part, Drafter) and part.price().rough
+        return self._rough[part]
 
     @property
     def anchored(self) -> bool:

@@ -46,8 +46,7 @@ class DFlash(Drafter):
     """
 
     name = "block"
-    rough = True
-    usual = (0.6, 0.5)
+    usual: tuple[float, float] = (0.6, 0.5)
 
     def __init__(
         self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0
@@ -103,6 +102,7 @@ class DFlash(Drafter):
         block = self.block
         return DFlashPrice(
             max_depth=self.max_depth,
+            usual=self.usual,
             read=weights_read(size_of(block), self.target, block.vocabulary),
             slots=block.slots,
             slot=feature_bytes(block),

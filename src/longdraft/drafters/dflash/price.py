@@ -25,6 +25,7 @@ class DFlashPrice(DraftPrice):
     most_nodes: int
     most_width: int
     compiled: bool
+    rough: bool = True
 
     def levels(self, depth: int, width: int) -> list[int]:
         depth = min(depth, self.max_depth)

@@ -61,8 +61,7 @@ class Eagle(Drafter):
     """
 
     name = "block"
-    rough = True
-    usual = (0.5, 0.4)
+    usual: tuple[float, float] = (0.5, 0.4)
 
     def __init__(
         self,
@@ -196,6 +195,7 @@ class Eagle(Drafter):
         size = float(size_of(block))
         return EaglePrice(
             max_depth=self.max_depth,
+            usual=self.usual,
             layer=Read(size - own, 0.0, itemsize),
             head=Read(own, shared, itemsize),
             both=Read(size, shared, itemsize),

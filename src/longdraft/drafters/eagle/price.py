@@ -32,6 +32,7 @@ class EaglePrice(DraftPrice):
     topk: int
     most_nodes: int
     compiled: bool
+    rough: bool = True
 
     def levels(self, depth: int, width: int) -> list[int]:
         depth = min(depth, self.max_depth)

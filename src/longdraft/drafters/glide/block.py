@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longdraft.core.draft_layers import DraftLayer, DraftLayers
 from longdraft.core.tree import Tree
 from longdraft.drafters.sizes import mlp_width
-from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
+from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary, known_tokens
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -136,6 +137,7 @@ class Glide(nn.Module):
         d = c.hidden_size
         mlp = mlp_width(c)
         eps = float(getattr(c, "rms_norm_eps", None) or 1e-6)
+        self.eps = eps
         self.heads = c.num_attention_heads
         self.self_norm, self.cross_norm, self.mlp_norm = (nn.RMSNorm(d, eps) for _ in range(3))
         self.q_proj = nn.Linear(d, self.heads * host.dim)
@@ -150,6 +152,41 @@ class Glide(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.q_proj.weight.dtype
+
+    def compilable(self) -> DraftLayers | None:
+        """The block as backends see it: a layer over its ring, then one over the host's keys. None
+        if these are not plain, rotated keys of all slots.
+        """
+        host = self.host
+        if host.window is not None or not host.rotated or host.value_dim != host.dim:
+            return None
+        own = DraftLayer(
+            q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj, input_norm=self.self_norm
+        )
+        cross = DraftLayer(
+            q=self.cross_q_proj,
+            o=self.cross_o_proj,
+            gate=self.gate_proj,
+            up=self.up_proj,
+            down=self.down_proj,
+            input_norm=self.cross_norm,
+            mlp_norm=self.mlp_norm,
+        )
+        known = self.vocabulary
+        return DraftLayers(
+            [own, cross],
+            heads=self.heads,
+            key_heads=host.keys,
+            dim=host.dim,
+            mlp=self.gate_proj.out_features,
+            eps=self.eps,
+            starts="embedding",
+            target_norm=self.with_norm,
+            head=None if known is None else known.linear(host.target),
+            tokens=known_tokens(known),
+            ring=True,
+            host=host.layer,
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens [B,W] -> [B,W,d]."""

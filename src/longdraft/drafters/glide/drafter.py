@@ -17,12 +17,16 @@ from longdraft.core import (
     CaptureSpec,
     ChainDraws,
     DraftLimits,
+    IndexView,
+    KVCache,
     KVView,
     Sequences,
     Tree,
     Verdict,
+    is_indexable,
     without,
 )
+from longdraft.core.draft_layers import CompiledLayers, DraftKeys
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.block_costs import weights_read
 from longdraft.drafters.glide.block import Glide
@@ -116,6 +120,20 @@ class Ring:
         if missing > 0:
             self.k, self.v = (F.pad(x, (0, 0, 0, missing)) for x in (self.k, self.v))
 
+    def keys(self, nodes: int, cache: KVCache, view: IndexView | None) -> DraftKeys:
+        """Where the keys of a pass lie, with room for this many nodes of a tree, and the target's
+        keys under this view of its cache.
+        """
+        self.room(nodes)
+        k = self.k
+        v = self.v
+        if {k.dtype, v.dtype} != {self.block.dtype} or v.shape != k.shape:
+            raise ValueError(f"a ring of {tuple(k.shape)} in {k.dtype} is not one of its block")
+        if len(k) != len(cache.length):
+            raise ValueError(f"a ring of {len(k)} rows is not one of {len(cache.length)} rows")
+        places = [(k.data_ptr(), v.data_ptr(), k.shape[2])]
+        return DraftKeys(places, cache.length, ring=self.window, target=cache, view=view)
+
     def attend(self, tree: Tree, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; k and v are stored after
         the ring.
@@ -143,7 +161,7 @@ class GlideDrafter(UnderView):
     """
 
     name = "block"
-    rough = True
+    usual: tuple[float, float] = (0.4, 0.3)
 
     def __init__(
         self,
@@ -154,7 +172,6 @@ class GlideDrafter(UnderView):
         nodes: int = 0,
     ):
         super().__init__(block.host.target, policy or Full(), widths)
-        self.usual = 0.4, 0.3
         self.has_draft_probs = not nodes
         self.shape = BestPaths(nodes) if nodes else None
         if nodes:
@@ -162,7 +179,8 @@ class GlideDrafter(UnderView):
             self.is_chain = nodes == 1
         self.block = block
         self.window = window or block.window
-        self.compiled = self.target.backend.compile_block(block)
+        layers = block.compilable()
+        self.compiled = None if layers is None else self.target.backend.compile_layers(layers)
 
     def captures(self) -> CaptureSpec:
         # the block reads this layer only
@@ -187,6 +205,7 @@ class GlideDrafter(UnderView):
         heads = host.keys // target.team.size
         return GlidePrice(
             max_depth=self.max_depth,
+            usual=self.usual,
             read=weights_read(size_of(block), target, block.vocabulary),
             slot=slot_bytes(target, host.layer, heads, host.dim, host.value_dim),
             seen=slots_seen(target, host.layer, self.policy.seen),
@@ -216,16 +235,39 @@ class GlideDrafter(UnderView):
         self, tree: Tree, seqs: Sequences, view: KVView | None
     ) -> Callable[[ChainDraws], Tensor] | None:
         """A function that drafts a chain in one call; None if the block is not compiled."""
-        if self.compiled is None or not self.compiled.supports(view):
+        if self.compiled is None or not is_indexable(view):
             return None
-        return partial(self.compiled.draft_chain, tree, self.ring, seqs.cache, view)
+        return partial(self._in_one_call, self.compiled, tree, seqs.cache, view)
+
+    def _in_one_call(
+        self,
+        compiled: CompiledLayers,
+        tree: Tree,
+        cache: KVCache,
+        view: IndexView | None,
+        draws: ChainDraws,
+    ) -> Tensor:
+        """A chain below the root [B,count]; the keys of all but its last token stay behind the
+        ring.
+        """
+        ring = self.ring
+        root = tree.tokens[:, :1]
+        seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0)
+        keys = ring.keys(draws.count, cache, view)
+        drawn = compiled.draft_chain(root[:, 0], None, ring.root, keys, draws, seen)
+        ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
+        return drawn
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""
         position = self.ring.root[:, None] + tree.depth[:, start:]
         self.ring.drafted = tree.tokens
-        if self.compiled is not None and self.compiled.supports(view):
-            return self.compiled.forward(tree, start, position, self.ring, seqs.cache, view)
+        if self.compiled is not None and is_indexable(view):
+            seen = self.ring.visible(tree, start)
+            keys = self.ring.keys(tree.size, seqs.cache, view)
+            _, logits = self.compiled.forward(tree, start, position, seen, keys, None, logits=0)
+            assert logits is not None
+            return logits
 
         def cross(q: Tensor) -> Tensor:
             return torch.stack([self._cross(row, b, seqs, view) for b, row in enumerate(q)])

@@ -30,6 +30,7 @@ class GlidePrice(DraftPrice):
     widths: Sequence[int]
     paths: int
     compiled: bool
+    rough: bool = True
 
     def levels(self, depth: int, width: int) -> list[int]:
         if not self.paths:

@@ -167,14 +167,12 @@ class Heads(UnderView):
     """
 
     name = "heads"
-    rough = True
 
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
             drafted = f"{len(module)} heads and the target draft {len(module) + 1} levels"
             raise InputError(f"{len(widths)} widths are given; {drafted}")
         super().__init__(target, policy, widths)
-        self.usual = 0.5, 0.4
         self.module = module
         self.counts = cartesian(widths)
         self.project = partial(draft_logits, target, module.vocabulary)
@@ -209,8 +207,7 @@ class Medusa(Drafter):
     """
 
     name = "heads"
-    rough = True
-    usual = (0.4, 0.3)
+    usual: tuple[float, float] = (0.4, 0.3)
 
     def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):
         self.target = target
@@ -248,6 +245,7 @@ class Medusa(Drafter):
             used = read_for_logits(self.target, self.module.vocabulary)
         return MedusaPrice(
             max_depth=self.max_depth,
+            usual=self.usual,
             read=Read(size_of(self.module), used, self.target.dtype.itemsize),
             heads=len(self.module),
             vocab=self.target.vocab,

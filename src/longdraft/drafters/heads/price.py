@@ -21,6 +21,8 @@ class HeadsPrice(ViewPrice):
     heads: int
     vocab: int
     sizes: Sequence[int]
+    usual: tuple[float, float] = (0.5, 0.4)
+    rough: bool = True
 
     def levels(self, depth: int, width: int) -> list[int]:
         return [min(n, width) for n in self.sizes[:depth]]
@@ -43,6 +45,7 @@ class MedusaPrice(DraftPrice):
     vocab: int
     sizes: Sequence[int] = ()
     paths: int = 0
+    rough: bool = True
 
     def levels(self, depth: int, width: int) -> list[int]:
         if not self.paths:

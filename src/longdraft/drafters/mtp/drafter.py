@@ -55,8 +55,6 @@ class Mtp(Drafter):
 
     has_draft_probs = True
     name = "block"
-    rough = True
-    usual = (0.7, 0.6)
 
     def __init__(self, module: MtpLayers, widths: Sequence[int], sink: int = 4, window: int = 512):
         self.module = module

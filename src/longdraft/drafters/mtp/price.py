@@ -27,6 +27,8 @@ class MtpPrice(DraftPrice):
     widths: Sequence[int]
     one_layer: bool
     compiled: bool
+    usual: tuple[float, float] = (0.7, 0.6)
+    rough: bool = True
 
     def levels(self, depth: int, width: int) -> list[int]:
         return [min(w, width) for w in self.widths[:depth]]

@@ -84,8 +84,6 @@ class Lookup(Drafter):
     """
 
     name = "n-grams"
-    usual = (0.5, 0.2)
-    finds = 0.5
 
     def __init__(self, n: int = 3, count: int = 10):
         self.n = n

@@ -15,6 +15,9 @@ USUAL_WIDTH = 2  # nodes of a depth: SuffixDecoding's trees are mostly chains
 class CopyPrice(DraftPrice):
     """The price of a chain that is copied."""
 
+    usual: tuple[float, float] = (0.5, 0.2)
+    finds: float = 0.5
+
     def seconds(self, costs: PassCosts, lengths: Lengths, depth: int, width: int) -> float:
         return costs.tree * lengths.rows * self.nodes(depth, width)
 
@@ -36,6 +39,8 @@ class TemplatePrice(CopyPrice):
     """sizes: nodes of each level of a fixed tree."""
 
     sizes: Sequence[int]
+    usual: tuple[float, float] = (0.45, 0.3)
+    finds: float = 1.0
 
     def levels(self, depth: int, width: int) -> list[int]:
         return [min(n, width) for n in self.sizes[:depth]]
@@ -51,6 +56,7 @@ class ReusePrice(CopyPrice):
     below: int
     topk: int
     length: int
+    usual: tuple[float, float] = (0.4, 0.3)
 
     def levels(self, depth: int, width: int) -> list[int]:
         deep = max(min(self.length, depth - self.below), 0)

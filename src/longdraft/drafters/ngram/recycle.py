@@ -49,7 +49,6 @@ class Recycle(Drafter):
     """
 
     name = "n-grams"
-    usual = (0.45, 0.3)
 
     def __init__(self, nodes: int = 24):
         self.template = template(nodes)

@@ -123,8 +123,6 @@ class Reuse(Drafter):
     """
 
     name = "n-grams"
-    usual = (0.4, 0.3)
-    finds = 0.5
 
     def __init__(
         self,

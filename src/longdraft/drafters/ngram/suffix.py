@@ -165,8 +165,6 @@ class Suffix(Drafter):
     """
 
     name = "n-grams"
-    usual = (0.5, 0.2)
-    finds = 0.5
 
     def __init__(
         self,

@@ -55,6 +55,7 @@ class SmallModelDrafter(Drafter):
 
     has_draft_probs = True
     name = "small model"
+    usual: tuple[float, float] = (0.6, 0.5)
 
     def __init__(
         self,
@@ -191,6 +192,7 @@ class SmallModelDrafter(Drafter):
             left = [out if held or not self.tail else None for out, held in rows]
         return SmallModelPrice(
             max_depth=self.max_depth,
+            usual=self.usual,
             counts=counts_of(self.small),
             policy=self.policy,
             widths=self.widths,
