@@ -22,11 +22,12 @@ class Access:
     """Logs each request once: when it has been answered, and probes (ALWAYS) only if they fail.
 
     Refusals are logged separately; a client address gets `most` lines in `window_s` seconds. Later
-    ones are counted, and one line reports the count.
+    ones are counted, and one line reports the count. strict: see Entry.
     """
 
-    def __init__(self, app: ASGIApp, most: int = 10, window_s: float = 10.0):
+    def __init__(self, app: ASGIApp, most: int = 10, window_s: float = 10.0, strict: bool = False):
         self.app = app
+        self.strict = strict
         self.most = most
         self.window_s = window_s
         # of each client in this window; "" counts lines
@@ -39,6 +40,7 @@ class Access:
             return
         given = dict(reversed(scope["headers"])).get(b"x-request-id", b"")
         entry = Entry(given.decode()) if USABLE.fullmatch(given) else Entry()
+        entry.strict = self.strict
         entry.identify("req-")
         status = 500
 
@@ -48,6 +50,8 @@ class Access:
                 status = message["status"]
                 id = entry.name if entry.name.encode() == given else entry.id
                 headers = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+                if entry.ignored:
+                    headers.append((b"x-longdraft-ignored", ", ".join(entry.ignored).encode()))
                 if entry.warnings:
                     warning = "; ".join(entry.warnings).encode()
                     headers.append((b"x-longdraft-warning", warning))
@@ -75,6 +79,7 @@ class Access:
                 status=status,
                 **figures(entry.answers),
                 reason=entry.reason,
+                ignored=",".join(entry.ignored) or None,
             )
 
     def refused(self, client: str, status: int, **fields: Any) -> None:
