@@ -18,5 +18,9 @@ class FieldError(InputError):
         self.field = field
 
 
+class TemplateRefusal(InputError):
+    """A conversation that the model's chat template refuses."""
+
+
 class Busy(RuntimeError):
     """There is no room for another request now, and there may be later."""

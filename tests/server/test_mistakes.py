@@ -1,5 +1,5 @@
-"""What is wrong with a body is said by field and reason, and /openapi.json refuses what the server
-refuses.
+"""What is wrong with a body is said by field and reason, and /openapi.json refuses what a strict
+server refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with serving() as server, client(server) as found:
+    with serving(strict=True) as server, client(server) as found:
         yield found
 
 

@@ -98,7 +98,6 @@ def test_an_answer_without_a_limit_has_the_servers(http, limit):
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        ({"options": {"mirostat": 1}}, "options.mirostat"),
         ({"options": {"num_predict": 0}}, "options.num_predict"),
         ({"options": {"num_ctx": 100_000}}, "512"),
         ({"options": {"temperature": -1}}, "options.temperature"),

@@ -112,6 +112,13 @@ def serve(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Largest number of new tokens per answer.")
     ] = 4096,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse fields that are unknown or have no effect, and too large a max_tokens.",
+        ),
+    ] = False,
     queue_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait for the first token.")
     ] = 120.0,
@@ -231,6 +238,7 @@ def serve(
         client_requests=client_requests,
         page=page,
         share_prefixes=share_prefixes,
+        strict=strict,
     )
     server = Server(first.session, first.tokenizer, settings, specs[0].weights, others)
     for tokenizer in (each.tokenizer for each in served):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.errors import FieldError, InputError
+from longdraft.errors import FieldError, InputError, TemplateRefusal
 from longdraft.models.control import OPEN, Control, control_of
 from longdraft.models.template_process import rendered
 
@@ -92,7 +92,9 @@ def chat_tokens(
     asked["marks"] = marks
     chat = render(asked)
     if "error" in chat:
-        raise InputError(f"the model's chat template refuses this conversation: {chat['error']}")
+        raise TemplateRefusal(
+            f"the model's chat template refuses this conversation: {chat['error']}"
+        )
     marked = chat["marked"]
     unmarked = str.maketrans({mark: char for char, mark in marks.items()})
     if OPEN in marked:

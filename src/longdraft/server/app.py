@@ -48,10 +48,10 @@ from longdraft.version import __version__
 AnyFormat = ChatFormat | CompletionFormat
 
 
-def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
+def create_app(models: Models, tracer: Tracer | None = None, strict: bool = False) -> FastAPI:
     """The application: it starts the models' engines, and stops them when it shuts down.
 
-    tracer: for a page.
+    tracer: for a page. strict: see ServerSettings.
     """
 
     @asynccontextmanager
@@ -73,6 +73,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         redoc_url=None,
         responses=document.ANYWHERE,
     )
+    app.strict = strict
     app.router.redirect_slashes = False  # a redirection would repeat the client's Host header
     app.add_exception_handler(Problem, problems.answer_problem)
     app.add_exception_handler(RequestValidationError, problems.answer_validation)
@@ -106,7 +107,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service = models.of(body.model)
-        work = await service.talk(body, body.messages, body.max_output_tokens, offer=body.offer)
+        work = await service.talk(body, body.messages, body.limit, offer=body.offer, turn=body.turn)
         work.owner = owner_of(request)
         how = ResponseObject(body, work, service)
         answer = service.submit(work)

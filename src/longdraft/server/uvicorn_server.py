@@ -56,7 +56,8 @@ class ServerSettings:
 
     hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
     page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
-    client_s: how long a client may take to send a request, or to read what was sent.
+    client_s: how long a client may take to send a request, or to read what was sent. strict: fields
+    without an effect are errors.
     """
 
     model: str
@@ -74,6 +75,7 @@ class ServerSettings:
     client_requests: int = 64
     page: bool = True
     share_prefixes: bool = False
+    strict: bool = False
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -116,7 +118,7 @@ class Server(uvicorn.Server):
             service.templates = self.service.templates  # one process renders all
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
         self.until = 0.0  # when the grace time ends
-        application = create_app(self.models, tracer if settings.page else None)
+        application = create_app(self.models, tracer if settings.page else None, settings.strict)
         add_ollama(application, self.models)
         add_anthropic(application, self.models)
         self.guard = Guard(
@@ -128,7 +130,7 @@ class Server(uvicorn.Server):
             shared=settings.share_prefixes,
             draining=lambda: self.service.stopping,
         )
-        self.access = Access(self.guard)
+        self.access = Access(self.guard, strict=settings.strict)
         super().__init__(
             uvicorn.Config(
                 self.access,

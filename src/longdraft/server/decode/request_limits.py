@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from longdraft.engine.session import Session
 from longdraft.server.decode.work import RequestWork
+from longdraft.server.http.entry import current
 from longdraft.server.http.problems import Problem
 from longdraft.server.openai.schema import SampledRequest
 
@@ -17,6 +18,24 @@ def check_choices(work: RequestWork, session: Session) -> None:
             f"{work.choices} choices are more than the {most} that run or wait: ask for fewer",
             field,
         )
+
+
+def check_length_of_answer(wanted: int, prompt: int, most_new: int, room: int) -> None:
+    """Raises Problem for more new tokens than there may be, if the server is strict.
+
+    room: the tokens that the context has left after the prompt.
+    """
+    if not current().strict:
+        return
+    if wanted > most_new:
+        why = f"{wanted} new tokens are more than the {most_new} allowed here"
+        raise Problem(400, why, "max_tokens")
+    if wanted > room:
+        why = (
+            f"{prompt} prompt tokens and {wanted} new ones exceed this server's limit of "
+            f"{prompt + room}: give at most {room} new tokens"
+        )
+        raise Problem(400, why, "max_tokens", "context_length_exceeded")
 
 
 def check_numbers(body: SampledRequest, wanted: int, vocab: int) -> None:

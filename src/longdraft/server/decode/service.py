@@ -14,16 +14,21 @@ from typing import Any, TypeVar
 from longdraft.core import Constraint, Sampler
 from longdraft.engine.generate import likely
 from longdraft.errors import Busy, FieldError, InputError
-from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
+from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens, template_of
 from longdraft.models.text import offsets_of, text_of, token_bytes, token_ids
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.chat_reply import ChatReply
 from longdraft.server.decode.decoding_thread import DecodingThread, Stream
+from longdraft.server.decode.history import first_taken
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
-from longdraft.server.decode.request_limits import check_choices, check_numbers
+from longdraft.server.decode.request_limits import (
+    check_choices,
+    check_length_of_answer,
+    check_numbers,
+)
 from longdraft.server.decode.structures import Structures
 from longdraft.server.decode.talk import NO_TOOLS, Dialogue, Offer, prompted
 from longdraft.server.decode.work import RequestWork, Times
@@ -31,6 +36,7 @@ from longdraft.server.http.entry import current
 from longdraft.server.http.long_texts import LONG, Renderers, check_length, size_of, within
 from longdraft.server.http.pieces import Writer, at_once, in_pieces
 from longdraft.server.http.problems import Problem
+from longdraft.server.openai.chat_options import told
 from longdraft.server.openai.formats import Echo
 from longdraft.server.openai.schema import ChatRequest, CompletionRequest, SampledRequest
 
@@ -126,7 +132,7 @@ class Service:
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
         constraint = await self.structures.of(body)
-        work = self._work(prompts, body, max(body.max_tokens, 1), body.logprobs, constraint)
+        work = self._work(prompts, body, body.limit, body.logprobs, constraint)
         work.prompt_logprobs = body.echo and body.logprobs is not None
         work.silent = body.max_tokens == 0
         self._check_logprobs(work)
@@ -137,9 +143,14 @@ class Service:
     ) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
         render = within(self.templates.render, self.tokenizer, self.room)
-        return await self.aside(
-            size_of([messages, tools]), chat_tokens, self.tokenizer, messages, tools, render, turn
-        )
+        turn = told(turn, template_of(self.tokenizer, tools))
+
+        def read(messages: list[Message]) -> list[int]:
+            return chat_tokens(self.tokenizer, messages, tools, render, turn)
+
+        if current().strict:
+            return await self.aside(size_of([messages, tools]), read, messages)
+        return await self.aside(size_of([messages, tools]), first_taken, messages, read)
 
     async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it.
@@ -212,6 +223,7 @@ class Service:
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """The number of new tokens that a request with this limit gets.
 
+        The limit is an upper bound, lowered to what the server allows and the context has left.
         Raises Problem if the prompt leaves no room.
         """
         room = self.room - len(prompt)
@@ -224,24 +236,8 @@ class Service:
         wanted = limit
         if wanted is None:
             wanted = likely(self.target, len(prompt), min(self.most_new, room))
-        if wanted > self.most_new:
-            raise Problem(
-                400,
-                f"{wanted} new tokens are more than the {self.most_new} allowed here",
-                "max_tokens",
-            )
-        if wanted > room:
-            excess = (
-                f"{len(prompt)} prompt tokens and {wanted} new ones exceed this server's limit "
-                f"of {self.room}"
-            )
-            raise Problem(
-                400,
-                f"{excess}: give at most {room} new tokens",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        return wanted
+        check_length_of_answer(wanted, len(prompt), self.most_new, room)
+        return min(wanted, self.most_new, room)
 
     def _work(
         self,

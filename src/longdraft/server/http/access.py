@@ -23,11 +23,12 @@ class Access:
     """Logs each request once: when it has been answered, and probes (ALWAYS) only if they fail.
 
     Refusals are logged separately; a client address gets `most` lines in `window_s` seconds. Later
-    ones are counted, and one line reports the count.
+    ones are counted, and one line reports the count. strict: see Entry.
     """
 
-    def __init__(self, app: ASGIApp, most: int = 10, window_s: float = 10.0):
+    def __init__(self, app: ASGIApp, most: int = 10, window_s: float = 10.0, strict: bool = False):
         self.app = app
+        self.strict = strict
         self.most = most
         self.window_s = window_s
         # of each client in this window; "" counts lines
@@ -40,6 +41,7 @@ class Access:
             return
         given = dict(reversed(scope["headers"])).get(b"x-request-id", b"")
         entry = Entry(given.decode()) if USABLE.fullmatch(given) else Entry()
+        entry.strict = self.strict
         entry.identify("req-")
         status = 500
 
@@ -51,6 +53,8 @@ class Access:
                 headers = [*message.get("headers", ()), (b"x-request-id", id.encode())]
                 if scope["path"].startswith(MESSAGES):
                     headers.append((b"request-id", id.encode()))
+                if entry.ignored:
+                    headers.append((b"x-longdraft-ignored", ", ".join(entry.ignored).encode()))
                 if entry.warnings:
                     warning = "; ".join(entry.warnings).encode()
                     headers.append((b"x-longdraft-warning", warning))
@@ -78,6 +82,7 @@ class Access:
                 status=status,
                 **figures(entry.answers),
                 reason=entry.reason,
+                ignored=",".join(entry.ignored) or None,
             )
 
     def refused(self, client: str, status: int, **fields: Any) -> None:

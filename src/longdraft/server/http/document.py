@@ -65,7 +65,10 @@ class Documented(FastAPI):
     """An application whose document has no 422.
 
     A body that does not validate is answered with 400, in the shape that every error has.
+    strict: unknown fields are errors, here as in requests.
     """
+
+    strict = False
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
@@ -74,5 +77,9 @@ class Documented(FastAPI):
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
+        if not self.strict:
+            for described in schema["components"]["schemas"].values():
+                if described.get("additionalProperties") is False:
+                    del described["additionalProperties"]
         schema["components"]["schemas"]["Error"] = ERROR
         return schema

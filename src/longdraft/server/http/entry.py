@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from longdraft.server.decode.reply import Reply
+
+USABLE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MOST_IGNORED = 16  # names that are reported
 
 
 class Answered(Protocol):
@@ -32,7 +36,8 @@ class Entry:
     """A request in the log; every id of the request ends with its name.
 
     reason: the code of the error that ended it. warnings: the parts of the request that the answer
-    does not follow, in ASCII; a header has them.
+    does not follow, in ASCII; a header has them. strict: unknown fields are errors. ignored: the
+    names of fields that had no effect.
     """
 
     name: str = field(default_factory=lambda: uuid4().hex)
@@ -40,6 +45,17 @@ class Entry:
     reason: str | None = None
     answers: list[Answered] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    strict: bool = False
+    ignored: list[str] = field(default_factory=list)
+
+    def ignore(self, name: str) -> None:
+        """Report that a field of the request has no effect.
+
+        Names that a log line or a header could not hold are not repeated.
+        """
+        name = name if USABLE_NAME.fullmatch(name) else "(unnamed)"
+        if name not in self.ignored and len(self.ignored) < MOST_IGNORED:
+            self.ignored.append(name)
 
     def identify(self, kind: str) -> str:
         """Set and return its id, which begins with a kind."""

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from longdraft.sampling_parameters import FREQUENCY, MIN_P, PRESENCE
 from longdraft.server.openai.request_fields import (
+    UNSUPPORTED,
     Frequency,
     MaxTokens,
     MinP,
@@ -52,6 +53,7 @@ class OllamaRequest(Strict):
     format: "json" or a schema. keep_alive: ignored, since models stay loaded.
     """
 
+    unsupported = UNSUPPORTED
     model: Name
     stream: bool = True
     options: OllamaOptions = OllamaOptions()

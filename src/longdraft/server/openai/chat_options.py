@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from json import dumps
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from longdraft.models.chat import RESERVED, Turn
+from longdraft.server.http.entry import current
 from longdraft.server.openai.request_fields import FEW, MOST_FIELDS
 from longdraft.server.openai.tools import is_shallow
 
@@ -29,7 +32,9 @@ def _free(name: str) -> str:
     return name
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 VARIABLE = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
+SWITCH = "enable_thinking"
 NAMES: dict[str, Any] = {"pattern": VARIABLE, "not": {"enum": sorted(RESERVED)}}
 Variables = Annotated[
     dict[Annotated[str, Field(pattern=VARIABLE), AfterValidator(_free)], Any],
@@ -38,6 +43,29 @@ Variables = Annotated[
     FEW,
     Field(json_schema_extra={"propertyNames": NAMES}),
 ]
+
+
+def told(turn: Turn, template: str) -> Turn:
+    """The turn without variables that the template does not read, which are reported.
+
+    No effort at all turns the reasoning off where the template has only a switch for it.
+    """
+    if current().strict:
+        return turn
+    variables = dict[str, Any]()
+    for name, value in turn.variables.items():
+        if _reads(template, name):
+            variables[name] = value
+        elif name == "reasoning_effort" and _reads(template, SWITCH):
+            variables.setdefault(SWITCH, value != "none")
+        else:
+            is_field = name == "reasoning_effort"
+            current().ignore(name if is_field else f"chat_template_kwargs.{name}")
+    return replace(turn, variables=variables)
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", template) is not None
 
 
 def turn(begins: bool | None, continues: bool, variables: dict[str, Any]) -> Turn:

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from longdraft.models.chat import Message
+from longdraft.server.openai import easing
+from longdraft.server.openai.contents import joined, only_text
 from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text
-from longdraft.server.openai.schema import MOST_MESSAGES, joined, only_text
+from longdraft.server.openai.schema import MOST_MESSAGES
 from longdraft.server.openai.tools import MAX_TOOLS, Function, FunctionCall
 
 
@@ -35,6 +37,7 @@ class Item(Strict):
 
 
 class MessageItem(Item):
+    easings = (easing.item_content,)
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -64,6 +67,7 @@ class CallItem(Item, FunctionCall):
 
 
 class ResultItem(Item):
+    easings = (easing.item_output,)
     type: Literal["function_call_output"]
     call_id: Name
     output: Content

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from longdraft import sampling_parameters as parameters
+from longdraft.server.http.entry import current
 from longdraft.server.openai.conditions import Rule
 
 MOST_ENTRIES = 300  # of an object whose keys the client chooses
+NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+# fields whose loss changes no answer: labels, hints to caches, and what an answer's parts repeat
+# fields of other servers and APIs whose effect the answer would lack
+UNSUPPORTED = frozenset(
+    (
+        "audio",
+        "background",
+        "context",
+        "conversation",
+        "function_call",
+        "functions",
+        "grammar",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "images",
+        "json_schema",
+        "prediction",
+        "previous_response_id",
+        "prompt",
+        "suffix",
+        "template",
+        "use_beam_search",
+        "web_search_options",
+    )
+)
+Easing = Callable[[dict[str, Any]], dict[str, Any]]
+QUIET = frozenset(
+    (
+        "annotations",
+        "background",
+        "cache_control",
+        "cache_prompt",
+        "client_metadata",
+        "encrypted_content",
+        "index",
+        "phase",
+        "prompt_cache_retention",
+        "provider_specific_fields",
+        "reasoning_details",
+        "refusal",
+    )
+)
 MOST_FIELDS = 64  # of any other; each unknown one would be a separate error
 
 
@@ -43,6 +89,21 @@ Seed = Annotated[int, Field(**parameters.SEED.limits)]
 MaxTokens = Annotated[int, Field(**parameters.MAX_TOKENS.limits)]
 
 
+def _not_zero(limit: int) -> int:
+    if limit == 0:
+        raise ValueError("0 tokens are no answer: give 1 or more, or -1 for as many as fit")
+    return limit
+
+
+# -1: as many tokens as fit
+Limit = Annotated[
+    int,
+    Field(ge=-1, le=parameters.MAX_TOKENS.high),
+    AfterValidator(_not_zero),
+    Field(json_schema_extra={"not": {"const": 0}}),
+]
+
+
 def _few(given: Any) -> Any:
     """Refuses a large object before its entries are looked at."""
     if isinstance(given, dict) and len(given) > MOST_ENTRIES:
@@ -54,12 +115,16 @@ FEW = BeforeValidator(_few)
 
 
 class Strict(BaseModel):
-    """A body whose types are not converted; unknown fields are errors, and null counts as absent.
+    """A body whose types are not converted; null counts as absent.
 
+    Unknown fields are ignored and reported, except those of `unsupported`, which would change the
+    answer, and `easings` rewrite values without an effect; a strict server refuses all of them.
     rules: between fields; the document has them too.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = ()
+    easings: ClassVar[tuple[Easing, ...]] = ()
+    unsupported: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
@@ -69,7 +134,27 @@ class Strict(BaseModel):
             raise ValueError(f"an object has {len(given)} fields: give at most {MOST_FIELDS}")
         if not isinstance(given, dict):
             return given
-        return {key: value for key, value in given.items() if value is not None}
+        named = {key: value for key, value in given.items() if value is not None}
+        return named if current().strict else cls._known(cls.eased(named))
+
+    @classmethod
+    def eased(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields with those left out or rewritten that mean nothing here, but no harm."""
+        for easing in cls.easings:
+            given = easing(given)
+        return given
+
+    @classmethod
+    def _known(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields without unknown ones, whose names the answer's header and the log have."""
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        kept = dict[str, Any]()
+        for name, value in given.items():
+            if name in names or (name in cls.unsupported and value not in NOTHING):
+                kept[name] = value
+            elif name not in QUIET and name not in cls.unsupported:
+                current().ignore(str(name))
+        return kept
 
     @model_validator(mode="after")
     def _between_fields(self) -> Self:

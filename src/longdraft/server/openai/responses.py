@@ -21,10 +21,12 @@ from longdraft.server.decode.work import RequestWork
 from longdraft.server.http.entry import current
 from longdraft.server.http.events import sse
 from longdraft.server.http.problems import Problem
+from longdraft.server.openai import easing
+from longdraft.server.openai.chat_options import Effort, Turn, turn
 from longdraft.server.openai.conditions import Given, Rule
 from longdraft.server.openai.formats import Json
 from longdraft.server.openai.items import ChosenTool, FunctionTools, Input, messages_of
-from longdraft.server.openai.request_fields import MaxTokens, Strict, Text
+from longdraft.server.openai.request_fields import Limit, Name, Strict, Text
 from longdraft.server.openai.response_output import Emit, ResponseOutput
 from longdraft.server.openai.schema import SampledRequest
 from longdraft.server.openai.structured import Schema, Structure
@@ -58,8 +60,17 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
+    easings = (easing.text_options,)
     format: TextFormat | None = None
     verbosity: Literal["medium"] = "medium"
+
+
+class ReasoningOptions(Strict):
+    """The effort goes to the chat template; summaries of reasoning are not written."""
+
+    effort: Effort | None = None
+    summary: Name | None = None
+    generate_summary: Name | None = None
 
 
 class ResponsesRequest(SampledRequest):
@@ -69,9 +80,12 @@ class ResponsesRequest(SampledRequest):
     keep no state ask.
     """
 
+    easings = (easing.sampled, easing.response)
+
     input: Input
+    reasoning: ReasoningOptions | None = None
     instructions: Text | None = None
-    max_output_tokens: MaxTokens | None = None
+    max_output_tokens: Limit | None = None
     n: Literal[1] = 1
     text: TextOptions | None = None
     tools: FunctionTools = Field(default_factory=list)
@@ -87,6 +101,10 @@ class ResponsesRequest(SampledRequest):
     @classmethod
     def _stateless(cls, given: Any) -> Any:
         raise ValueError(STATELESS)
+
+    @property
+    def limit(self) -> int | None:
+        return None if self.max_output_tokens == -1 else self.max_output_tokens
 
     structure_field: ClassVar[str] = "text"
 
@@ -108,6 +126,11 @@ class ResponsesRequest(SampledRequest):
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
         return first + messages_of(self.input)
+
+    @property
+    def turn(self) -> Turn:
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return turn(None, False, {} if effort is None else {"reasoning_effort": effort})
 
     @property
     def offer(self) -> Offer:

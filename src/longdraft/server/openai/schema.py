@@ -1,22 +1,24 @@
-"""The fields of requests: each is typed and bounded, and any other field is refused."""
+"""The fields of requests, each typed and bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PRESENCE, TOP_K, TOP_P
 from longdraft.server.decode.talk import Offer
-from longdraft.server.openai.chat_options import Turn, Variables, turn
+from longdraft.server.openai import easing
+from longdraft.server.openai.chat_options import Effort, Turn, Variables, turn
 from longdraft.server.openai.conditions import Given, NotGiven, Rule, wrong
+from longdraft.server.openai.contents import joined, only_text
 from longdraft.server.openai.request_fields import (
     FEW,
     MOST_ENTRIES,
+    UNSUPPORTED,
     Bias,
     Frequency,
-    MaxTokens,
+    Limit,
     MinP,
     Name,
     Parsed,
@@ -122,6 +124,8 @@ class SampledRequest(Strict):
             "stream_options needs stream=true",
         ),
     )
+    easings = (easing.sampled,)
+    unsupported = UNSUPPORTED
     model: Name
     temperature: Temperature = 1.0
     top_p: TopP = TOP_P.default
@@ -158,37 +162,6 @@ class ChatTextPart(Strict):
     text: Text
 
 
-# first words of parts' types
-SENSES = {
-    "image": "images",
-    "audio": "sound",
-    "video": "video",
-    "file": "files",
-}
-
-
-def only_text(content: Any) -> Any:
-    """The content of a message.
-
-    Raises ValueError for parts that are images, sound, video or files, by name.
-    """
-    parts = content if isinstance(content, list) else []
-    kinds = [
-        str(part.get("type")).removeprefix("input_").split("_")[0]
-        for part in parts
-        if isinstance(part, dict)
-    ]
-    other = next((SENSES[kind] for kind in kinds if kind in SENSES), None)
-    if other:
-        raise ValueError(f"this server reads no {other}: send parts of text only")
-    return content
-
-
-def joined(content: str | Sequence[Any]) -> str:
-    """The text of a message, which may come in parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 class ChatMessage(Strict):
     rules = (
         Rule(
@@ -213,6 +186,8 @@ class ChatMessage(Strict):
             "content is missing: give a text",
         ),
     )
+    easings = (easing.message,)
+    unsupported = UNSUPPORTED
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         Text | Annotated[list[ChatTextPart], Field(min_length=1, max_length=MOST_MESSAGES)],
@@ -254,17 +229,18 @@ class ChatRequest(Structured, SampledRequest):
         ),
         CONTINUED,
     )
+    easings = (easing.sampled, easing.chat)
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = Field(default_factory=dict)
@@ -305,7 +281,10 @@ class ChatRequest(Structured, SampledRequest):
 
     @property
     def limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        limit = self.max_tokens
+        if self.max_completion_tokens is not None:
+            limit = self.max_completion_tokens
+        return None if limit == -1 else limit
 
 
 class CompletionRequest(Structured, SampledRequest):
@@ -318,10 +297,15 @@ class CompletionRequest(Structured, SampledRequest):
     prompt: (
         Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MOST_CHOICES)]
     )
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 16
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS.high)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
     best_of: Literal[1] = 1
+
+    @property
+    def limit(self) -> int | None:
+        """The most new tokens; an answer that only repeats its prompt decodes one, too."""
+        return None if self.max_tokens == -1 else max(self.max_tokens, 1)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from longdraft.server.http.entry import current
 from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text, encodable
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 MAX_TOOL_LEVELS = 32  # levels of a tool's JSON
 
 
@@ -20,6 +21,8 @@ def _is_object(text: str) -> str:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
+        if not current().strict:
+            return text  # an answer that a limit cut comes back so
         raise ValueError("the arguments of a call must be a JSON object, as text")
     is_shallow(arguments)
     return text
@@ -46,7 +49,7 @@ def is_shallow(value: Any) -> Any:
 class FunctionCall(Strict):
     """A call of a function.
 
-    arguments: a JSON object, as text.
+    arguments: a JSON object, as text; a strict server refuses any other text.
     """
 
     name: Name
@@ -54,9 +57,15 @@ class FunctionCall(Strict):
     parsed_arguments: Parsed = None
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The arguments as chat templates read them."""
-        return loads(self.arguments)
+    def given(self) -> dict[str, Any] | str:
+        """The arguments as chat templates read them: an object, or the text that is none."""
+        if not self.arguments.strip():
+            return {}
+        try:
+            arguments = loads(self.arguments)
+        except (ValueError, RecursionError):
+            return self.arguments
+        return arguments if isinstance(arguments, dict) else self.arguments
 
 
 class ToolCall(Strict):
@@ -77,7 +86,7 @@ class Function(Strict):
     parameters: a JSON schema, for the model to read. strict: a call's arguments must follow it.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
     description: Text = ""
     parameters: Annotated[dict[str, Any], AfterValidator(is_shallow)] = Field(default_factory=dict)
     strict: bool = False
