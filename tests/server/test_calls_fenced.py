@@ -4,9 +4,12 @@ resemble them stay text.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.formats_of_calls import B, R
 from test_calls import dialect_of
 from test_calls_written import read, strict
@@ -108,7 +111,10 @@ def splits(text: str) -> list[list[int]]:
 def check(name: str, text: str, content: str, calls: list[tuple[str, Any]]) -> None:
     for cuts in splits(text):
         said, made, _ = read(name, text, cuts)
-        assert (said, [(call, strict(given)) for call, given in made]) == (content, calls), cuts
+        assert (said, [(call, strict(arguments)) for call, arguments in made]) == (
+            content,
+            calls,
+        ), cuts
 
 
 @pytest.mark.parametrize("name", ["hermes text", "coder"])
@@ -138,6 +144,60 @@ def test_nothing_is_a_call_where_a_grammar_binds_the_answer_or_nothing_is_offere
         parts = reader.push(text) + reader.end()
         assert "".join(part.text for part in parts) == text
         assert {part.kind for part in parts} == {"content"}
+
+
+PIECES = [
+    *(text for text, _, _ in CALLS),
+    *TEXTS,
+    *(
+        "<think>",
+        "</think>",
+        "```",
+        "```json\n",
+        "<function>",
+        "</function>",
+        "<tools>",
+        "</tools>",
+    ),
+    *("\n", " ", "It is. ", "{", "}", '"', "`", "<", "</tool_call>", OPEN_STRING, B),
+]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(["hermes text", "coder", "think", "r1", "llama", "mistral"]),
+    st.lists(st.sampled_from(PIECES), max_size=4),
+    st.lists(st.integers(0, 300), max_size=8),
+    st.integers(0, 400),
+    st.booleans(),
+)
+def test_splits_change_nothing_in_any_combination(name, pieces, cuts, end, cut):
+    """Also where the text ends anywhere, and with the texts in reasoning."""
+    text = "".join(pieces)[: None if end % 2 else end]
+    whole = read(name, text, [], cut)
+    assert read(name, text, cuts, cut) == whole == read(name, text, list(range(len(text))), cut)
+    assert cut or all(isinstance(json.loads(arguments), dict) for _, arguments in whole[1])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        f"```xml\n<function>\n{B}\n</function>\n```",
+        f"```json\n{B}\n```",
+        f"<function>{B}",
+        f"<tools>\n{B}\n</tools>",
+        f"<tool_call>\n{OPEN_STRING}\n</tool_call>",
+    ],
+    ids=str,
+)
+def test_a_call_in_reasoning_that_never_closes_is_read_at_every_split(call):
+    text = f"<think>\nI call it.\n{call}"
+    for cuts in splits(text):
+        content, calls, reasoning = read("think", text, cuts)
+        assert (content, reasoning) == ("", "I call it.")
+        assert [(name, strict(arguments)) for name, arguments in calls] == [BERN]
+    closed = f"{text}\n</think>\nDone."
+    assert read("think", closed, []) == ("Done.", [], f"I call it.\n{call}")
 
 
 # what decides that a text is none, at its end: nothing is held back any more
@@ -177,16 +237,16 @@ def test_arguments_are_given_out_as_they_come(opener):
     assert reader.push('ty": "B') == [AnswerPart("arguments", 'ty": "B')]
 
 
-def never(*given: Any) -> Any:
+def never(*args: Any) -> Any:
     """Finds no reason against a call."""
     yield from ()
     return True
 
 
 FAULTS = {
-    "the first mark that fits": (ways, "max", lambda found, **given: found[-1] if found else None),
+    "the first mark that fits": (ways, "max", lambda found, **key: found[-1] if found else None),
     "inline code": (Calls, "_begins_fence", never),
-    "objects that call no function": (ways, "calls_offered", lambda *given: False),
+    "objects that call no function": (ways, "calls_offered", lambda *args: False),
     "ends of objects in strings": (value.Value, "_may_end", lambda self: True),
     "open objects": (value.Value, "_may_end", lambda self: False),
     "languages of programs": (ways, "LANGUAGES", {"", "json", "xml", "python", "bash", "text"}),
