@@ -1,4 +1,4 @@
-"""`longdraft audit`: checks that a method is lossless on a model and texts."""
+"""`longdraft audit`: checks that a method, or a server's speculation, is lossless on texts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.audit_url import UrlOptions, audit_url
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import sampling_option
 from longdraft.errors import InputError
@@ -19,7 +20,13 @@ from longdraft.sampling_parameters import SEED, TEMPERATURE
 
 @expand
 def audit(
-    prompt_file: common.PromptFiles,
+    prompt_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A UTF-8 text file; may be repeated (with --url, default: a novel in the package)."
+        ),
+    ] = None,
+    url_options: UrlOptions = UrlOptions(),
     model: common.Model = "bundled",
     method_options: MethodOptions = MethodOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
@@ -63,7 +70,12 @@ def audit(
     The exit status is 1 if there is a failure, or if there are more ties than plain decoding has
     with itself in wider passes. After a tie, the method continues from plain decoding's output, so
     that all of it is compared.
+
+    With --url, a server's answers with speculation are compared with its answers without.
     """
+    if url_options.url is not None:
+        audit_url(url_options, prompt_file or [], tokens, seed, tolerance, as_json)
+        return
     from rich.console import Console
 
     from longdraft.audit.audit_log import AuditLog, sentences, table
@@ -75,7 +87,7 @@ def audit(
 
     spec = method_options.spec(drafter_options, target_options.trained(model), seed)
     kept_in = common.check_prompt_cache(prompt_cache, folder=True)
-    texts = prompts.gather(None, prompt_file, None)
+    texts = prompts.gather(None, prompt_file or [], None)
     chosen = ways(temperature, seeds, seed)
     target, tokenizer = common.load_target(model, target_options, threads)
     rows = prompts.encode(texts, tokenizer, None)

@@ -1,0 +1,1 @@
+"""Audit of a server over HTTP: its answers with speculation, against its answers without."""

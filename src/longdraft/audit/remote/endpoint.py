@@ -1,0 +1,181 @@
+"""A client of an OpenAI-compatible server, for an audit: texts and log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from longdraft.errors import InputError
+
+# sampling from the whole distribution, whatever the server's defaults
+UNBOUNDED: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+STANDARD: dict[str, Any] = {"top_p": 1.0}
+
+
+class Refused(Exception):
+    """A request that the server answered with an error."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(f"status {status}: {message}")
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A generated token, its log-probability, and the most probable alternatives, best first."""
+
+    text: bytes
+    logprob: float
+    top: list[tuple[bytes, float]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A server's answer; `tokens` is None where it has no log-probabilities.
+
+    `starts` has the offset in bytes at which each token begins in the text.
+    """
+
+    text: bytes
+    finish: str | None
+    tokens: list[ScoredToken] | None
+    starts: list[int]
+    prompt_tokens: int | None
+
+
+@dataclass
+class Endpoint:
+    """An address, the model's name there, and the fields that every request has."""
+
+    url: str
+    model: str | None = None
+    chat: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
+    key: str | None = None
+    timeout: float = 600.0
+    sampling: dict[str, Any] = field(default_factory=lambda: dict(UNBOUNDED))
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"{self.url} is no address: give http://HOST:PORT")
+        self.url = self.url.rstrip("/").removesuffix("/v1")
+
+    def find_model(self) -> None:
+        """The model's name, where none was given, from the server's list."""
+        if self.model is None:
+            listed = self.call("/v1/models", None).get("data") or []
+            if not listed:
+                raise InputError(f"{self.url} lists no model: give --model-name")
+            self.model = str(listed[0]["id"])
+
+    def call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """The JSON object that the server answers."""
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urlopen(Request(self.url + path, data, headers), timeout=self.timeout) as answer:
+                found = json.loads(answer.read())
+        except HTTPError as error:
+            raise Refused(error.code, _message(error.read())) from error
+        except (URLError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise InputError(f"no answer from {self.url}: {reason}") from error
+        except ValueError as error:
+            raise InputError(f"{self.url}{path} answers with something that is not JSON") from error
+        if not isinstance(found, dict):
+            raise InputError(f"{self.url}{path} answers with JSON that is not an object")
+        return found
+
+    def ask(
+        self,
+        prompt: str,
+        new: int,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        top: int | None = None,
+    ) -> Reply:
+        """The answer to a prompt, with `top` alternatives for each token."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": new, "temperature": temperature}
+        if temperature:
+            body |= self.sampling
+        if seed is not None:
+            body["seed"] = seed
+        if self.chat:
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        if top is not None:
+            body |= {"logprobs": True, "top_logprobs": top} if self.chat else {"logprobs": top}
+        path = "/v1/chat/completions" if self.chat else "/v1/completions"
+        return reply_of(self.call(path, body | self.fields))
+
+
+def _message(raw: bytes) -> str:
+    """The text of an error, as OpenAI's and other servers write it."""
+    try:
+        found = json.loads(raw)
+        error = found.get("error", found.get("detail", found))
+        return str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        return raw.decode(errors="replace")[:300]
+
+
+def reply_of(answer: dict[str, Any]) -> Reply:
+    """A reply from a completion or a chat completion."""
+    try:
+        choice = answer["choices"][0]
+        text = choice["message"].get("content") if "message" in choice else choice["text"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise InputError("the server's answer has no text where OpenAI's has it") from error
+    text = (text or "").encode()
+    usage = answer.get("usage") or {}
+    scores = choice.get("logprobs") or {}
+    tokens: list[ScoredToken] | None = None
+    starts = list[int]()
+    if scores.get("content") is not None:  # of chats, and llama-server's of completions
+        tokens = [_entry(e) for e in scores["content"]]
+    elif scores.get("tokens") is not None:
+        tokens = _legacy(scores)
+        starts = _offsets(text, scores.get("text_offset"), len(tokens))
+    if tokens is not None and not starts:
+        at = 0
+        for token in tokens:
+            starts.append(at)
+            at += len(token.text)
+    return Reply(text, choice.get("finish_reason"), tokens, starts, usage.get("prompt_tokens"))
+
+
+def _bytes(entry: dict[str, Any]) -> bytes:
+    given = entry.get("bytes")
+    return entry["token"].encode() if given is None else bytes(given)
+
+
+def _entry(entry: dict[str, Any]) -> ScoredToken:
+    top = [(_bytes(other), float(other["logprob"])) for other in entry.get("top_logprobs") or []]
+    return ScoredToken(_bytes(entry), float(entry["logprob"]), sorted(top, key=lambda t: -t[1]))
+
+
+def _legacy(scores: dict[str, Any]) -> list[ScoredToken]:
+    """Tokens in the form of OpenAI's completions, which is vLLM's too."""
+    tokens = list[ScoredToken]()
+    lists = scores.get("top_logprobs") or [{}] * len(scores["tokens"])
+    for text, logprob, top in zip(scores["tokens"], scores["token_logprobs"], lists, strict=True):
+        others = [(other.encode(), float(lp)) for other, lp in (top or {}).items()]
+        tokens.append(
+            ScoredToken(text.encode(), float(logprob), sorted(others, key=lambda t: -t[1]))
+        )
+    return tokens
+
+
+def _offsets(text: bytes, offsets: list[int] | None, count: int) -> list[int]:
+    """Offsets in bytes from those in characters, where the server gives them."""
+    if not offsets or len(offsets) != count:
+        return []
+    shown = text.decode()
+    return [len(shown[: offset - offsets[0]].encode()) for offset in offsets]
