@@ -113,7 +113,7 @@ def serve(
         int, typer.Option(min=1, help="Largest number of new tokens per answer.")
     ] = 4096,
     queue_seconds: Annotated[
-        float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait for the first token.")
+        float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait in the queue.")
     ] = 120.0,
     request_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds that a request may take in all.")
