@@ -120,7 +120,7 @@ def serve(
         ),
     ] = False,
     queue_seconds: Annotated[
-        float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait for the first token.")
+        float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait in the queue.")
     ] = 120.0,
     request_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds that a request may take in all.")

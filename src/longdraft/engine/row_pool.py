@@ -134,6 +134,16 @@ class RowPool:
         """Forget the prompt that is being read."""
         self.reading = None
 
+    def stop_reading(self) -> None:
+        """Drop the prompt that is being read, but keep what was read of it for later prompts."""
+        reading = self.reading
+        assert reading is not None
+        self.reading = None
+        if reading.position > reading.known:
+            request = reading.request
+            read = request.prompt[: reading.position]
+            self._keep(read, len(self.requests), self._owner(request))
+
     def leave(self, b: int) -> Request:
         """Free row b, and return its request.
 

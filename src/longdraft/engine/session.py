@@ -153,6 +153,11 @@ class Session:
                 self._end(id, "cancelled")
             return True
 
+    def begun(self, id: int) -> bool:
+        """Whether a request has left the queue: its prompt is being read, or was."""
+        with self._lock:
+            return all(request.id != id for request in self._waiting)
+
     @property
     def running(self) -> int:
         return len(self._rows.requests)
@@ -234,9 +239,13 @@ class Session:
                 self._leave(b, how="cancelled")
         entering = self._rows.entering
         if entering is not None and entering.id in self._cancelled:
-            self._rows.drop()
+            failure = None
+            try:
+                self._rows.stop_reading()
+            except Exception as error:
+                failure = error
             with self._lock:
-                self._end(entering.id, "cancelled")
+                self._end(entering.id, "cancelled", failure)
 
     def _next(self) -> Request | None:
         """The request whose prompt is to be read next, the first in the queue.

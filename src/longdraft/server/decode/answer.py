@@ -50,6 +50,7 @@ class Answer:
     first_s: float | None = None  # after it began: when the first tokens came, and how many
     first_tokens: int = 0
     took_s: float | None = None
+    begun: bool = False  # whether a prompt is known to be read, so that queue_s has no more effect
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -119,20 +120,26 @@ class Answer:
     async def _next(
         self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool
     ) -> tuple[int, Event]:
-        """The next event, in time."""
+        """The next event, in time.
+
+        waiting: no choice has had an event.
+        """
         times = self.service.times
-        left = times.request_s - (monotonic() - self.began)
-        if waiting:
-            left = min(left, times.queue_s - (monotonic() - self.began))
+        queued = waiting and not self.begun
+        limit = min(times.queue_s, times.request_s) if queued else times.request_s
         try:
-            async with asyncio.timeout(left):  # wait_for of Python 3.11 can lose a cancellation
+            # wait_for of Python 3.11 can lose a cancellation
+            async with asyncio.timeout(limit - (monotonic() - self.began)):
                 return await queue.get()
         except TimeoutError:
-            phase = "begin" if waiting else "end"
-            limit = times.queue_s if waiting else times.request_s
-            raise Problem(
-                503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5
-            ) from None
+            pass
+        self.begun = any(stream.begun for stream in self.streams)
+        if queued and self.begun and limit < times.request_s:
+            return await self._next(queue, waiting)
+        phase = "begin" if queued and not self.begun else "end"
+        raise Problem(
+            503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5
+        )
 
     async def _read(
         self,

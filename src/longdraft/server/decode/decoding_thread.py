@@ -27,6 +27,11 @@ class Stream:
         self.ended = False
         self.events = asyncio.Queue[Event]()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the request's prompt is being read, or was."""
+        return self.engine.session.begun(self.id)
+
     async def __aiter__(self) -> AsyncIterator[Event]:
         while not self.ended:
             event = await self.events.get()

@@ -10,7 +10,7 @@ from longdraft.server.decode.talk import Dialogue
 
 @dataclass(frozen=True)
 class Times:
-    """Limits in seconds: until a request begins to be answered, and until it is answered."""
+    """Limits in seconds: until a request's prompt begins to be read, and until it is answered."""
 
     queue_s: float
     request_s: float
