@@ -20,10 +20,17 @@ from longdraft.bench.plan.glide import GlideOutline
 from longdraft.bench.plan.outlines import target_here, target_on
 from longdraft.core import UNBOUNDED
 from longdraft.costs.counts import counted, counts_of
+from longdraft.costs.passes import Pass, PassCosts
 from longdraft.drafters import Auto, SelfDrafter
 from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.drafters.kinds import KINDS
-from longdraft.drafters.price import DraftPrice, InTurnPrice, Lengths, SumOfPrices
+from longdraft.drafters.price import (
+    DraftPrice,
+    InTurnPrice,
+    Lengths,
+    PlannedMachine,
+    SumOfPrices,
+)
 from longdraft.methods import find
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.outline import outline_of
@@ -125,6 +132,36 @@ def test_drafters_that_take_turns_share_the_width():
     assert price.levels(3, 1) == [1, 1, 1]
     assert price.levels(3, 3) == [1, 3, 3]
     assert price.breadth(3, 3) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_fixed_costs_of_a_small_model_follow_its_layers_on_gpus(device):
+    """A pass costs the target's call without its layers, and those layers that it has. On CPUs it
+    costs the target's whole call, so that what is fixed there decides as it did.
+    """
+    lm = tiny.target("llama")
+    drafter = BUILD["sd"](lm)
+    price = drafter.price()
+    assert price.depth == lm.depth != price.counts.depth
+    target = replace(counts_of(lm), device=device, one_call=True)
+    price = price.planned(PlannedMachine(target, target, compiled=False))
+    costs = PassCosts(call=11.0, chained=8.0)
+    share = price.counts.depth / lm.depth if device == "cuda" else 1.0
+    lengths = Lengths([70])
+    assert price.seconds(costs, lengths, 1, 1) == pytest.approx(3 + 8 * share)
+    assert price.seconds(costs, lengths, 4, 1) == pytest.approx(3 + 4 * 8 * share)
+    reading = price.reading([0], Lengths([500]))
+    assert sum(map(costs.seconds, reading)) == pytest.approx(len(reading) * (3 + 8 * share))
+
+
+def test_layers_that_cost_more_than_a_call_are_not_refunded():
+    """Measured costs need not agree; no pass has a negative price."""
+    few = Pass(layers=0.1)
+    assert PassCosts(call=2.0, chained=8.0).seconds(few) == pytest.approx(0.2)
+    assert PassCosts(call=2.0, chained=8.0).seconds(replace(few, chained=True)) == pytest.approx(
+        0.8
+    )
+    assert PassCosts(call=2.0, chained=8.0).seconds(Pass()) == 2.0
 
 
 @pytest.mark.parametrize("kind", [SumOfPrices, InTurnPrice])

@@ -15,7 +15,8 @@ class Pass:
     pairs: multiply-adds of attention (nodes x slots x query heads x (key size + value size), summed
     over layers). scored: attention scores that are captured (slots x layers x kept nodes). chosen:
     slots among which a view is chosen anew, times layers. drawn: logits from which tokens are drawn
-    (nodes x vocabulary). chained: a later pass within one call that drafts a whole chain.
+    (nodes x vocabulary). chained: a later pass within one call that drafts a whole chain. layers:
+    of the model that runs, as a multiple of those of the model whose costs these are.
     """
 
     rows: int = 1
@@ -28,13 +29,15 @@ class Pass:
     chosen: float = 0.0
     drawn: float = 0.0
     chained: bool = False
+    layers: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
     """Seconds per unit of each count, none of them negative.
 
-    call: each pass, or `chained` if it is a later one of a native chain. read, key: a byte of
+    call: each pass, or `chained` if it is a later one of a native chain, which is the fixed cost of
+    the layers alone. read, key: a byte of
     weights, of keys. multiply, attend: a multiply-add of the linear layers, of attention. row,
     node, score, choose, draw: as counted. choice: each pass by which a view is chosen anew, beside
     `choose` for each slot.
@@ -65,8 +68,11 @@ class PassCosts:
 
         Reading and computing overlap in part, in the linear layers and in attention.
         """
+        fixed = self.chained if p.chained else self.call
+        if p.layers != 1.0:
+            fixed += (p.layers - 1.0) * min(self.chained, fixed)
         return (
-            (self.chained if p.chained else self.call)
+            fixed
             + overlapped(p.weights * self.read, p.products * self.multiply)
             + overlapped(p.keys * self.key, p.pairs * self.attend)
             + p.rows * self.row

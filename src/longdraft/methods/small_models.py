@@ -19,7 +19,7 @@ def sd(target: LM, small: LM, gamma: Depth = 7, reads: NotNegative = 2048) -> Dr
 
     It reads the prompt's first 16 and last `reads` tokens (0: the whole prompt).
     """
-    return SmallModelDrafter(small, Full(), [1] * gamma, target.vocab, reads)
+    return SmallModelDrafter(small, Full(), [1] * gamma, target.vocab, reads, target.depth)
 
 
 def budgetdraft(
@@ -42,7 +42,8 @@ def budgetdraft(
     if budget < 3 * chunk:
         raise InputError(f"option budget is {budget}: give {3 * chunk} or more, three chunks")
     policy = Chunks(budget, chunk, score, every=every)
-    return SmallModelDrafter(small, policy, [1] * gamma, target.vocab, reads and max(reads, budget))
+    most = reads and max(reads, budget)
+    return SmallModelDrafter(small, policy, [1] * gamma, target.vocab, most, target.depth)
 
 
 def specextend(
@@ -59,7 +60,7 @@ def specextend(
     It reads the whole prompt.
     """
     policy = Retrieval(keep_ratio, min_budget, chunk, every, last_layer(target))
-    return SmallModelDrafter(small, policy, list(widths), target.vocab)
+    return SmallModelDrafter(small, policy, list(widths), target.vocab, depth=target.depth)
 
 
 def triforce(
@@ -80,6 +81,6 @@ def triforce(
     """
     policy = SinkWindow(sink, 0.0, window)
     drafter = SmallModelDrafter(
-        small, policy, [1] * inner, target.vocab, reads and max(reads, window)
+        small, policy, [1] * inner, target.vocab, reads and max(reads, window), target.depth
     )
     return Hierarchical(target, Chunks(budget, 8, "last_query_mean_key"), drafter, gamma)

@@ -50,7 +50,8 @@ class SmallModelDrafter(Drafter):
     Nothing is read before that draft. Slots and positions of the small model count tokens of the
     excerpt, so a view cannot select tokens that were left out, and only distances to the first SINK
     tokens differ from those in the sequence. vocab: the target's vocabulary size, if padding makes
-    it differ from the small model's. Raises InputError if they differ by more than padding.
+    it differ from the small model's. Raises InputError if they differ by more than padding. depth:
+    the target's layers, for the price.
     """
 
     has_draft_probs = True
@@ -64,11 +65,13 @@ class SmallModelDrafter(Drafter):
         widths: Sequence[int],
         vocab: int | None = None,
         tail: int = 0,
+        depth: int | None = None,
     ):
         self.small = small
         self.policy = policy
         self.widths = widths
         self.tail = tail
+        self.depth = depth
         self.max_depth = len(widths)
         self.is_chain = set(widths) == {1}
         self.lasts = policy.lasts
@@ -196,6 +199,7 @@ class SmallModelDrafter(Drafter):
             counts=counts_of(self.small),
             policy=self.policy,
             widths=self.widths,
+            depth=self.depth,
             most=SINK + self.tail if self.tail else 0,
             left=left,
         )

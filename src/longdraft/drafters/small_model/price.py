@@ -18,7 +18,8 @@ PART = 128  # tokens of a pass that reads, as it is predicted
 class SmallModelPrice(DraftPrice):
     """The root's pass, with the tokens of about one step, then one for each level but the last.
 
-    counts: of the small model. most: tokens of an excerpt of which nothing was read yet; 0: the
+    counts: of the small model. depth: the target's layers; None: as many as the small model's.
+    most: tokens of an excerpt of which nothing was read yet; 0: the
     whole sequence. left: tokens that the excerpts of rows leave out; None: nothing was read of this
     one yet.
     """
@@ -26,6 +27,7 @@ class SmallModelPrice(DraftPrice):
     counts: ModelCounts
     policy: Policy
     widths: Sequence[int]
+    depth: int | None = None
     most: int = 0
     left: Sequence[int | None] = field(default=())
 
@@ -45,8 +47,9 @@ class SmallModelPrice(DraftPrice):
 
     def planned(self, machine: PlannedMachine) -> SmallModelPrice:
         """A model without weights is taken to be computed as the target is."""
-        one_call = self.counts.one_call or machine.target.one_call
-        return replace(self, counts=replace(self.counts, one_call=one_call))
+        there = machine.target
+        one_call = self.counts.one_call or there.one_call
+        return replace(self, counts=replace(self.counts, one_call=one_call, device=there.device))
 
     def excerpts(self, lengths: Lengths) -> list[int]:
         """The length of each row's excerpt before its root."""
@@ -57,10 +60,24 @@ class SmallModelPrice(DraftPrice):
     def reading(self, held: Sequence[int], lengths: Lengths) -> list[Pass]:
         """The passes that read the excerpts of rows from token `held` on."""
         return [
-            replace(pass_over(self.counts, [begin], min(PART, length - begin)), drawn=0.0)
+            replace(
+                pass_over(self.counts, [begin], min(PART, length - begin)),
+                drawn=0.0,
+                layers=self._layers,
+            )
             for first, length in zip(held, self.excerpts(lengths), strict=True)
             for begin in range(first, length - NEAR, PART)
         ]
 
     def _pass(self, lengths: list[int], nodes: int, chained: bool = False) -> Pass:
-        return pass_over(self.counts, lengths, nodes, seen=self.policy.seen, chained=chained)
+        work = pass_over(self.counts, lengths, nodes, seen=self.policy.seen, chained=chained)
+        return replace(work, layers=self._layers)
+
+    @property
+    def _layers(self) -> float:
+        """The share of the target's fixed costs. On GPUs, where a layer's launches take longer than
+        its work, these grow with the layers; on CPUs, where they are few, all of them count.
+        """
+        if self.depth is None or self.counts.device != "cuda":
+            return 1.0
+        return self.counts.depth / self.depth
