@@ -42,7 +42,11 @@ OWN = {
     "name": {"fetch": "a model to download"},
     "option": {"bench": "of one of several methods", "train": "of an objective"},
     "prompt_cache": {"generate": "a file, for one prompt"},
-    "prompt_file": {"generate": "standard input too, and rows of a batch"},
+    "chat": {"audit": "asks a server for chats"},
+    "prompt_file": {
+        "generate": "standard input too, and rows of a batch",
+        "audit": "not needed with --url",
+    },
     "repeat": {"tune": "turns, of which the shortest counts"},
     "resume": {"train": "from a checkpoint"},
     "text": {"bench": "the names of texts that are packaged"},

@@ -38,9 +38,6 @@ def said(http: httpx.Client, body: dict) -> str:
 @pytest.mark.parametrize(
     ("field", "harmless", "other"),
     [
-        ("store", False, True),
-        ("service_tier", "auto", "flex"),
-        ("service_tier", "default", "priority"),
         ("metadata", {"run": "1"}, {"run": 1}),
         ("modalities", ["text"], ["text", "audio"]),
         ("parallel_tool_calls", True, 1),

@@ -179,7 +179,6 @@ def test_a_template_is_told_what_a_request_says(reading):
             "continue",
         ),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "older name"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "does not support"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "vocabulary"),
     ],

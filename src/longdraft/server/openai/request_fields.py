@@ -13,14 +13,16 @@ from longdraft.server.openai.conditions import Rule
 
 MOST_ENTRIES = 300  # of an object whose keys the client chooses
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
-# fields whose loss changes no answer: labels, hints to caches, and what an answer's parts repeat
 # fields of other servers and APIs whose effect the answer would lack
 UNSUPPORTED = frozenset(
     (
+        "add_generation_prompt",
         "audio",
         "background",
+        "chat_template",
         "context",
         "conversation",
+        "documents",
         "function_call",
         "functions",
         "grammar",
@@ -28,11 +30,14 @@ UNSUPPORTED = frozenset(
         "guided_grammar",
         "guided_json",
         "guided_regex",
+        "image_embeds",
         "images",
+        "input_embeds",
         "json_schema",
         "prediction",
         "previous_response_id",
         "prompt",
+        "prompt_embeds",
         "suffix",
         "template",
         "use_beam_search",
@@ -40,6 +45,7 @@ UNSUPPORTED = frozenset(
     )
 )
 Easing = Callable[[dict[str, Any]], dict[str, Any]]
+# fields whose loss changes no answer: labels, hints to caches, and what an answer's parts repeat
 QUIET = frozenset(
     (
         "annotations",
