@@ -25,7 +25,8 @@ def next_event(begun: bool, request_s: float = 60.0) -> Event:
         waiting = asyncio.ensure_future(answer._next(queue, True))
         while begun and request_s and not answer.begun:
             await asyncio.sleep(0)
-        queue.put_nowait((0, Event(1, [5]))) if begun and request_s else None
+        if begun and request_s:
+            queue.put_nowait((0, Event(1, [5])))
         return (await waiting)[1]
 
     return asyncio.run(asked())
