@@ -98,15 +98,18 @@ def test_following_another_text(text, within):
 
 @pytest.mark.timing
 def test_a_text_of_one_token_takes_linear_time():
-    times = []
+    least = []  # of three: the collection of other tests' garbage takes time too
     for n in (4000, 32000):
-        begin = process_time()
-        index = automaton([7] * n)
-        times.append(process_time() - begin)
+        times = []
+        for _ in range(3):
+            begin = process_time()
+            index = automaton([7] * n)
+            times.append(process_time() - begin)
+        least.append(min(times))
         assert index.repeated()[1] == n - 1
         # what followed it once ends there
         assert index.likely(index.repeated()[0], 3, 9, 0.1) == [(0, 7)]
-    assert times[1] < 40 * times[0]
+    assert least[1] < 40 * least[0]
 
 
 @given(st.integers(1, 12), st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=8))
