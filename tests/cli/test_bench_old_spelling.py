@@ -106,7 +106,7 @@ REFUSED = {
     },
     "--repeat 0": "--repeat",
     "--temperature -1": "--temperature",
-    "speed --task speed": "No such option: --task",
+    "speed --task speed": "No such option",
     "nothing": "No such command 'nothing'",
     "--methods plain nothing": "nothing",
 }

@@ -204,7 +204,7 @@ def test_commands_are_found():
         ("longdraft generat --prompt-file F", "choose a command"),
         ("longdraft generate --max-new-tokens many --prompt-file F", "many"),
         ("longdraft train glid --out my/glide", "glid"),
-        ("longdraft bench steps --accept 3", "No such option: --accept"),
+        ("longdraft bench steps --accept 3", "No such option"),
         ("longdraft bench --task steps", "--task"),
         ("longdraft train glide|hats --out my/glide", "hats"),
         ("longdraft import DIR --out DRAFTER --modle TARGET  # a comment", "modle"),

@@ -47,7 +47,7 @@ def check_bench(
     ] * len(given)
     shape = ("bench", "shape-cost", "2x64", "--accept", "2", "--context", str(context))
     status, _, err = cli(*shape, f"--{option}", given[0])
-    assert status == 2 and f"No such option: --{option}" in err
+    assert status == 2 and "No such option" in err and f"--{option}" in err
 
 
 def check_audit(cli: Run, folder: Path, option: str, value: str) -> dict[str, Any]:
