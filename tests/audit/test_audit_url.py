@@ -10,7 +10,7 @@ import torch
 from support.audited_server import CLOSE, audited_server, greedy, scores
 
 from longdraft.audit.remote.differences import FLOOR, first_difference, movement, tolerance_of
-from longdraft.audit.remote.endpoint import Endpoint, Reply, ScoredToken, reply_of
+from longdraft.audit.remote.endpoint import Endpoint, EndpointReply, ScoredToken, reply_of
 from longdraft.audit.remote.frequencies import by_rank, by_text, p_value
 from longdraft.audit.remote.passages import passages
 from longdraft.cli import main
@@ -144,7 +144,7 @@ def test_an_interrupted_audit_prints_what_is_known(capsys, monkeypatch):
     assert status == 130 and found["interrupted"] and len(found["greedy"]) == 8
 
 
-def scored(text: str, *tops: dict[str, float], finish: str = "length") -> Reply:
+def scored(text: str, *tops: dict[str, float], finish: str = "length") -> EndpointReply:
     """A reply whose tokens are the first of each list."""
     tokens = []
     starts = []
@@ -154,11 +154,11 @@ def scored(text: str, *tops: dict[str, float], finish: str = "length") -> Reply:
         tokens.append(ScoredToken(*found[0], found))
         starts.append(at)
         at += len(found[0][0])
-    return Reply(text.encode(), finish, tokens, starts, None)
+    return EndpointReply(text.encode(), finish, tokens, starts, None)
 
 
-def silent(text: str) -> Reply:
-    return Reply(text.encode(), "length", None, [], None)
+def silent(text: str) -> EndpointReply:
+    return EndpointReply(text.encode(), "length", None, [], None)
 
 
 def test_differences_are_located_in_tokens():
@@ -216,7 +216,7 @@ def test_few_lossless_servers_fail():
     for _ in range(200):
         draws = torch.multinomial(p, 400, replacement=True, generator=noise).tolist()
         tokens = [ScoredToken(*tops[i], tops[:3]) for i in draws]
-        ranks = by_rank([Reply(b"", None, tokens, [], None)], 3)
+        ranks = by_rank([EndpointReply(b"", None, tokens, [], None)], 3)
         texts = by_text([b"%d" % i for i in draws[:200]], [b"%d" % i for i in draws[200:]])
         assert ranks and texts
         failed["ranks"] += ranks.p < 0.05

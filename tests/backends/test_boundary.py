@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import tiny
 
-from longdraft.backends.native.step import Pins
+from longdraft.backends.native.step import StepPins
 from longdraft.core import IndexView, QueryView, Tree
 from longdraft.ops import native
 from longdraft.views import Guided, Quest, SinkWindow
@@ -118,6 +118,6 @@ def test_structures_have_no_other_names():
     with pytest.raises((AttributeError, TypeError)):
         native.Layer(input_norms=None)
     assert (
-        Pins().norm(None) is None
+        StepPins().norm(None) is None
         and View(torch.zeros(1, 1, 0, dtype=torch.long), torch.zeros(1)).indexable
     )

@@ -10,7 +10,7 @@ import tiny_models
 import torch
 from support.listed import weekly
 
-from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.layout import DecoderLayout, layout_of
 from longdraft.models.lm import LM
 
 KINDS = {  # the path of the layers, and the class of the final norm
@@ -49,7 +49,7 @@ def test_text_has_as_many_axes_of_positions_as_the_rotation(monkeypatch):
     assert len(layout.rotary.mrope_section) == 4 and cos.shape[-2] == 5
     # planted
     monkeypatch.setattr(
-        Layout, "rotations", lambda self, like, x: self.rotary(like, x.expand(3, -1, -1))
+        DecoderLayout, "rotations", lambda self, like, x: self.rotary(like, x.expand(3, -1, -1))
     )
     with pytest.raises(RuntimeError):
         layout.rotations(torch.zeros(1), position)

@@ -11,7 +11,7 @@ from longdraft.backends.cuda import CudaBackend
 from longdraft.backends.features import table
 from longdraft.backends.features.experts import Experts
 from longdraft.backends.features.feature import Call, Feature, overriding, wrapped
-from longdraft.backends.features.windows import Chunks, Windows
+from longdraft.backends.features.windows import ChunkedWindows, Windows
 from longdraft.backends.native import NativeBackend
 from longdraft.core import Tree
 from longdraft.models.lm import LM
@@ -79,7 +79,7 @@ def test_a_list_of_what_is_refused_is_caught(backend, planted, monkeypatch):
 def test_windows_are_computed_and_chunks_and_experts_are_not(backend):
     assert backend.computes([]) and backend.computes([Windows({0: 8})])
     assert not backend.computes([Windows({0: 8}), Experts(4)])
-    assert not backend.computes([Chunks([0], 8)])
+    assert not backend.computes([ChunkedWindows([0], 8)])
 
 
 @pytest.mark.parametrize(("name", "kinds"), [

@@ -16,7 +16,7 @@ from support.structure import check_tree_pass, close
 from transformers import AutoModelForCausalLM
 
 from longdraft import InputError, generate, row_seed, serve
-from longdraft.backends.eager import Pass
+from longdraft.backends.eager import EagerPass
 from longdraft.backends.features import latent
 from longdraft.backends.features.latent import Latent, absorbed_linears, latents_of
 from longdraft.backends.packed_linear import PackedLinear, quantize_linears
@@ -286,7 +286,7 @@ def another_row(self: KVCache, layer: int, b: int, read=KVCache.read):
     return torch.cat([own[:, :3], k[:, 3:4], own[:, 4:]], 1), v
 
 
-def kept_part(self: Pass, layer: int, q, k, v, *options, attend=Pass.attend):
+def kept_part(self: EagerPass, layer: int, q, k, v, *options, attend=EagerPass.attend):
     """The rotated part of a node is that of the node before it."""
     width = options[-1].__self__.rank  # of the Latent that attends
     return attend(
@@ -295,7 +295,7 @@ def kept_part(self: Pass, layer: int, q, k, v, *options, attend=Pass.attend):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "fault"), [(KVCache, "read", another_row), (Pass, "attend", kept_part)]
+    ("owner", "name", "fault"), [(KVCache, "read", another_row), (EagerPass, "attend", kept_part)]
 )
 def test_a_wrong_latent_is_caught(owner, name, fault, monkeypatch):
     """Slot 3 of a row is read from another row; a rotated part is its neighbor's."""

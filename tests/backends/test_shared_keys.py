@@ -195,7 +195,7 @@ def wrong_source(monkeypatch) -> None:
 
 def first_queries(monkeypatch) -> None:
     """Queries of the last nodes read what the first nodes may see."""
-    segments = eager.Pass.segments
+    segments = eager.EagerPass.segments
 
     def wrong(self, layer, b, q):
         whole = self.visible[b]
@@ -205,7 +205,7 @@ def first_queries(monkeypatch) -> None:
         self.visible[b] = whole
         return out
 
-    monkeypatch.setattr(eager.Pass, "segments", wrong)
+    monkeypatch.setattr(eager.EagerPass, "segments", wrong)
 
 
 def one_half_twice(monkeypatch) -> None:

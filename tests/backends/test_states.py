@@ -19,7 +19,7 @@ from longdraft.backends.features.scans.recurrences import (
     Scan,
     StateSpace,
 )
-from longdraft.backends.features.scans.recurrent_pass import RecurrentPass, RowPlan, Segment
+from longdraft.backends.features.scans.recurrent_pass import RecurrentPass, RowPlan, RowSegment
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.rewinding import Rewinding
 from longdraft.core.states import RECENT, ROOM, RowStates
@@ -328,7 +328,7 @@ def sibling(monkeypatch):
     branches = RowPlan._branches
 
     def wrong(self):
-        return [Segment(max(s.after, n - 1), s.tokens) for n, s in enumerate(branches(self))]
+        return [RowSegment(max(s.after, n - 1), s.tokens) for n, s in enumerate(branches(self))]
 
     monkeypatch.setattr(RowPlan, "_branches", wrong)
 

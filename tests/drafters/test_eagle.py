@@ -32,7 +32,7 @@ from longdraft.drafters.eagle.block import (
     random_eagle3,
 )
 from longdraft.drafters.eagle.drafter import chosen
-from longdraft.drafters.eagle.pairs import Pairs, Span
+from longdraft.drafters.eagle.pairs import Pairs, PairSpan
 from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 
@@ -157,11 +157,11 @@ def test_the_cache_is_recomputation_from_scratch(kind, span, path):
 @pytest.mark.parametrize("fault", ["a window one wider", "a sink left out"])
 def test_a_pair_too_many_or_too_few_is_noticed(fault, path, monkeypatch):
     """By Watched: such faults never show in the text."""
-    tail = Span.tail
+    tail = PairSpan.tail
     skip = Pairs.skip
     if fault == "a window one wider":
         monkeypatch.setattr(
-            Span, "tail", lambda *a: None if (t := tail(*a)) is None else (t - 1).clamp(min=0)
+            PairSpan, "tail", lambda *a: None if (t := tail(*a)) is None else (t - 1).clamp(min=0)
         )
     else:
         monkeypatch.setattr(Pairs, "skip", lambda *a: max(skip(*a) - 1, 0))

@@ -19,7 +19,7 @@ from longdraft.core.verify import match, reject
 from longdraft.drafters import Mtp
 from longdraft.drafters.mtp.block import MtpLayers, placed, random_mtp
 from longdraft.drafters.mtp.compiled import compiled
-from longdraft.drafters.mtp.ring import Ring
+from longdraft.drafters.mtp.ring import MtpRing
 from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 from longdraft.ops import native
@@ -185,19 +185,19 @@ def test_a_changed_layer_is_left_to_torch():
 
 def shifted(mp: pytest.MonkeyPatch) -> None:
     """The slots that a node sees are shifted by one."""
-    good = Ring.seen
+    good = MtpRing.seen
 
     def seen(self, rows, pair, mask):
         both = good(self, rows, pair, mask)
         return torch.cat([both[..., : self.slots].roll(1, -1), both[..., self.slots :]], -1)
 
-    mp.setattr(Ring, "seen", seen)
+    mp.setattr(MtpRing, "seen", seen)
 
 
 def other_rows(mp: pytest.MonkeyPatch) -> None:
     """The keys of a part of the rows are written over those of the first ones."""
-    good = Ring.keys
-    mp.setattr(Ring, "keys", lambda self, rows, *args: good(self, slice(0, rows.stop), *args))
+    good = MtpRing.keys
+    mp.setattr(MtpRing, "keys", lambda self, rows, *args: good(self, slice(0, rows.stop), *args))
 
 
 @pytest.mark.parametrize("widths", [CHAIN, TREE], ids=["chain", "tree"])

@@ -14,7 +14,7 @@ from longdraft.backends.native import NativeBackend, fits
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.drafters import GlideDrafter, random_glide
-from longdraft.drafters.glide.drafter import Ring
+from longdraft.drafters.glide.drafter import GlideRing
 from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 from longdraft.ops import native, noise
@@ -348,7 +348,7 @@ def test_accepted_nodes_keep_their_keys_in_the_ring():
         assert len(done.tokens[0]) >= 1
         computed = drafter.ring._owner.clone()
         drafter.ring.refresh(seqs.tokens, seqs.length - 1)
-        fresh = Ring(drafter.block, 1, 16)
+        fresh = GlideRing(drafter.block, 1, 16)
         fresh.refresh(seqs.tokens, seqs.length - 1)
         assert torch.equal(drafter.ring._owner, fresh._owner)
         torch.testing.assert_close(

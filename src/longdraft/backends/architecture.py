@@ -1,4 +1,4 @@
-"""What every backend needs of a Transformers model: its layers call longdraft's attention
+"""Makes a Transformers model ready for every backend: its layers call longdraft's attention
 function.
 """
 
@@ -32,7 +32,7 @@ from longdraft.backends.features.shared_keys import SharedKeys
 from longdraft.backends.features.span import Span
 from longdraft.backends.features.table import WITHOUT_ATTENTION, features_of
 from longdraft.backends.layer_configs import layer_configs
-from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.layout import DecoderLayout, layout_of
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -194,7 +194,7 @@ class Architecture:
         return bool(scans_in(layers))
 
     def slot(self, layer: int) -> Slot:
-        """What this layer, or the one whose keys it reads, caches of a token."""
+        """The slot that this layer, or the layer whose keys it reads, caches for a token."""
         for feature in self.features:
             if (slot := feature.slot(layer)) is not None:
                 return slot
@@ -271,7 +271,7 @@ class Architecture:
         return passing(CurrentPass(owner=self.owner, captured=captured))
 
 
-def hook_hidden_states(layout: Layout, owner: object) -> None:
+def hook_hidden_states(layout: DecoderLayout, owner: object) -> None:
     """Hooks that store what enters each layer and what leaves the last, where the thread's pass
     belongs to `owner` and requests it.
 

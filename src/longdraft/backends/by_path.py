@@ -22,7 +22,8 @@ def forward_by_path(
     captured: Captures,
     logits: int,
 ) -> Tensor:
-    """As Backend.forward, without scores: all layers have windows. Nodes of padding have zeros.
+    """Backend.forward without scores, for models whose layers all have windows. Padding nodes get
+    zeros.
 
     feature: the one for which passes run nodes that follow each other.
     """

@@ -27,7 +27,7 @@ class Linear:
 
     @property
     def numbers(self) -> int:
-        """Of the matrix."""
+        """The number of elements in the matrix."""
         return int(self.module.out_features) * int(self.module.in_features)
 
 
@@ -175,8 +175,8 @@ class Decoder:
 
 
 def unread(part: Any, read: Mapping[type, Collection[str]]) -> list[str]:
-    """What a backend that reads these fields of a description would leave out: kinds of parts that
-    it does not know, and fields without their default.
+    """The parts that a backend that reads these fields of a description would leave out: kinds
+    of parts that it does not know, and fields without their default.
     """
     kind = type(part)
     if kind not in read:

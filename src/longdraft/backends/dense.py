@@ -52,7 +52,7 @@ def uses_interface(cls: type) -> bool:
 
 
 def obstacle(cls: type, config: Any) -> str | None:
-    """What Dense needs and a class without the attention interface does not have; None: nothing."""
+    """The reason why Dense cannot run a class without the attention interface; None if it can."""
     if getattr(config, "patcher_config", None) is not None:
         return "has layers over groups of bytes beside those over bytes"
     accepted = inspect.signature(cls.forward).parameters
@@ -199,7 +199,7 @@ class Dense(Eager):
         captured: Captures,
         logits: int = 0,
     ) -> Tensor:
-        """As Backend.forward. Raises InputError for a view that selects by the queries, which
+        """Backend.forward. Raises InputError for a view that selects by the queries, which
         modules do not show.
         """
         model = self._dense

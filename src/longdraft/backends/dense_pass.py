@@ -89,7 +89,7 @@ class DensePass:
         return pair[0][None], pair[1][None]
 
     def arguments(self, layer: int, given: dict[str, Any]) -> dict[str, Tensor]:
-        """What takes the place of the mask and the biases that a layer is `given`. Raises
+        """The arguments that replace the mask and the biases that a layer is `given`. Raises
         InputError without a mask.
         """
         if "attention_mask" not in given:

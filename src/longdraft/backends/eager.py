@@ -49,7 +49,7 @@ class Eager(Backend):
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
         begin = cache.length.tolist()
-        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, model.spans)
+        p = EagerPass(cache, begin, start, tree.depth, visible, kept, view, captured, model.spans)
         if model.reading:
             p.groups = wrapped(model.reading, p.read)
         tokens = tree.tokens[:, start:]
@@ -58,8 +58,8 @@ class Eager(Backend):
 
 
 @dataclass
-class Pass:
-    """What attention needs to know of one forward pass over nodes [start, size) of a tree.
+class EagerPass:
+    """The state that attention needs in one forward pass over nodes [start, size) of a tree.
 
     Where several layers attend to the slots of one, their queries count as further heads of it: its
     scores are means over the layers that read its keys. groups: as Pass.read, with the features of

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from longdraft.backends.layout import Layout
+from longdraft.backends.layout import DecoderLayout
 
 
 class _Finished:
-    """What a decoder returns: its last hidden state, and none of the rest."""
+    """A decoder's output reduced to its last hidden state."""
 
     def __init__(self, state: Tensor):
         self.last_hidden_state = state
@@ -41,7 +41,7 @@ class _NoLayers(nn.Module):
         return _Finished(self.state)
 
 
-def without_layers(hf: Any, layout: Layout, state: Tensor) -> Any:
+def without_layers(hf: Any, layout: DecoderLayout, state: Tensor) -> Any:
     """A model that shares hf's modules except those below its head, which return `state`. hf is not
     changed.
     """

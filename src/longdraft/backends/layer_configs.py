@@ -1,4 +1,4 @@
-"""What a config says of its layers: some give fields such as the number of key heads by layer, and
+"""Reads a config layer by layer: some give fields such as the number of key heads by layer, and
 raise if asked for all layers at once.
 """
 

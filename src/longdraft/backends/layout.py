@@ -1,5 +1,5 @@
-"""Where a Transformers decoder keeps its layers and its final norm, found by structure: each family
-names them anew.
+"""Finds a Transformers decoder's layers and its final norm by structure: each family names them
+differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longdraft.errors import InputError
 
 
 @dataclass(frozen=True)
-class Layout:
+class DecoderLayout:
     """`body` runs `layers` in order, then `tail`, and returns the state that the model's head
     reads.
 
@@ -34,7 +34,9 @@ class Layout:
     join: Callable[[Tensor], Tensor] | None = None
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """What body returns [..,d] for the residual stream after the last layer [..,d]."""
+        """The final norm and whatever else the body does to the residual stream after the last
+        layer [..,d].
+        """
         for module in self.tail:
             hidden = module(hidden)
         return hidden
@@ -61,7 +63,7 @@ class Layout:
         return getattr(self.norm, "weight", None)
 
 
-def layout_of(hf: Any) -> Layout:
+def layout_of(hf: Any) -> DecoderLayout:
     """Raises InputError for a model without decoder layers."""
     c = hf.config.get_text_config()
     if not c.num_hidden_layers:
@@ -77,7 +79,7 @@ def layout_of(hf: Any) -> Layout:
     norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
     project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings
     tail = tuple(module for module in (norm, project) if isinstance(module, nn.Module))
-    return Layout(body, _below_head(hf, path), layers, norm, tail, _join(owner))
+    return DecoderLayout(body, _below_head(hf, path), layers, norm, tail, _join(owner))
 
 
 def _join(owner: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -135,8 +137,8 @@ def _below_head(hf: Any, path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _final_norm(module: nn.Module) -> nn.Module | None:
-    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their
-    name and follows.
+    """The last of the norms. The embeddings' norm comes before the layers; LFM2's only one has that
+    name and follows them.
 
     Gemma 4 defines that of its layers' further inputs last, and the final one as `norm`.
     """

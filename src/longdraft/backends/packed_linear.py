@@ -165,7 +165,7 @@ def bytes_saved(hf: Any, kind: str) -> float:
 
 
 def _row_bytes(inputs: int, bits: int) -> float:
-    """Of a quantized row, which has codes and scales of whole blocks."""
+    """Bytes of a quantized row, which has codes and scales of whole blocks."""
     return -(-inputs // BLOCK) * BLOCK * (bits / 8 + SCALES[bits] / GROUP)
 
 

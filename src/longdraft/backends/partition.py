@@ -21,7 +21,7 @@ def in_parts(
     view: KVView | None,
     captured: Captures,
 ) -> Tensor:
-    """What backend.forward computes, by passes of at most backend.max_nodes nodes.
+    """Same result as backend.forward, by passes of at most backend.max_nodes nodes.
 
     Parents come before children, so the keys that a part's nodes need are in scratch by then.
     """
@@ -70,7 +70,7 @@ class Scores:
         self._averaged = torch.zeros_like(tree.tokens[:, 0])  # nodes of each row
 
     def request(self, part: Tree, begin: int) -> CaptureSpec:
-        """What the pass over nodes [begin, size) of the part must keep."""
+        """The outputs that the pass over nodes [begin, size) of the part must keep."""
         rows = self.spec.rows
         count = part.size - begin
         if rows in ("all", "mean"):
@@ -89,8 +89,8 @@ class Scores:
         )
 
     def add(self, scores: dict[int, Tensor]) -> None:
-        """Those of the part that was requested last. A mean weights each part by its number of real
-        nodes.
+        """Adds the scores of the part that was requested last. A mean weights each part by its
+        number of real nodes.
         """
         count = self._here.sum(1)
         self._averaged += count

@@ -87,7 +87,7 @@ class SampledFields(RunFields):
     options: OptionFields = OptionFields()
 
 
-class Difference(_Fields):
+class DifferenceFields(_Fields):
     top2_gap: NotNegative | None
 
 
@@ -106,7 +106,7 @@ class SpeedFields(SampledFields):
     tokens_per_s_steady: NotNegative | None = None
     distinct_3: NotNegative
     equal: bool | None
-    first_difference: Difference | None
+    first_difference: DifferenceFields | None
     oracle: NotNegative = 0.0
 
     @model_validator(mode="after")

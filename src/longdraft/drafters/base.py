@@ -50,12 +50,12 @@ class Drafter:
         return None
 
     def captures(self) -> CaptureSpec:
-        """What the verify pass must capture for `update`."""
+        """The states that the verify pass must capture for `update`."""
         return CaptureSpec()
 
     def prompt_captures(self) -> PromptSpec:
-        """What a row's prefill should keep in seqs.prompt_states for `start` and `enter`, which may
-        not find it.
+        """The states that a row's prefill should keep in seqs.prompt_states for `start` and
+        `enter`, which may not find them.
         """
         return PromptSpec()
 
@@ -88,7 +88,7 @@ class Drafter:
         return []
 
     def choosing(self) -> CaptureSpec:
-        """What `captures` requests of a pass by which a view is chosen."""
+        """The requests of `captures` in a pass by which a view is chosen."""
         return self.captures()
 
     def stay(self, steps: int) -> None:

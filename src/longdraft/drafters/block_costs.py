@@ -1,4 +1,4 @@
-"""What a call of a drafter's own block costs, by the bytes of its weights."""
+"""The cost of a call of a drafter's own block, by the bytes of its weights."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Read:
 
 
 def weights_read(block: float, target: LM, vocabulary: DraftVocabulary | None) -> Read:
-    """What a block of this many bytes reads whose logits are by the target's output matrix, or by
-    rows of it.
+    """The reads of a block with this many bytes if its logits are computed with the target's output
+    matrix, or with rows of it.
     """
     logits = read_for_logits(target, vocabulary)
     itemsize = target.dtype.itemsize

@@ -174,7 +174,7 @@ def describe(module: nn.Module, kind: str, options: dict[str, Any], target: LM) 
 
 
 def verifier(target: LM) -> dict[str, Any]:
-    """What `speculators` notes of a drafter's target: no path of this machine."""
+    """The entry about a drafter's target in `speculators` files: no path on this machine."""
     where = Path(target.name)
     name = where.name if where.is_absolute() else target.name
     return {"name_or_path": name, "architectures": [type(target.hf).__name__]}

@@ -10,8 +10,8 @@ from longdraft.drafters.combined import Combined
 
 
 class Forced(Combined[Drafter]):
-    """Where a constraint forces the next tokens of a row, these are its draft; the inner drafter
-    drafts elsewhere.
+    """Drafts the next tokens of a row where a constraint forces them; elsewhere the inner drafter
+    drafts.
 
     A step in which all rows have forced tokens costs the inner drafter nothing.
     """

@@ -33,7 +33,8 @@ class Lengths:
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """What computes the passes on a machine that a plan is for, which need not be this one.
+    """The machine that a plan is for, which need not be this one, and the library that computes its
+    passes.
 
     target: counts of the target's passes there. copy: counts of what drafts in the target's place,
     as a quantized copy. compiled: whether native kernels compute a drafter's own block there.
@@ -91,7 +92,7 @@ class SumOfPrices(DraftPrice):
 
     @classmethod
     def of(cls, parts: Sequence[DraftPrice], max_depth: int) -> Self:
-        """What is usual for the first one is expected of all."""
+        """Expects the first one's usual acceptance of all."""
         return cls(
             max_depth=max_depth,
             usual=parts[0].usual,
@@ -117,7 +118,7 @@ class InTurnPrice(SumOfPrices):
     """
 
     def breadth(self, depth: int, width: int) -> list[int]:
-        """Those of the first drafter: what the others add to its nodes is seldom accepted."""
+        """The first drafter's breadth: the nodes that the others add are seldom accepted."""
         return self.parts[0].levels(depth, width)
 
     def levels(self, depth: int, width: int) -> list[int]:

@@ -22,8 +22,8 @@ States = dict[int, Tensor]
 
 
 def kept_states(seqs: Sequences, b: int, first: int) -> tuple[int, States]:
-    """What the prefill kept of row b's tokens from `first` on -> the token at which it begins, and
-    the states.
+    """The states that the prefill kept of row b's tokens from `first` on -> the first token that
+    has one, and the states.
 
     No states unless these are all that `read_again` would give. Of recurrent layers that can be
     fewer tokens, as after a prefix that was loaded.

@@ -34,7 +34,7 @@ def clock(device: torch.device) -> float:
 
 @dataclass
 class StepResult:
-    """What one step did.
+    """The outcome of one step.
 
     logits [B,T,V]: the target's, of the tree's nodes. count [B]: tokens committed to each row, at
     most the verdict's.

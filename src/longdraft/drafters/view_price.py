@@ -62,8 +62,8 @@ class SelfDraftPrice(ViewPrice):
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalPrice(ViewPrice):
-    """As many inner drafts, each with a pass of the middle level, as the usual acceptance of their
-    tokens takes: at least one, and on average not a whole number.
+    """Price of repeated inner drafts, each with a pass of the middle level, until the usual
+    acceptance of their tokens is reached: at least one, and on average not a whole number.
 
     inner: the price of an inner draft.
     """

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from longdraft.backends.layout import Layout
+from longdraft.backends.layout import DecoderLayout
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
 from longdraft.models.identity import digest
@@ -42,7 +42,7 @@ def spread(lm: LM, team: Team) -> LM:
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (team.size,))
-    layout: Layout = lm.architecture.layout
+    layout: DecoderLayout = lm.architecture.layout
     body: Any = layout.body
     inner = set[Any]().union(*(layer.parameters() for layer in layout.layers))
     outer = set(body.parameters()) - inner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from longdraft.audit.remote.endpoint import Reply
+from longdraft.audit.remote.endpoint import EndpointReply
 
 FLOOR = 0.01  # nats: the smallest tolerance, since few positions are close to a tie
 RESPELLED = 4  # tokens before a difference that may have been spelled otherwise
@@ -35,8 +35,8 @@ class Difference:
         return "unjudged" if self.bound else "tie"
 
 
-def first_difference(plain: Reply, answer: Reply) -> Difference | None:
-    """Where the answer leaves the plain one; None if they are equal.
+def first_difference(plain: EndpointReply, answer: EndpointReply) -> Difference | None:
+    """The first difference of an answer from the plain one; None if they are equal.
 
     The answer has no log-probabilities. Its token is therefore one of plain decoding's
     alternatives that its text allows: the most probable of them.
@@ -79,7 +79,7 @@ def _shared(one: bytes, two: bytes) -> int:
     return min(len(one), len(two))
 
 
-def _ends(plain: Reply, offset: int) -> bool:
+def _ends(plain: EndpointReply, offset: int) -> bool:
     """Whether the plain answer has an entry for its end token."""
     return bool(plain.starts) and plain.starts[-1] >= offset and plain.finish == "stop"
 
@@ -94,7 +94,7 @@ def _shown(text: bytes) -> str:
     return text[:24].decode(errors="replace") or "the end"
 
 
-def movement(plain: Reply, other: Reply) -> float:
+def movement(plain: EndpointReply, other: EndpointReply) -> float:
     """The largest change of the gap between the best two tokens, over the tokens that two plain
     answers share: what another order of summation gives.
     """

@@ -34,7 +34,7 @@ class ScoredToken:
 
 
 @dataclass(frozen=True)
-class Reply:
+class EndpointReply:
     """A server's answer; `tokens` is None where it has no log-probabilities.
 
     `starts` has the offset in bytes at which each token begins in the text.
@@ -99,7 +99,7 @@ class Endpoint:
         temperature: float = 0.0,
         seed: int | None = None,
         top: int | None = None,
-    ) -> Reply:
+    ) -> EndpointReply:
         """The answer to a prompt, with `top` alternatives for each token."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": new, "temperature": temperature}
         if temperature:
@@ -126,7 +126,7 @@ def _message(raw: bytes) -> str:
         return raw.decode(errors="replace")[:300]
 
 
-def reply_of(answer: dict[str, Any]) -> Reply:
+def reply_of(answer: dict[str, Any]) -> EndpointReply:
     """A reply from a completion or a chat completion."""
     try:
         choice = answer["choices"][0]
@@ -148,7 +148,8 @@ def reply_of(answer: dict[str, Any]) -> Reply:
         for token in tokens:
             starts.append(at)
             at += len(token.text)
-    return Reply(text, choice.get("finish_reason"), tokens, starts, usage.get("prompt_tokens"))
+    finish = choice.get("finish_reason")
+    return EndpointReply(text, finish, tokens, starts, usage.get("prompt_tokens"))
 
 
 def _bytes(entry: dict[str, Any]) -> bytes:

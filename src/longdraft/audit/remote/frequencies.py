@@ -9,7 +9,7 @@ from math import exp
 
 import torch
 
-from longdraft.audit.remote.endpoint import Reply, ScoredToken
+from longdraft.audit.remote.endpoint import EndpointReply, ScoredToken
 
 RANKS = (0, 1, 2, 4)  # first rank of each class; the last class ends with the list
 EXPECTED = 10.0  # expected counts below this are merged with the next class
@@ -33,7 +33,7 @@ def p_value(statistic: float, degrees: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def by_rank(replies: Iterable[Reply], top: int) -> FrequencyTest | None:
+def by_rank(replies: Iterable[EndpointReply], top: int) -> FrequencyTest | None:
     """How often the sampled token is the most probable, the second, ... against the sum of the
     probabilities reported for these ranks.
 

@@ -9,7 +9,7 @@ CHARACTERS = 4  # of English, in a token
 
 
 @dataclass(frozen=True)
-class Passage:
+class RemotePassage:
     """A prompt, and its length in tokens as it was asked for."""
 
     name: str
@@ -17,9 +17,9 @@ class Passage:
     text: str
 
 
-def passages(sources: Sequence[tuple[str, str]], lengths: Sequence[int]) -> list[Passage]:
+def passages(sources: Sequence[tuple[str, str]], lengths: Sequence[int]) -> list[RemotePassage]:
     """Two prompts of each source and length: a piece of it, and a piece that begins again."""
-    made = list[Passage]()
+    made = list[RemotePassage]()
     for name, source in sources:
         for i, length in enumerate(lengths):
             size = length * CHARACTERS
@@ -27,8 +27,10 @@ def passages(sources: Sequence[tuple[str, str]], lengths: Sequence[int]) -> list
             piece = source[begin : begin + size]
             if len(piece) < size:
                 piece = (source * (size // len(source) + 1))[:size]
-            made.append(Passage(f"{name}, {length} tokens", length, piece))
+            made.append(RemotePassage(f"{name}, {length} tokens", length, piece))
             once = piece[: 2 * size // 3]
             again = once[: size - len(once)]
-            made.append(Passage(f"{name} repeated, {length} tokens", length, f"{once}\n\n{again}"))
+            made.append(
+                RemotePassage(f"{name} repeated, {length} tokens", length, f"{once}\n\n{again}")
+            )
     return made

@@ -14,9 +14,9 @@ from longdraft.audit.remote.differences import (
     movement,
     tolerance_of,
 )
-from longdraft.audit.remote.endpoint import STANDARD, Endpoint, Refused, Reply
+from longdraft.audit.remote.endpoint import STANDARD, Endpoint, EndpointReply, Refused
 from longdraft.audit.remote.frequencies import FrequencyTest, by_rank, by_text
-from longdraft.audit.remote.passages import Passage
+from longdraft.audit.remote.passages import RemotePassage
 from longdraft.errors import InputError
 
 WORDS_OF_LENGTH = ("context", "too long", "maximum", "exceed", "length", "tokens", "too large")
@@ -29,7 +29,7 @@ Tick = Callable[[int, str], None]
 class AuditPlan:
     """The size of an audit, and its error rate."""
 
-    passages: Sequence[Passage]
+    passages: Sequence[RemotePassage]
     new: int = 128
     levels: Sequence[int] = (1, 4, 8)
     samples: int = 64
@@ -44,7 +44,7 @@ class AuditPlan:
 class ComparedText:
     """An answer compared with plain decoding's."""
 
-    passage: Passage
+    passage: RemotePassage
     level: int
     size: int
     difference: Difference | None
@@ -142,9 +142,9 @@ class RemoteAudit:
         if self.scored and self.plan.samples:
             self._sample(list(replies)[:PREFIXES], tick)
 
-    def _references(self, tick: Tick) -> dict[Passage, Reply]:
+    def _references(self, tick: Tick) -> dict[RemotePassage, EndpointReply]:
         """Plain decoding's answers alone, to the texts that both servers have room for."""
-        replies = dict[Passage, Reply]()
+        replies = dict[RemotePassage, EndpointReply]()
         top = self.plan.top if self.scored else None
         for passage in self.plan.passages:
             tick(1, f"plain: {passage.name}")
@@ -162,8 +162,8 @@ class RemoteAudit:
         return replies
 
     def _answers(
-        self, endpoint: Endpoint, chosen: list[Passage], level: int, tick: Tick
-    ) -> Iterator[tuple[Passage, Reply]]:
+        self, endpoint: Endpoint, chosen: list[RemotePassage], level: int, tick: Tick
+    ) -> Iterator[tuple[RemotePassage, EndpointReply]]:
         top = self.plan.top if self.scored and endpoint is self.plain else None
         calls = [partial(endpoint.ask, p.text, self.plan.new, top=top) for p in chosen]
         name = "plain" if endpoint is self.plain else "audited"
@@ -171,10 +171,10 @@ class RemoteAudit:
             tick(1, f"{name}, {level} at once")
             yield chosen[i], _checked(reply, chosen[i].name)
 
-    def _sample(self, prefixes: list[Passage], tick: Tick) -> None:
+    def _sample(self, prefixes: list[RemotePassage], tick: Tick) -> None:
         """The tests of samples: two by the probabilities reported, one against plain samples."""
         plan = self.plan
-        every: dict[bool, list[Reply]] = {True: [], False: []}
+        every: dict[bool, list[EndpointReply]] = {True: [], False: []}
         for n, passage in enumerate(prefixes):
             seed = plan.seed + 3 * n * plan.samples
             plain = self._samples(self.plain, passage, seed, plan.top, tick)
@@ -195,14 +195,14 @@ class RemoteAudit:
             self.tests.append(SampledTest(name, control, result))
 
     def _samples(
-        self, endpoint: Endpoint, passage: Passage, seed: int, top: int | None, tick: Tick
-    ) -> list[Reply]:
+        self, endpoint: Endpoint, passage: RemotePassage, seed: int, top: int | None, tick: Tick
+    ) -> list[EndpointReply]:
         plan = self.plan
         calls = [
             partial(endpoint.ask, passage.text, plan.sampled_new, 1.0, seed + i, top)
             for i in range(plan.samples)
         ]
-        replies = list[tuple[int, Reply]]()
+        replies = list[tuple[int, EndpointReply]]()
         for i, reply in at_once(calls, max(plan.levels)):
             tick(1, f"samples: {passage.name}")
             replies.append((i, _checked(reply, passage.name)))
@@ -232,12 +232,12 @@ class RemoteAudit:
         return "fault"
 
 
-def _cycle(replied: list[Passage], level: int) -> list[Passage]:
+def _cycle(replied: list[RemotePassage], level: int) -> list[RemotePassage]:
     """The texts, repeated until there is one for each request that runs at a time."""
     return [replied[i % len(replied)] for i in range(max(level, len(replied)))]
 
 
-def _checked(reply: Any, name: str) -> Reply:
+def _checked(reply: Any, name: str) -> EndpointReply:
     if isinstance(reply, Refused):
         raise InputError(f"{name}: {reply}") from reply
     if isinstance(reply, BaseException):

@@ -27,8 +27,9 @@ def head_dim(config: Any) -> int:
 
 @dataclass(frozen=True)
 class Fusible:
-    """What takes many launches in Transformers' layers and one in ours; it makes up much of a small
-    pass's time. norms, gated: modules. rotating: modules of the functions that rotate.
+    """Parts that take many launches in Transformers' layers and one in ours; they make up much
+    of a small pass's time. norms, gated: modules. rotating: modules of the functions that
+    rotate.
     """
 
     norms: list[Norm]
@@ -101,7 +102,7 @@ def padded(nodes: int) -> int:
 
 
 class Shape(NamedTuple):
-    """What a graph is recorded for; a pass of another shape needs another graph.
+    """The shape that a graph is recorded for; a pass of another shape needs another graph.
 
     tree, keys, selected: maxima: nodes of a tree, slots and selected slots of a row. kept: rows of
     scores. spec: its rows are "all", unless a mean or nothing is kept. normal: the tensors are no

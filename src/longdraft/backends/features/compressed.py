@@ -125,7 +125,7 @@ class Path:
         self.mask.masked_fill_(~near, float("-inf"))
 
     def arguments(self) -> dict[str, Any]:
-        """What the model's forward takes besides the nodes."""
+        """Arguments of the model's forward besides the nodes."""
         return {"attention_mask": {"sliding_attention": self.mask}, "past_key_values": self}
 
     @property
@@ -133,8 +133,8 @@ class Path:
         return _Layers(self)
 
     def replaced(self, func: Any) -> Callable[..., Any] | None:
-        """What runs in place of a torch function that an indexer calls: its top-k has an order of
-        equal scores.
+        """Functions that run in place of the torch functions that an indexer calls: its top-k
+        has an order of equal scores.
         """
         if not self._scored or func not in TOPK:
             return None

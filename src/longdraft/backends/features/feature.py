@@ -50,7 +50,7 @@ differ."""
 
 @dataclass(frozen=True)
 class Slot:
-    """What a layer caches of a token: `heads` keys and values of these widths.
+    """One token's cache entry in a layer: `heads` keys and values of these widths.
 
     products: multiply-adds of one node with one slot, over all query heads.
     """
@@ -62,7 +62,7 @@ class Slot:
 
 
 def plain_slot(config: Any) -> Slot:
-    """What a layer with this config caches of a token."""
+    """The slot that a layer with this config caches for a token."""
     queries = int(config.num_attention_heads)
     heads = getattr(config, "num_key_value_heads", None)
     heads = int(heads or (1 if getattr(config, "multi_query", False) else queries))
@@ -107,7 +107,8 @@ class Feature:
     def path(
         self, cache: KVCache, ancestors: list[int], nodes: list[int], dtype: torch.dtype
     ) -> AttentionPass:
-        """What computes a pass over nodes that follow each other, of a feature that is `by_path`.
+        """The computation of a pass over nodes that follow each other, for a feature that is
+        `by_path`.
 
         cache: of one row. ancestors: scratch nodes before the new ones.
         """
@@ -125,7 +126,7 @@ class Feature:
         return proceed(call)
 
     def groups(self, proceed: Groups, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
-        """As Groups; proceed: without this feature."""
+        """Same contract as Groups; proceed: the computation without this feature."""
         return proceed(layer, b, q)
 
     def positions(self, position: Tensor, cache: KVCache) -> Tensor:
@@ -133,7 +134,7 @@ class Feature:
         return position
 
     def slot(self, layer: int) -> Slot | None:
-        """What is cached of a token in this layer; None: what it is without this feature."""
+        """The slot that this layer caches for a token; None: the same as without this feature."""
         return None
 
 

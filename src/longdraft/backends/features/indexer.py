@@ -100,8 +100,8 @@ class Indexer(Feature):
 
 @dataclass
 class Choice:
-    """What the indexers of one pass choose for each node: only committed tokens and the node's own
-    path.
+    """The tokens that the indexers of one pass choose for each node: only committed tokens and the
+    node's own path.
 
     Keys of the indexer of layer n are layer n + `layers` of the cache, without values, so they are
     committed and rolled back with the layer's own keys. The slots of a path ascend with its
@@ -159,15 +159,15 @@ class Choice:
         )
 
     def arguments(self, types: Any) -> dict[str, Any]:
-        """What the model's forward takes besides the nodes: masks [B,1,W,S] in place of those that
-        it would make.
+        """Arguments of the model's forward besides the nodes: masks [B,1,W,S] in place of those
+        that it would make.
         """
         masks = {kind: self.mask if kind in INDEXED else None for kind in sorted(set(types))}
         return {"attention_mask": masks}
 
     def replaced(self, func: Any) -> Callable[..., Any] | None:
-        """What runs in place of a torch function that an indexer calls after it has read its
-        keys.
+        """Functions that run in place of the torch functions that an indexer calls after it has
+        read its keys.
         """
         if self._scores == "blocks" and func in MASKING:
             self._scores = "slots"
@@ -235,8 +235,8 @@ class Choice:
     def groups(
         self, layer: int, b: int, k: Tensor, v: Tensor, view: KVView | None, q: Tensor, whole: bool
     ) -> list[list[ops.Segment]]:
-        """What row b's queries q [H,W,D] read of k, v [K,S,D]: what was chosen, and of that what
-        the view shows.
+        """The keys and values that row b's queries q [H,W,D] read from k, v [K,S,D]: the chosen
+        ones that the view shows.
 
         One list for all key heads, or one for each where a view shows them different slots. A query
         that would read nothing reads what the view shows. whole: segments keep the slots that no

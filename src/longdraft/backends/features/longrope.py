@@ -56,7 +56,7 @@ class LongRope(Feature):
         return cls(modules, borders.pop())
 
     def long(self, cache: KVCache) -> list[bool]:
-        """Of each row, whether it has the long factors."""
+        """For each row, whether it has the long factors."""
         return (cache.planned > self.border).tolist()
 
     def check(self, cache: KVCache, new: int) -> None:

@@ -29,8 +29,8 @@ class SharedKeys(Feature):
         return cls(sources) if sources else None
 
     def around(self, p: CurrentPass) -> AbstractContextManager[object]:
-        """Of a number of logits, Transformers computes the layers without keys for the last nodes
-        only: where more is captured, it is given these nodes.
+        """Tells Transformers which nodes the layers without keys must compute. Given a number of
+        logits, it computes them for the last nodes only, also where more is captured.
         """
         spec = p.captured.spec if p.captured is not None else None
         if p.logits and spec is not None and (spec.hidden or spec.rows is not None):

@@ -37,7 +37,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Of the positions in chunks of `size`, those of the node's own chunk."""
+    """A span over positions in chunks of `size`: a node sees its own chunk."""
 
     size: int
 

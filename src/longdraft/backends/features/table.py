@@ -18,7 +18,7 @@ from longdraft.backends.features.scans.recurrent_layers import Scans
 from longdraft.backends.features.shared_keys import SharedKeys
 from longdraft.backends.features.temperature import Temperature
 from longdraft.backends.features.uneven_layers import UnevenLayers
-from longdraft.backends.features.windows import Chunks, Windows
+from longdraft.backends.features.windows import ChunkedWindows, Windows
 from longdraft.errors import InputError
 
 # In the order in which they wrap attention, the outermost first: each gets from the one before it
@@ -35,7 +35,7 @@ FEATURES: tuple[type[Feature], ...] = (
     SharedKeys,
     Scans,
     Windows,
-    Chunks,
+    ChunkedWindows,
     UnevenLayers,
     BoundedPositions,
     Experts,

@@ -29,7 +29,7 @@ class Windows(Feature):
         return cls(sizes) if sizes else None
 
 
-class Chunks(Feature):
+class ChunkedWindows(Feature):
     """A node sees the positions of its own chunk."""
 
     models = "Llama 4"

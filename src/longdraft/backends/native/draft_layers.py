@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.native.step import NativeStep, Pins, sized
+from longdraft.backends.native.step import NativeStep, StepPins, sized
 from longdraft.core import ChainDraws, IndexView, KVCache, Tree
 from longdraft.core.draft_layers import CompiledLayers, DraftKeys, DraftLayer, DraftLayers
 from longdraft.ops import native
@@ -23,7 +23,7 @@ class NativeLayers(CompiledLayers):
 
     def __init__(self, step: NativeStep, layers: DraftLayers):
         self.step = step
-        self._pins = Pins()
+        self._pins = StepPins()
         whole = step.model
         pins = self._pins
         self.width = whole.width
@@ -279,7 +279,7 @@ class NativeLayers(CompiledLayers):
         cache: KVCache,
         view: IndexView | None,
     ) -> list[object]:
-        """As `_keys`, where layers without keys come after those with keys."""
+        """Like `_keys`, for layers without keys, which come after those with keys."""
         B = p.rows
         L = self.model.layers
         others = L - len(own)

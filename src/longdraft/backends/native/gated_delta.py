@@ -16,7 +16,7 @@ from torch import Tensor
 from longdraft.backends.decoder_layer import DeltaNet
 from longdraft.backends.features.scans.recurrences import DeltaRule
 from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
-from longdraft.backends.native.step import Pins
+from longdraft.backends.native.step import StepPins
 from longdraft.ops import native
 
 FEW = 64  # nodes of a pass whose convolution is too small to divide
@@ -67,7 +67,7 @@ class GatedDelta:
     of Transformers' module.
     """
 
-    def __init__(self, net: DeltaNet, pins: Pins):
+    def __init__(self, net: DeltaNet, pins: StepPins):
         b = net.b.module.weight.detach()
         a = net.a.module.weight.detach()
         self.keys = (net.key_heads, net.key_dim)
@@ -97,7 +97,7 @@ class GatedDelta:
         return torch.empty(B * W * sum(self.sizes))
 
     def __call__(self, lib: Any, scans: RecurrentPass, inputs: Tensor, B: int, W: int) -> Tensor:
-        """What the linear layers have computed for B rows of W new nodes -> [B,W,values]."""
+        """Outputs of the linear layers for B rows of W new nodes -> [B,W,values]."""
         x, z, gates = (
             part.view(B, W, -1) for part in inputs.split([B * W * size for size in self.sizes])
         )

@@ -30,14 +30,14 @@ def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
             )
 
 
-class Pins(pins.Pins):
+class StepPins(pins.Pins):
     """Keeps the tensors of modules alive whose addresses the kernels hold."""
 
     def norm(self, module: Any | None) -> int | None:
         return None if module is None else self.float(module.weight)
 
     def weights(self, norm: Norm | None) -> int | None:
-        """What a norm multiplies with."""
+        """The weights that a norm multiplies by."""
         if norm is None or not norm.plus_one:
             return self.norm(norm and norm.module)
         return self.raw(1 + norm.module.weight.detach().float())
@@ -65,7 +65,7 @@ class NativeStep:
     """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
-        self._pins = Pins()
+        self._pins = StepPins()
         decoder = describe(hf)
         attention = decoder.attentions[0]
         vocab, width = decoder.embedding.shape
@@ -262,7 +262,7 @@ class NativeStep:
         return drawn
 
     def places(self, cache: KVCache, end: int) -> Array[native.LayerCache]:
-        """Where the keys and values of each of this model's layers are: an array, made anew when a
+        """Addresses of the keys and values of this model's layers: an array, made anew when a
         buffer moves.
         """
         count = self.model.layers
@@ -300,8 +300,8 @@ class NativeStep:
     def selected(
         self, view: IndexView, cache: KVCache, layers: Iterable[int], rows: int
     ) -> list[native.Selected]:
-        """Where the selected keys of these layers and rows are; those that are not copied yet are
-        copied together.
+        """Addresses of the selected keys of these layers and rows; those that are not copied yet
+        are copied together.
 
         Raises ValueError for copies that do not have this model's shape and dtype, or a head's
         slots side by side.

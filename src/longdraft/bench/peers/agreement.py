@@ -31,8 +31,8 @@ class FirstTokens:
         self.others: dict[str, list[list[int]]] = {}
 
     def compare(self, session: DecodeSession, label: str, rows: list[list[int]]) -> dict[str, Any]:
-        """What the engine's records say, of the row that agrees least. Raises CannotRun if it
-        misreads the model.
+        """The agreement that the engine's records show for the row that agrees least. Raises
+        CannotRun if it misreads the model.
 
         compared: tokens; equal: how many at the start equal plain decoding's; chosen: how many are
         the target's greedy choice after the engine's own tokens; with: how many at the start equal

@@ -109,7 +109,7 @@ class AdaptiveDraft(Combined[Drafter]):
         self._meet(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        """What was learned stays; the next step drafts nothing."""
+        """Keeps all that was learned; the next step drafts nothing."""
         super().enter(seqs, row)
         self._meet(seqs)
 
@@ -177,7 +177,7 @@ class AdaptiveDraft(Combined[Drafter]):
             self._renew()
 
     def _scales(self, prices: Prices) -> tuple[float, ...]:
-        """What measurements have made of each part's predictions."""
+        """The corrections that measurements have made to each part's predictions."""
         if not prices.corrects:
             return ()
         return prices.scale("verify"), prices.scale("captured"), prices.scale(self.inner)

@@ -1,4 +1,4 @@
-"""Of several drafters, the one whose forecast is best drafts; forecasts follow from what was
+"""Drafts with the drafter whose forecast is best; forecasts follow from the tokens that were
 accepted.
 """
 

@@ -1,4 +1,4 @@
-"""What the parts of a decoding step cost, predicted before they run."""
+"""Predicts the cost of each part of a decoding step before it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ PricedPart = str | Drafter
 
 
 def verification(spec: CaptureSpec) -> PricedPart:
-    """What a verification is measured as: one that keeps scores or states costs more by itself."""
+    """The part that a verification is measured as: one that keeps scores or states has a cost of
+    its own.
+    """
     return "verify" if spec.rows is None and not spec.hidden else "captured"
 
 
@@ -45,7 +47,7 @@ class Prices(Protocol):
         ...
 
     def ready(self, passes: Sequence[Pass]) -> float:
-        """What a drafter must read before its next draft."""
+        """Seconds that a drafter must spend on reading before its next draft."""
         ...
 
     def observe(self, part: PricedPart, predicted: float, measured: float) -> None:
@@ -58,8 +60,8 @@ class Prices(Protocol):
         ...
 
     def scale(self, part: PricedPart) -> float:
-        """What measurements have made of the predictions of this part, by itself: 1 if they were
-        right.
+        """The factor by which measurements correct the predictions for this part alone: 1 if
+        they were right.
         """
         ...
 
@@ -188,7 +190,7 @@ class CostTable:
         return costs[min(depth, len(costs) - 1)]
 
     def verify(self, nodes: float) -> float:
-        """Of this many drafted nodes, which may be a mean."""
+        """Seconds to verify this many drafted nodes, which may be a mean."""
         whole = int(nodes)
         if whole + 1 >= len(self.verified):
             return self.verified[-1] * max(nodes / max(len(self.verified) - 1, 1), 1.0)

@@ -42,8 +42,8 @@ def shape_of(
     causal: bool = False,
     vocab: int = 0,
 ) -> dict[str, Any]:
-    """What a block for this target is built from, as JSON. The names are those of a Transformers
-    config.
+    """The shape from which a block for this target is built, as JSON. The names are those of a
+    Transformers config.
     """
     c = target.layer_config
     heads = query_heads(c)
@@ -181,7 +181,7 @@ class DFlashBlock(nn.Module):
         )
 
     def compilable_keys(self) -> DraftLayers:
-        """What makes keys and values of the target's states."""
+        """The layers that make keys and values from the target's states."""
         layers = [
             DraftLayer(
                 k=layer.k_proj, v=layer.v_proj, input_norm=self.feature_norm, k_norm=layer.k_norm

@@ -122,8 +122,8 @@ class DFlashObjective:
         return self.frozen.head_loss(slot_states, wanted.flatten(), self._known)
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """Where the target predicts the text up to the slot: greedy decoding never reaches the
-        rest.
+        """Matches per slot, where the target predicts the text up to the slot: greedy decoding
+        never reaches the rest.
         """
         places = self._places(tokens.shape[1])
         roots = torch.arange(1, places + 1, max(1, places // self.anchors), device=tokens.device)

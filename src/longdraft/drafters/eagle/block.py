@@ -84,7 +84,9 @@ class EagleBlock(nn.Module, ABC):
     fuses = False  # whether compiled layers make features themselves, of `sources`
 
     def sources(self, target: LM, states: list[Tensor]) -> Tensor:
-        """What compiled layers read of the target's captured states, [..,d] each -> [..,n]."""
+        """The inputs that compiled layers read, made from the target's captured states, [..,d]
+        each -> [..,n].
+        """
         return self.feature(target, states)
 
     @abstractmethod
@@ -92,7 +94,7 @@ class EagleBlock(nn.Module, ABC):
         """The layer as backends see it."""
 
     def _parts(self) -> dict[str, Any]:
-        """What compiled layers of both kinds have."""
+        """The parts that compiled layers of both kinds have."""
         linears = {name: getattr(self, name) for name in ("q", "k", "v", "o", "gate", "up", "down")}
         heads = self.q.out_features // self.dim
         return {

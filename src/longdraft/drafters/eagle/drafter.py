@@ -21,7 +21,7 @@ from longdraft.costs.passes import Pass
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.block_costs import Read
 from longdraft.drafters.eagle.block import EagleBlock
-from longdraft.drafters.eagle.pairs import Pairs, Span
+from longdraft.drafters.eagle.pairs import Pairs, PairSpan
 from longdraft.drafters.eagle.price import EaglePrice
 from longdraft.drafters.rereading import States, kept_states, read_again, reread
 from longdraft.errors import InputError
@@ -86,7 +86,7 @@ class Eagle(Drafter):
             )
         self.target = target
         self.block = block
-        self.span = Span(reach, window, sink)
+        self.span = PairSpan(reach, window, sink)
         self.topk = topk
         self.levels = levels
         self.nodes = nodes

@@ -16,7 +16,7 @@ PAIRS_PER_PASS = 512  # pairs that the layer runs at once
 
 
 @dataclass(frozen=True)
-class Span:
+class PairSpan:
     """Which pairs are held and seen. reach: the latest tokens of a prompt whose pairs are held.
 
     window above 0: of a text of more than `reach` tokens only the latest `window` and the first
@@ -59,7 +59,9 @@ class Pairs:
     row's last pair.
     """
 
-    def __init__(self, target: LM, block: EagleBlock, compiled: CompiledLayers | None, span: Span):
+    def __init__(
+        self, target: LM, block: EagleBlock, compiled: CompiledLayers | None, span: PairSpan
+    ):
         self.target = target
         self.block = block
         self.compiled = compiled
@@ -95,8 +97,8 @@ class Pairs:
         self.output = without(self.output, row)
 
     def keep(self, count: int, n: int) -> bool:
-        """Of the only row's pairs before position `count`, keep those that n tokens have; False if
-        there are none.
+        """Keeps the only row's pairs before position `count` that n tokens have; False if there
+        are none.
         """
         first = int(self.first[0])
         span = self.span
@@ -185,7 +187,7 @@ class Pairs:
         return out.to(self.dtype)
 
     def keys(self, own: KVCache, first: Tensor, nodes: int) -> DraftKeys:
-        """Where the keys of these rows are, with room for this many nodes after them."""
+        """The keys of these rows, with room for this many nodes after them."""
         end = int(own.length.max()) + nodes
         places = own.pointers(end, [0], self.block.kv, self.block.dim, self.block.o.weight.dtype)
         return DraftKeys(places, own.length, self.span.tail(first, own.length), self.span.sink)

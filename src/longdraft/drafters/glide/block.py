@@ -25,8 +25,8 @@ Cross = Callable[[Tensor], Tensor]  # q [B,H,W,D] -> [B,W,H,Dv]
 
 
 class Host:
-    """What a block shares with its target: embeddings, head, rotation, and the layer whose keys it
-    reads.
+    """The parts that a block shares with its target: embeddings, head, rotation, and the layer
+    whose keys it reads.
 
     layer: of the target's layers with their own keys, the last with full attention, or the last if
     all have windows. keys, dim, value_dim: the number of its KV heads, and the width of a cached

@@ -39,7 +39,7 @@ from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
 
 
-class Ring:
+class GlideRing:
     """Slot p % window holds the self-attention key and value of position p, for the `window`
     positions before the root.
 
@@ -121,8 +121,8 @@ class Ring:
             self.k, self.v = (F.pad(x, (0, 0, 0, missing)) for x in (self.k, self.v))
 
     def keys(self, nodes: int, cache: KVCache, view: IndexView | None) -> DraftKeys:
-        """Where the keys of a pass lie, with room for this many nodes of a tree, and the target's
-        keys under this view of its cache.
+        """The keys of a pass, with room for this many nodes of a tree, and the target's keys
+        under this view of its cache.
         """
         self.room(nodes)
         k = self.k
@@ -188,7 +188,7 @@ class GlideDrafter(UnderView):
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
-        self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
+        self.ring = GlideRing(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
 
     def enter(self, seqs: Sequences, row: int) -> None:
         super().enter(seqs, row)

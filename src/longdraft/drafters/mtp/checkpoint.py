@@ -24,8 +24,8 @@ PARTS = ("norm_token", "norm_feature", "fuse", "norm_out")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where a family of models puts MTP layers.
+class MtpLayout:
+    """The places in a checkpoint where a family of models keeps its MTP layers.
 
     layer: how the names of layer i begin, with i in place of {} (after_body: the target's number of
     layers plus i). parts: the names of PARTS, in the layer or `outside`, where only one layer can
@@ -53,18 +53,18 @@ class Layout:
 
 LAYOUTS = (
     # DeepSeek-V3, GLM-4-MoE and others
-    Layout("model.layers.{}.", "enorm hnorm eh_proj shared_head.norm", after_body=True),
+    MtpLayout("model.layers.{}.", "enorm hnorm eh_proj shared_head.norm", after_body=True),
     # Qwen3-Next, Qwen 3.5 and Mellum
-    Layout("mtp.layers.{}.", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", outside="mtp."),
+    MtpLayout("mtp.layers.{}.", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", outside="mtp."),
     # MiMo
-    Layout(
+    MtpLayout(
         "model.mtp_layers.{}.",
         "token_layernorm hidden_layernorm input_proj final_layernorm",
         hidden_first=True,
         raw=True,
     ),
     # MiMo-V2-Flash
-    Layout(
+    MtpLayout(
         "model.mtp.layers.{}.",
         "enorm hnorm eh_proj final_layernorm",
         inner={
@@ -145,7 +145,7 @@ class Reader:
     folder: Path
     places: Places
     target: LM
-    layout: Layout
+    layout: MtpLayout
 
     def read(self, count: int) -> MtpLayers:
         starts = [self.layout.prefix(self.target, i) for i in range(count)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from longdraft.core import ChainDraws, Tree
 from longdraft.core.draft_layers import CompiledLayers, DraftKeys, DraftLayers
 from longdraft.drafters.mtp.block import MtpLayers
-from longdraft.drafters.mtp.ring import Ring
+from longdraft.drafters.mtp.ring import MtpRing
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CompiledLayer:
 
     def run(
         self,
-        ring: Ring,
+        ring: MtpRing,
         rows: slice,
         nodes: Tree,
         start: int,
@@ -43,7 +43,7 @@ class CompiledLayer:
         return self.made.forward(nodes, start, pair + 1, seen, keys, feature, logits=scored)
 
     def chain(
-        self, ring: Ring, roots: Tensor, output: Tensor, first: Tensor, draws: ChainDraws
+        self, ring: MtpRing, roots: Tensor, output: Tensor, first: Tensor, draws: ChainDraws
     ) -> Tensor:
         """A chain below the roots [B], whose output [B,1,d] is known -> its tokens [B,count].
 
@@ -58,7 +58,7 @@ class CompiledLayer:
         keys = self._keys(ring, rows, nodes)
         return self.made.draft_chain(roots, output, first + 1, keys, draws, seen)
 
-    def _keys(self, ring: Ring, rows: slice, nodes: int) -> DraftKeys:
+    def _keys(self, ring: MtpRing, rows: slice, nodes: int) -> DraftKeys:
         return ring.keys(rows, nodes, self.layer.key_heads, self.layer.dim, self.dtype)
 
 

@@ -28,7 +28,7 @@ from longdraft.drafters.beam_search import beam
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.compiled import compiled
 from longdraft.drafters.mtp.price import MtpPrice
-from longdraft.drafters.mtp.ring import Ring
+from longdraft.drafters.mtp.ring import MtpRing
 from longdraft.drafters.rereading import States, kept_states, read_again, reread
 from longdraft.models.memory_traffic import head_size
 
@@ -96,7 +96,7 @@ class Mtp(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.sink, self.window = (min(most, seqs.tokens.shape[1]) for most in self.most)
         self.rings = [
-            Ring(seqs.capacity, self.sink, self.window, self.target.device)
+            MtpRing(seqs.capacity, self.sink, self.window, self.target.device)
             for _ in self.module.layers
         ]
         self.fed = torch.zeros_like(seqs.length)

@@ -12,7 +12,7 @@ from longdraft.core.draft_layers import DraftKeys
 from longdraft.ops import Segment, attend
 
 
-class Ring:
+class MtpRing:
     """Pair t is in slot t if t < sink, else in slot sink + (t - sink) % window; held [rows,slots]:
     each slot's pair.
 
@@ -50,8 +50,8 @@ class Ring:
         return RingPass(self.cache.rows(rows), self.slots, self._near(rows, pair)[..., :used], mask)
 
     def seen(self, rows: slice, pair: Tensor, mask: Tensor) -> Tensor:
-        """What the nodes of such a pass see as one mask over all slots and scratch: bool
-        [B,W,slots+N].
+        """The slots that the nodes of such a pass see, as one mask over all slots and scratch:
+        bool [B,W,slots+N].
         """
         return torch.cat([self._near(rows, pair), mask], -1)
 
@@ -64,7 +64,7 @@ class Ring:
         return (held >= 0) & near
 
     def keys(self, rows: slice, nodes: int, heads: int, dim: int, dtype: torch.dtype) -> DraftKeys:
-        """Where the keys of these rows lie, with room for this many nodes in scratch."""
+        """The keys of these rows, with room for this many nodes in scratch."""
         cache = self.cache.rows(rows) if rows.start else self.cache
         return DraftKeys(
             cache.pointers(self.slots + nodes, [0], heads, dim, dtype), None, ring=self.slots

@@ -53,8 +53,8 @@ class _Index:
         return []
 
     def _longest(self, match: int) -> int:
-        """Of the TRIES latest ends of the last SHORT tokens, from `match` back: the end of the
-        longest match.
+        """The end of the longest match among the TRIES latest ends of the last SHORT tokens,
+        from `match` back.
         """
         text = self.text
         end = len(self.text)

@@ -129,7 +129,7 @@ class InputMessage(Lenient):
     content: Content = ""
 
 
-class ToolChoice(Lenient):
+class MessagesToolChoice(Lenient):
     rules = (Rule("name", {"type": "tool"}, {"name": Given}, "name is missing: give a tool's"),)
     type: Literal["auto", "any", "tool", "none"] = "auto"
     name: Name | None = None
@@ -188,7 +188,7 @@ class MessagesRequest(SampledRequest):
     )
     tools: Annotated[list[Function], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     remote_tools: list[str] = Field(default_factory=list)
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: MessagesToolChoice = MessagesToolChoice()
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = None

@@ -29,8 +29,8 @@ class Scan:
     def along(
         self, state: Tensor | None, inputs: Inputs, queries: Inputs | None, order: Order
     ) -> tuple[Tensor, Tensor]:
-        """As ops.scan.along: outputs in float32 of the last tokens, which have queries, and the
-        kept states.
+        """Same contract as ops.scan.along: outputs in float32 of the last tokens, which have
+        queries, and the kept states.
         """
         terms = self.terms(inputs, queries)
         if (gpu := ops.scans(terms.k)) is not None:
@@ -40,7 +40,7 @@ class Scan:
         )
 
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        """As Recurrence.replay: the state after these tokens."""
+        """Same contract as Recurrence.replay: the state after these tokens."""
         return self.along(state, inputs, None, chain(len(inputs[0]), inputs[0].device))[1][0]
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:

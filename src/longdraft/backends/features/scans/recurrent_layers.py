@@ -1,5 +1,5 @@
-"""Where the recurrent layers of Transformers call a function of their module that longdraft
-computes in its place.
+"""Replaces the functions that Transformers' recurrent layers call in their module by longdraft's
+own computation.
 
 The model's own projections, norms and gates stay unchanged. Only the causal convolution and the
 scan are replaced, and only while a pass of longdraft runs in the thread. Final states, where they
@@ -209,7 +209,7 @@ def scans_in(modules: nn.Module) -> dict[nn.Module, set[str]]:
 
 @cache
 def _called(cls: type[nn.Module]) -> set[str]:
-    """What of FUNCTIONS the modules of a class call."""
+    """The names in FUNCTIONS that the modules of a class call."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)
     return set() if code is None else FUNCTIONS.keys() & set(code.co_names)
 

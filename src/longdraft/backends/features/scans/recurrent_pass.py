@@ -29,7 +29,7 @@ The model's own form for prompts.
 
 
 @dataclass(frozen=True)
-class Segment:
+class RowSegment:
     """Tokens that follow each other, after those of segment `after` (-1: after the settled
     states).
     """
@@ -40,7 +40,8 @@ class Segment:
 
 
 class RowPlan:
-    """What a pass computes of one row: the new nodes, and before them what no state contains yet.
+    """The tokens that a pass computes for one row: the new nodes, and before them those that no
+    state contains yet.
 
     known: tokens whose inputs are in the cache: committed slots that are not settled, and earlier
     nodes. whole: whether all tokens follow each other. long: how many nodes of a long pass leave no
@@ -76,7 +77,7 @@ class RowPlan:
             *[len(self.parent) - 1] * self.tip,
         )
         self.segments = (
-            [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
+            [RowSegment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
         )
         self.states.open(self.begin, self.begin + size, self.long)
         self._order: Order | None = None
@@ -105,7 +106,7 @@ class RowPlan:
             self._windows[size] = table.to(device)
         return self._windows[size]
 
-    def _branches(self) -> list[Segment]:
+    def _branches(self) -> list[RowSegment]:
         """The tokens on paths to new nodes: a segment ends where several begin, and follows the one
         it grows from.
         """
@@ -118,14 +119,14 @@ class RowPlan:
         for i, p in enumerate(self.parent):
             if needed[i]:
                 children.setdefault(p, []).append(i)
-        segments = list[Segment]()
+        segments = list[RowSegment]()
         open_ = [(-1, i) for i in reversed(children.get(-1, []))]
         while open_:  # depth first, so that few states are kept for later branches
             after, i = open_.pop()
             tokens = [i]
             while len(below := children.get(tokens[-1], [])) == 1:
                 tokens.append(below[0])
-            segments.append(Segment(after, tokens))
+            segments.append(RowSegment(after, tokens))
             open_ += [(len(segments) - 1, i) for i in reversed(below)]
         return segments
 
