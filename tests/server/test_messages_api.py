@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -16,11 +15,9 @@ from support.scripted import Script
 from support.served import CHAT, NEW, TEXT, client, loaded, serving
 
 from longdraft.engine.requests import Event
-from longdraft.server.anthropic import message_object
 from longdraft.server.anthropic.anthropic_schema import MessagesRequest
 from longdraft.server.anthropic.content_blocks import ContentBlocks
 from longdraft.server.anthropic.conversation import messages_of
-from longdraft.server.anthropic.message_object import with_silences
 
 WEATHER = {"name": "weather", "description": "The weather", "input_schema": CITY}
 USER = [{"role": "user", "content": "How is it in Bern?"}]
@@ -212,52 +209,6 @@ def test_an_error_in_a_stream_is_its_last_event(server, http, says, monkeypatch)
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
     response = post(http)
     assert response.status_code == 500 and response.json()["type"] == "error"
-
-
-@pytest.mark.parametrize("fault", [False, True])
-def test_silence_is_filled(fault):
-    """The parts end only after three silences; without any, this would wait without end."""
-
-    async def run() -> list[str | None]:
-        seen = list[str | None]()
-        heard = asyncio.Event()
-
-        async def parts() -> AsyncIterator[str]:
-            yield "a"
-            await asyncio.wait_for(heard.wait(), 0.2 if fault else 20)
-            yield "b"
-
-        async for part in with_silences(parts(), 60 if fault else 0.001):
-            seen.append(part)
-            if seen.count(None) == 3:
-                heard.set()
-        return seen
-
-    if fault:
-        with pytest.raises(TimeoutError):
-            asyncio.run(run())
-        return
-    seen = asyncio.run(run())
-    assert [part for part in seen if part] == ["a", "b"] and seen.count(None) >= 3
-
-
-class Slow(Script):
-    """A stream with a silence before each event."""
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        for event in self.events:
-            await asyncio.sleep(0.05)
-            yield event
-
-
-def test_a_silent_stream_has_pings(server, http, says, monkeypatch):
-    says(CHAT, "")
-    monkeypatch.setattr(server.engine, "submit", lambda **given: Slow("one two three", "eos"))
-    assert [e["type"] for e in events_of(http)].count("ping") == 1  # at its beginning
-    monkeypatch.setattr(message_object, "PING_S", 0.001)
-    events = events_of(http)
-    assert [e["type"] for e in events].count("ping") > 2
-    assert followed(events)["content"] == [{"type": "text", "text": "one two three"}]
 
 
 # Requests -----------------------------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import Any
 
 from longdraft.server.anthropic.content_blocks import ContentBlocks, Emit
 from longdraft.server.anthropic.error_shape import error_of
@@ -15,8 +14,6 @@ from longdraft.server.http.events import sse
 from longdraft.server.http.problems import Problem
 
 Json = dict[str, Any]
-T = TypeVar("T")
-PING_S = 10.0  # of silence, after which clients get a sign of life
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -73,13 +70,9 @@ class MessageObject:
         finish = None
         begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self.usage}
         yield event("message_start", message=self.head | begun)
-        yield event("ping")
+        yield PING
         try:
-            async for part in with_silences(self.answer.parts(), PING_S):
-                if part is None:
-                    yield event("ping")
-                    continue
-                _, delta = part
+            async for _, delta in self.answer.parts():
                 finish = delta.finish
                 for written in blocks.take(delta.parts):
                     yield written
@@ -98,23 +91,4 @@ def event(kind: str, **fields: Any) -> bytes:
     return sse({"type": kind, **fields}, kind)
 
 
-async def with_silences(parts: AsyncIterator[T], silence_s: float) -> AsyncIterator[T | None]:
-    """The parts as they come, and None whenever none has come for this long."""
-    pending: asyncio.Future[T] | None = None
-    try:
-        while True:
-            if pending is None:
-                pending = asyncio.ensure_future(anext(parts))
-            done, _ = await asyncio.wait({pending}, timeout=silence_s)
-            if not done:
-                yield None
-                continue
-            try:
-                part = pending.result()
-            except StopAsyncIteration:
-                return
-            pending = None
-            yield part
-    finally:
-        if pending is not None:
-            pending.cancel()
+PING = event("ping")  # the sign of life that Anthropic's clients expect

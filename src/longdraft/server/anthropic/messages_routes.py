@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from longdraft.server.anthropic.anthropic_schema import MessagesRequest
 from longdraft.server.anthropic.conversation import messages_of, turn_of
 from longdraft.server.anthropic.error_shape import PATH
-from longdraft.server.anthropic.message_object import MessageObject
+from longdraft.server.anthropic.message_object import PING, MessageObject
 from longdraft.server.app import owner_of, unless_gone
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.work import RequestWork
@@ -62,7 +62,7 @@ def add_anthropic(app: FastAPI, models: Models) -> None:
         answer = service.submit(work)
         message = MessageObject(answer)
         if body.stream:
-            return EventStream(answer, message.events())
+            return EventStream(answer, message.events(), PING)
 
         async def whole() -> Response:
             return JSONResponse(await message.whole())

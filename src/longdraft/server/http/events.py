@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 from longdraft.server.http.pieces import Writer, at_once
 
 DONE = format_sse_event(data_str="[DONE]")
+COMMENT = format_sse_event(comment="keep-alive")
+SILENCE_S = 10.0  # proxies and clients give up a silent connection after 30 seconds or more
 
 
 def sse(content: dict[str, Any], kind: str | None = None, write: Writer = at_once) -> bytes:
@@ -19,6 +22,32 @@ def sse(content: dict[str, Any], kind: str | None = None, write: Writer = at_onc
     kind: the event's name, if it has one.
     """
     return format_sse_event(data_str=write(content), event=kind)
+
+
+async def kept_alive(events: AsyncIterator[bytes], sign: bytes = COMMENT) -> AsyncIterator[bytes]:
+    """The events as they come, and `sign` whenever none has come for SILENCE_S."""
+    pending: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            if pending is None:
+                pending = asyncio.ensure_future(_next(events))
+            done, _ = await asyncio.wait({pending}, timeout=SILENCE_S)
+            if not done:
+                yield sign
+                continue
+            event = pending.result()
+            pending = None
+            if event is None:
+                return
+            yield event
+    finally:
+        if pending is not None:
+            pending.cancel()
+
+
+async def _next(events: AsyncIterator[bytes]) -> bytes | None:
+    """The next event; None at the end."""
+    return await anext(events, None)
 
 
 class Closable(Protocol):
@@ -43,8 +72,12 @@ class Ends:
 
 
 class EventStream(Ends, EventSourceResponse):
-    """An answer as server-sent events."""
+    """An answer as server-sent events.
 
-    def __init__(self, answer: Closable, events: AsyncIterator[bytes]):
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    sign: sent while the answer is silent, for example while a long prompt is read.
+    """
+
+    def __init__(self, answer: Closable, events: AsyncIterator[bytes], sign: bytes = COMMENT):
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(kept_alive(events, sign), headers=headers)
         self.answer = answer
