@@ -30,6 +30,7 @@ from longdraft.server.http.access import Access
 from longdraft.server.http.connection import Connection
 from longdraft.server.http.guard import Guard
 from longdraft.server.http.server_log import failure, say
+from longdraft.server.llama.infill_routes import add_infill
 from longdraft.server.models import Models
 from longdraft.server.ollama.routes import add_ollama
 from longdraft.server.traces import Tracer
@@ -121,6 +122,7 @@ class Server(uvicorn.Server):
         application = create_app(self.models, tracer if settings.page else None, settings.strict)
         add_ollama(application, self.models)
         add_anthropic(application, self.models)
+        add_infill(application, self.models)
         self.guard = Guard(
             application,
             keys=settings.keys,

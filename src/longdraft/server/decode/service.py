@@ -21,6 +21,7 @@ from longdraft.sampling_parameters import WINDOW
 from longdraft.server.decode.answer import Answer
 from longdraft.server.decode.chat_reply import ChatReply
 from longdraft.server.decode.decoding_thread import DecodingThread, Stream
+from longdraft.server.decode.fill_middle import Gap, fill_middle_of
 from longdraft.server.decode.history import first_taken
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
@@ -126,12 +127,34 @@ class Service:
             )
 
     async def completion(self, body: CompletionRequest) -> RequestWork:
+        if body.suffix:
+            gaps = [Gap(prompt, body.suffix) for prompt in body.prompts]
+            return await self.infill(body, gaps, "suffix")
         prompts = list[list[int]]()
         for prompt in body.prompts:
             prompts.append(await self.tokens(prompt) if isinstance(prompt, str) else list(prompt))
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
+        return await self._completed(prompts, body)
+
+    async def infill(self, body: CompletionRequest, gaps: list[Gap], field: str) -> RequestWork:
+        """The work of filling the gaps of texts, which stand for the prompts of the body.
+
+        field: the field of the request that asks for it.
+        """
+        middle = await self.aside(0, fill_middle_of, self.tokenizer, field)
+        prompts = list[list[int]]()
+        for gap in gaps:
+            size = size_of(gap.texts)
+            prompts.append(await self.aside(size, middle.prompt, gap, self.room))
+        return await self._completed(prompts, body, middle.ends)
+
+    async def _completed(
+        self, prompts: list[list[int]], body: CompletionRequest, ends: tuple[int, ...] = ()
+    ) -> RequestWork:
         constraint = await self.structures.of(body)
+        if ends:
+            body = body.model_copy(update={"stop_token_ids": [*body.stop_token_ids, *ends]})
         work = self._work(prompts, body, body.limit, body.logprobs, constraint)
         work.prompt_logprobs = body.echo and body.logprobs is not None
         work.silent = body.max_tokens == 0

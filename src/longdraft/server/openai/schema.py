@@ -292,6 +292,13 @@ class CompletionRequest(Structured, SampledRequest):
     rules = (
         *SampledRequest.rules,
         Rule("max_tokens", {"max_tokens": 0}, {"echo": True}, "max_tokens=0 needs echo=true"),
+        Rule(
+            "echo",
+            {"echo": True},
+            {"suffix": (None, "")},
+            "echo repeats a prompt that is continued, and suffix asks to fill in the middle: "
+            "give one of them",
+        ),
     )
 
     prompt: (
@@ -300,6 +307,7 @@ class CompletionRequest(Structured, SampledRequest):
     max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS.high)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
+    suffix: Text | None = None
     best_of: Literal[1] = 1
 
     @property
