@@ -20,7 +20,7 @@ BEFORE = "☺"
 
 
 @dataclass(frozen=True)
-class Form:
+class FillForm:
     """The texts of a family's control tokens; empty ones for those that the family lacks.
 
     repository, file: written before a repository's name and a file's name. more_ends: others that
@@ -45,7 +45,7 @@ class Form:
 
 FORMS = (
     # Qwen2.5-Coder, CodeGemma and Granite 4
-    Form(
+    FillForm(
         "<|fim_prefix|>",
         "<|fim_suffix|>",
         "<|fim_middle|>",
@@ -54,7 +54,7 @@ FORMS = (
         ("<|fim_pad|>", "<|file_separator|>"),
     ),
     # StarCoder and Granite
-    Form(
+    FillForm(
         "<fim_prefix>",
         "<fim_suffix>",
         "<fim_middle>",
@@ -63,13 +63,13 @@ FORMS = (
         ("<fim_pad>", "<filename>", "<reponame>"),
     ),
     # SantaCoder
-    Form("<fim-prefix>", "<fim-suffix>", "<fim-middle>", more_ends=("<fim-pad>",)),
+    FillForm("<fim-prefix>", "<fim-suffix>", "<fim-middle>", more_ends=("<fim-pad>",)),
     # DeepSeek-Coder
-    Form("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    FillForm("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     # CodeLlama
-    Form("▁<PRE>", "▁<SUF>", "▁<MID>", more_ends=("▁<EOT>",), is_bare=True),
+    FillForm("▁<PRE>", "▁<SUF>", "▁<MID>", more_ends=("▁<EOT>",), is_bare=True),
     # Codestral
-    Form("[PREFIX]", "[SUFFIX]", suffix_first=True, is_bare=True),
+    FillForm("[PREFIX]", "[SUFFIX]", suffix_first=True, is_bare=True),
 )
 
 
@@ -100,7 +100,7 @@ class FillMiddle:
     ends: the tokens that end an answer, beside the model's end tokens.
     """
 
-    def __init__(self, tokenizer: Any, form: Form, control: Control):
+    def __init__(self, tokenizer: Any, form: FillForm, control: Control):
         self.form = form
         self._tokenizer = tokenizer
         self._control = control
