@@ -9,6 +9,8 @@ from longdraft.server.decode.metrics import together
 from longdraft.server.decode.service import Service
 from longdraft.server.http.problems import Problem
 
+LATEST = ":latest"
+
 
 class Models:
     """At least one service, each with a name and its own engine; the page shows the first."""
@@ -26,9 +28,14 @@ class Models:
         return all(service.ready for service in self)
 
     def of(self, name: str | None) -> Service:
-        """The model of this name; None: the first. Raises Problem."""
+        """The model of this name; None: the first. Raises Problem.
+
+        NAME:latest, as Ollama's clients name it, is NAME.
+        """
         if name is None:
             return self.first
+        if name not in self._services:
+            name = name.removesuffix(LATEST)
         if name not in self._services:
             names = " or ".join(map(repr, self._services))
             raise Problem(

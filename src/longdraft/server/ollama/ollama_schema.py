@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from longdraft.sampling_parameters import FREQUENCY, MIN_P, PRESENCE
+from longdraft.server.ollama.history import as_openai
 from longdraft.server.openai.request_fields import (
     UNSUPPORTED,
     Frequency,
@@ -24,13 +25,14 @@ from longdraft.server.openai.request_fields import (
 )
 from longdraft.server.openai.schema import MOST_MESSAGES, MOST_STOPS, ChatMessage, Stop
 from longdraft.server.openai.structured import Schema
+from longdraft.server.openai.tools import MAX_TOOLS, Tool, check_choice
 
 
 class OllamaOptions(Strict):
     """Ollama's options, with its defaults, but no penalty except the model's own.
 
     num_predict below 0: as many tokens as there may be. The penalty counts the whole text, which is
-    what a repeat_last_n of -1 asks for.
+    what a repeat_last_n of -1 asks for. num_ctx: has no effect, the context is the server's.
     """
 
     num_predict: Literal[-1, -2] | MaxTokens = -1
@@ -59,7 +61,7 @@ class OllamaRequest(Strict):
     options: OllamaOptions = OllamaOptions()
     keep_alive: float | Text | None = None
     format: Literal["", "json"] | Schema = ""
-    think: Literal[False] = False
+    think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Literal[False] = False
 
     @property
@@ -81,16 +83,32 @@ class OllamaRequest(Strict):
 
 
 class Chat(OllamaRequest):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    """A conversation; without messages, the model is only to be loaded."""
+
+    messages: Annotated[
+        list[ChatMessage], Field(max_length=MOST_MESSAGES), BeforeValidator(as_openai)
+    ] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Chat:
+        check_choice([tool.function for tool in self.tools], "auto")
+        return self
 
 
 class Generate(OllamaRequest):
-    """A question for the model's chat template; raw: a text to continue."""
+    """A question for the model's chat template; without a prompt, the model is only to be loaded.
 
-    prompt: Annotated[Text, Field(min_length=1)]
+    raw: a text to continue.
+    """
+
+    prompt: Text = ""
     system: Text | None = None
     raw: bool = False
+
+    @property
+    def tools(self) -> list[Tool]:
+        return []
 
     @property
     def messages(self) -> list[ChatMessage]:

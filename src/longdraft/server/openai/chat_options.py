@@ -54,9 +54,9 @@ def told(turn: Turn, template: str) -> Turn:
         return turn
     variables = dict[str, Any]()
     for name, value in turn.variables.items():
-        if _reads(template, name):
+        if reads(template, name):
             variables[name] = value
-        elif name == "reasoning_effort" and _reads(template, SWITCH):
+        elif name == "reasoning_effort" and reads(template, SWITCH):
             variables.setdefault(SWITCH, value != "none")
         else:
             is_field = name == "reasoning_effort"
@@ -64,7 +64,8 @@ def told(turn: Turn, template: str) -> Turn:
     return replace(turn, variables=variables)
 
 
-def _reads(template: str, name: str) -> bool:
+def reads(template: str, name: str) -> bool:
+    """Tells whether a template reads a variable."""
     return re.search(rf"\b{name}\b", template) is not None
 
 
