@@ -134,7 +134,8 @@ def add_ollama(app: FastAPI, models: Models) -> None:
 
     async def talk(service: Service, body: Chat | Generate, request: Request) -> Response:
         check_room(service, body)
-        asked = ChatRequest(messages=body.messages, max_tokens=body.limit, **body.sampled)
+        sampled = body.sampled_without(service.defaults.settings)
+        asked = ChatRequest(messages=body.messages, max_tokens=body.limit, **sampled)
         return await answered(service, await service.chat(asked), body, request)
 
     @app.post("/api/chat", include_in_schema=False)
@@ -148,7 +149,8 @@ def add_ollama(app: FastAPI, models: Models) -> None:
             return await talk(service, body, request)
         check_room(service, body)
         text = "\n\n".join(part for part in (body.system, body.prompt) if part)
-        asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **body.sampled)
+        sampled = body.sampled_without(service.defaults.settings)
+        asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **sampled)
         tokens = await service.tokens(text)
         limit = service.fitting(tokens, body.limit)
         work = await service.completion(
