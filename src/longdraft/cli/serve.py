@@ -13,6 +13,7 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
+from longdraft.cli.sampling_options import DefaultSampling
 from longdraft.errors import InputError
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -112,6 +113,7 @@ def serve(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Largest number of new tokens per answer.")
     ] = 4096,
+    default_sampling: DefaultSampling = DefaultSampling(),
     strict: Annotated[
         bool,
         typer.Option(
@@ -239,6 +241,7 @@ def serve(
         page=page,
         share_prefixes=share_prefixes,
         strict=strict,
+        sampling=default_sampling.given,
     )
     server = Server(first.session, first.tokenizer, settings, specs[0].weights, others)
     for tokenizer in (each.tokenizer for each in served):

@@ -52,11 +52,15 @@ class Models:
 
 
 def about(service: Service) -> dict[str, Any]:
-    """A model as OpenAI lists it; max_model_len, as in vLLM, is the maximum length in tokens."""
+    """A model as OpenAI lists it; max_model_len, as in vLLM, is the maximum length in tokens.
+
+    sampling_defaults: for fields that a request does not send; other fields have the API's.
+    """
     return {
         "id": service.model,
         "object": "model",
         "created": service.created,
         "owned_by": "longdraft",
         "max_model_len": service.room,
+        "sampling_defaults": dict(service.defaults.settings),
     }

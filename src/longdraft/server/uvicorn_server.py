@@ -7,8 +7,8 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -24,6 +24,7 @@ from longdraft.server.anthropic.messages_routes import add_anthropic
 from longdraft.server.app import create_app
 from longdraft.server.decode.decoding_thread import DecodingThread
 from longdraft.server.decode.metrics import Metrics
+from longdraft.server.decode.sampling_defaults import SamplingDefaults
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.work import Times
 from longdraft.server.http.access import Access
@@ -58,7 +59,7 @@ class ServerSettings:
     hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
     page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
     client_s: how long a client may take to send a request, or to read what was sent. strict: fields
-    without an effect are errors.
+    without an effect are errors. sampling: see SamplingDefaults.of.
     """
 
     model: str
@@ -77,6 +78,7 @@ class ServerSettings:
     page: bool = True
     share_prefixes: bool = False
     strict: bool = False
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -156,7 +158,10 @@ class Server(uvicorn.Server):
         metrics = Metrics(served.session, served.model, served.method)
         times = Times(settings.queue_s, settings.request_s)
         engine = DecodingThread(served.session, alone)
-        return Service(engine, served.tokenizer, served.model, metrics, times, settings.most_new)
+        defaults = SamplingDefaults.of(served.session.target, settings.sampling)
+        tokenizer = served.tokenizer
+        most_new = settings.most_new
+        return Service(engine, tokenizer, served.model, metrics, times, most_new, defaults)
 
     @property
     def _failed(self) -> bool:
@@ -188,6 +193,7 @@ class Server(uvicorn.Server):
                 method=self.settings.method,
             )
         for service in self.models:
+            say(logging.INFO, f"sampling defaults: {service.defaults}", model=service.model)
             if (border := border_of(service.target)) is not None:
                 text = (
                     "without max_tokens, answers end where the text reaches the border of the "

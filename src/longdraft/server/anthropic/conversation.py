@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from json import loads
 from typing import Any
@@ -17,6 +16,7 @@ from longdraft.server.anthropic.anthropic_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from longdraft.server.openai.chat_options import reads
 
 CALL = "toolu_"  # the beginning of calls' ids, which templates do not get: Mistral's want 9 digits
 BETWEEN = "\n\n"  # the texts of blocks, except those of an answer
@@ -138,4 +138,4 @@ def _reads(tokenizer: Any, body: MessagesRequest, variable: str) -> bool:
         template = template_of(tokenizer, body.offer.tools)
     except InputError:
         return False  # reported when the prompt is rendered
-    return re.search(rf"\b{variable}\b", template) is not None
+    return reads(template, variable)

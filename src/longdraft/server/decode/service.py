@@ -30,6 +30,7 @@ from longdraft.server.decode.request_limits import (
     check_length_of_answer,
     check_numbers,
 )
+from longdraft.server.decode.sampling_defaults import SamplingDefaults
 from longdraft.server.decode.structures import Structures
 from longdraft.server.decode.talk import NO_TOOLS, Dialogue, Offer, prompted
 from longdraft.server.decode.work import RequestWork, Times
@@ -50,8 +51,8 @@ class Service:
     """One model and one method.
 
     It refuses a request that cannot be answered before anything is decoded for it. most_new: how
-    many new tokens a request has if it does not say, and at most. stopping: nothing is accepted any
-    more.
+    many new tokens a request has if it does not say, and at most. defaults: for sampling fields
+    that a request does not send. stopping: nothing is accepted any more.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Service:
         metrics: Metrics,
         times: Times,
         most_new: int,
+        defaults: SamplingDefaults,
     ):
         self.engine = engine
         self.tokenizer = tokenizer
@@ -69,6 +71,7 @@ class Service:
         self.metrics = metrics
         self.times = times
         self.most_new = most_new
+        self.defaults = defaults
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
@@ -272,6 +275,7 @@ class Service:
     ) -> RequestWork:
         wanted = min(self.fitting(prompt, limit) for prompt in prompts)
         check_numbers(body, wanted, self.target.vocab)
+        body = self.defaults.fill(body)
         bias = tuple(
             sorted((int(token), float(number)) for token, number in body.logit_bias.items())
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -76,6 +77,15 @@ class OllamaRequest(Strict):
             structure = {"structured_outputs": asked}
         penalty = self.options.repeat_penalty
         return named | structure | {"model": self.model, "repetition_penalty": penalty}
+
+    def sampled_without(self, defaults: Collection[str]) -> dict[str, Any]:
+        """The fields of a request in OpenAI's names.
+
+        defaults: fields for which the server has a default, left out unless they were sent.
+        """
+        unsent = set(OllamaOptions.model_fields) - self.options.model_fields_set
+        replaced = unsent & set(defaults)
+        return {name: value for name, value in self.sampled.items() if name not in replaced}
 
     @property
     def limit(self) -> int | None:

@@ -179,7 +179,8 @@ def add_ollama(app: FastAPI, models: Models) -> None:
 
     async def talk(service: Service, body: Chat | Generate, request: Request) -> Response:
         check_room(service, body)
-        fields = body.sampled | thinking_fields(service, body)
+        sampled = body.sampled_without(service.defaults.settings)
+        fields = sampled | thinking_fields(service, body)
         asked = ChatRequest(
             messages=body.messages, tools=body.tools, max_tokens=body.limit, **fields
         )
@@ -201,7 +202,8 @@ def add_ollama(app: FastAPI, models: Models) -> None:
             return await talk(service, body, request)
         check_room(service, body)
         text = "\n\n".join(part for part in (body.system, body.prompt) if part)
-        asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **body.sampled)
+        sampled = body.sampled_without(service.defaults.settings)
+        asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **sampled)
         tokens = await service.tokens(text)
         limit = service.fitting(tokens, body.limit)
         work = await service.completion(

@@ -108,8 +108,8 @@ class StreamOptions(Strict):
 class SampledRequest(Strict):
     """The fields of every request that is answered with text.
 
-    top_k to stop_token_ids are vLLM's additions to OpenAI's. A temperature that is not given is 1,
-    as in OpenAI's API.
+    top_k to stop_token_ids are vLLM's additions to OpenAI's. A temperature that is not given is the
+    server's default (see SamplingDefaults), or 1, as in OpenAI's API.
 
     user to metadata are labels. Of store and service_tier only the values that ask for nothing are
     accepted. min_tokens: no end token, stop token or stop string ends the answer before it has this
