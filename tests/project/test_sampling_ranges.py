@@ -202,7 +202,7 @@ def test_all_accept_the_same_values(p):
 def test_nothing_is_left_out():
     everywhere = {"Sampler", "hf", *(model.__name__ for model in REQUESTS)}
     benches = ("speed", "cost", "acceptance", "tasks", "peers", "peers-tasks", "shape-cost")
-    commands = ("generate", "chat", "audit", "demo", "train text")
+    commands = ("generate", "chat", "audit", "demo", "serve", "train text")
     commanded = {f"longdraft {name}" for name in commands}
     commanded |= {f"longdraft bench {name}" for name in benches}
     assert {name for name, _ in surfaces(TEMPERATURE)} == everywhere | commanded
