@@ -55,14 +55,16 @@ OWN = {
 }
 SAMPLING = {
     **{
-        name: {"chat": "the model's own, unless it is given"}
+        name: {"chat": "the model's own, unless it is given", "serve": "a default of requests"}
         for name in ("top_k", "top_p", "penalty")
     },
+    "min_p": {"serve": "a default of requests"},
     "seed": {"generate": "derives a seed per row", "audit": "the first of several"},
     "temperature": {
         "demo": "the scene's",
         "audit": "both if none is given",
         "chat": "the model's own",
+        "serve": "a default of requests",
         "train text": "without a greedy default",
     },
 }
