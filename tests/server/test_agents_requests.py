@@ -27,6 +27,10 @@ ONE_SYSTEM = (
     "{{ raise_exception('one system message, and it is the first') }}{% endif %}"
     "{% endfor %}" + CHAT
 )
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('there is no system role') }}{% endif %}{% endfor %}" + CHAT
+)
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 TOOL = {"type": "function", "function": {"name": "read_file", "parameters": SCHEMA}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
@@ -219,6 +223,7 @@ def test_a_field_cannot_write_a_header(http):
     assert len(found.headers["x-longdraft-ignored"].split(", ")) == 16
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
 @pytest.mark.parametrize("field", sorted(request_fields.UNSUPPORTED - {"prompt", "suffix"}))
 def test_a_field_with_an_effect_stays_an_error_and_empty_ones_do_not(
@@ -282,6 +287,21 @@ def test_system_messages_are_one_where_the_template_takes_one(http, says, monkey
     assert (found.status_code == 200) != fault
     if not fault:
         assert "<system>First.\n\nSecond.\n<user>" in read(asked)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_template_without_the_systems_role_reads_its_text_in_the_first_message(
+    http, says, monkeypatch, fault
+):
+    if fault:
+        changed = "longdraft.server.decode.history._in_first_user"
+        monkeypatch.setattr(changed, lambda text, others: others)
+    asked = says(NO_SYSTEM, "Done.")
+    system = [{"role": "system", "content": "First."}, {"role": "developer", "content": "Second."}]
+    body = {"model": "tiny", "messages": [*system, USER]}
+    found = http.post("/v1/chat/completions", json=body)
+    assert found.status_code == 200
+    assert (f"<user>First.\n\nSecond.\n\n{USER['content']}" in read(asked)) != fault
 
 
 def test_an_effort_of_none_turns_the_reasoning_off(http, says):

@@ -61,6 +61,9 @@ case(
     "",
     BERN,
 )
+F = B.replace('"name"', '"function"')
+case(ANY, F, "", BERN)
+case(ANY, f"<tool_call>\n{F}\n</tool_call>", "", BERN)
 case(ANY, f"I look.\n{X}\n</tool_call>", "I look.", BERN)
 case(ANY, f"<tool_call>\n{X}\n</tool_call>", "", BERN)
 case(ANY, f"<tool_call>\n{B}\n</tool_call>", "", BERN)
@@ -120,6 +123,9 @@ PROSE = [
     '<tools>\n{"name": "weather", "parameters": {"properties": {"city": {}}}}\n</tools>',
     '{"name": "weather", "description": "x", "parameters": {"city": "Bern"}}',
     '{"type": "Point", "name": "weather", "arguments": {}}',
+    '{"function": "rain", "arguments": {"city": "Bern"}}',
+    '{"function": "weather"}',
+    '{"function": "weather", "arguments": {"city": "Bern"}, "unit": "C"}',
     "[a](b) {c} [",
 ]
 for prose in PROSE:

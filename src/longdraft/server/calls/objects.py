@@ -1,4 +1,6 @@
-"""Calls written as JSON objects: {"name": ..., "arguments": {...}}, or with "parameters"."""
+"""Calls written as JSON objects: {"name": ..., "arguments": {...}}, or with "parameters", or with
+the name as "function".
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def _whole(reader: AnswerReader, text: str, end: int, marked: bool) -> bool:
         extra = call.keys() - KEYS
         if isinstance(call.get("function"), dict):
             call = call["function"]
-        name = call["name"]
+        name = call["name"] if "name" in call else call["function"]
         bare = marked and "description" not in call  # which a function's definition has
         given = call.get("arguments", call.get("parameters", {} if bare else None))
         if isinstance(given, str):

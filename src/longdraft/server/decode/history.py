@@ -25,13 +25,17 @@ def first_taken(messages: list[Message], tokens: Callable[[list[Message]], list[
 
 
 def _forms(messages: list[Message]) -> Iterator[list[Message]]:
-    """Other forms: arguments that are no object become an empty one; one system message."""
+    """Other forms: arguments that are no object become an empty one; one system message; and none,
+    for a template without that role.
+    """
     objects = [_with_objects(message) for message in messages]
     if objects != messages:
         yield objects
     merged = _one_system(objects)
     if merged != objects:
         yield merged
+    if merged and merged[0]["role"] == "system":
+        yield _in_first_user(merged[0]["content"], merged[1:])
 
 
 def _with_objects(message: Message) -> Message:
@@ -54,3 +58,11 @@ def _one_system(messages: list[Message]) -> list[Message]:
         return messages
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(system)}, *others]
+
+
+def _in_first_user(text: str, others: list[Message]) -> list[Message]:
+    """The other messages with the system's text at the beginning of the first one, the user's."""
+    if others and others[0]["role"] == "user":
+        first = others[0] | {"content": f"{text}\n\n{others[0]['content']}"}
+        return [first, *others[1:]]
+    return [{"role": "user", "content": text}, *others]
