@@ -2,9 +2,10 @@
 
     python tests/changed.py            # since LONGDRAFT_BASE, or a commit 12 hours before HEAD
     python tests/changed.py COMMIT     # since this one
+    python tests/changed.py --folders  # the folders whose tests marked `full` the change needs
 
-Where the commit cannot be told (no git, a shallow clone), every part is printed. `make test-weekly`
-runs them all.
+Where the commit cannot be told (no git, a shallow clone), everything is printed. `make test-weekly`
+runs it all.
 """
 
 from __future__ import annotations
@@ -48,6 +49,36 @@ PARTS = {  # by patterns of paths
     "architectures": ("src/longdraft/backends/*",),  # with the oldest versions
     "oldest": VERSIONS,
 }
+
+# Tests marked `full` run where these rooms of src/longdraft changed, or the tests of their folder.
+KERNELS = {"core", "ops", "backends"}
+MODELS = KERNELS | {"models"}
+DRAFTS = MODELS | {"views", "drafters", "methods"}
+ENGINE = DRAFTS | {"engine", "prompts", "constraints"}
+FULL = {
+    "audit": ENGINE | {"audit"},
+    "backends": MODELS,
+    "bench": {"bench", "cli"},
+    "cli": {"cli"},
+    "constraints": ENGINE,
+    "core": KERNELS,
+    "drafters": DRAFTS,
+    "doctor": {"doctor", "ops"},
+    "engine": ENGINE,
+    "hf": ENGINE | {"hf"},
+    "methods": ENGINE,
+    "models": MODELS,
+    "ops": KERNELS | {"drafters"},
+    "project": set[str](),
+    "prompts": ENGINE,
+    "recording": ENGINE | {"recording"},
+    "server": {"server", "engine", "prompts", "constraints"},
+    "training": MODELS | {"drafters", "training"},
+    "tuning": {"tuning", "costs"},
+    "views": KERNELS | {"views"},
+}
+# concern all of them
+SHARED = ("tests/support/*", "tests/conftest.py", "tests/run.py", "tests/changed.py", *VERSIONS)
 
 
 def git(*words: str) -> str | None:
@@ -102,9 +133,24 @@ def needed(changed: list[str] | None) -> list[str]:
     ]
 
 
+def folders(changed: list[str] | None) -> list[str]:
+    """The folders whose tests marked `full` these files need; all where the files are not known."""
+    if changed is None or any(fnmatch(path, p) for path in changed for p in SHARED):
+        return list(FULL)
+    rooms = {path.split("/")[2] for path in changed if path.startswith("src/longdraft/")}
+    tests = {path.split("/")[1] for path in changed if path.startswith("tests/")}
+    return [folder for folder, of in FULL.items() if folder in tests or of & rooms]
+
+
+def main(words: list[str]) -> None:
+    commits = [word for word in words if word != "--folders"]
+    base = commits[0] if commits else os.environ.get("LONGDRAFT_BASE") or before()
+    changed = files(base)
+    if "--folders" in words:
+        print(*(f"tests/{folder}" for folder in folders(changed)))
+    else:
+        print(*needed(changed))
+
+
 if __name__ == "__main__":
-    print(
-        *needed(
-            files(sys.argv[1] if sys.argv[1:] else os.environ.get("LONGDRAFT_BASE") or before())
-        )
-    )
+    main(sys.argv[1:])

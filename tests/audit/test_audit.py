@@ -76,6 +76,7 @@ COMPARED = (
 GOOD = {"plain": lambda t: PlainDecoding()} | {name: BUILD[name] for name in COMPARED}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name,model",
     [

@@ -74,6 +74,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 # What is computed ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @each_kind
 def test_plain_decoding_is_that_of_transformers(kind):
@@ -156,6 +157,7 @@ def check_paths(kind: str, length: int = 37, seed: int = 0) -> None:
         torch.testing.assert_close(mine, wanted[:, 0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(k, marks=full if k in LATER else ()) for k in KINDS), TIES]
 )

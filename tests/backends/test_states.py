@@ -435,6 +435,7 @@ FAULTS = [
 FAULTS += [later_checkpoints, later_states, stale_inputs]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_states_would_be_noticed(fault, monkeypatch):
     """By a node that reads another state: an error of the library's own would be no proof that the

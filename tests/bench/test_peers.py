@@ -146,6 +146,7 @@ def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
     return Work(target, prompts, 12, Sampler(temperature), seed=3)
 
 
+@pytest.mark.full
 def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
     Server.tokens = staticmethod(nearly_plain(folder))

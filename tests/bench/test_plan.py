@@ -155,6 +155,7 @@ def compare_with_drafts(name: str) -> None:
     assert most <= count if name in FOUND else most == count
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPTIONS)
 def test_planned_drafts_are_those_that_are_made(name):
     compare_with_drafts(name)
@@ -167,6 +168,7 @@ def test_a_draft_of_another_size_is_seen(monkeypatch):
         compare_with_drafts("vegas-tree")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "mamba", "gpt_oss", "gemma2"]
 )
@@ -301,6 +303,7 @@ def run(capsys, *words) -> SimpleNamespace:
     return SimpleNamespace(status=status, out=out, lines=err.splitlines())
 
 
+@pytest.mark.full
 def test_a_config_alone_is_enough(folder, capsys):
     said = run(capsys, "-m", folder, "--context", 32768, "--rows", 8, "--device", "H200", "--json")
     ranking = json.loads(said.out)["predictions"]["32768"]
@@ -385,6 +388,7 @@ BAD = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("words", "says"), BAD)
 def test_bad_input_is_one_line(folder, capsys, words, says):
     words = [str(folder) if w == "FOLDER" else w for w in words]

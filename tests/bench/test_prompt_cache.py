@@ -30,6 +30,7 @@ def generated(cli, *more: str) -> dict:
     return json.loads(out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["plain", "vegas", "suffix"])
 def test_generate_reads_a_prompt_once(cli, method):
     words = ("--prompt-file", "b.txt", "--method", method, "--temperature", "1", "--seed", "4")
@@ -91,6 +92,7 @@ BAD = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("line", "names"), BAD, ids=[line for line, _ in BAD])
 def test_what_cannot_be_used_is_one_line_and_stays(cli, line, names):
     if not Path("old").exists():

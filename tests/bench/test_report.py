@@ -99,6 +99,7 @@ def number(cell: SimpleNamespace) -> float:
     return float(cell.text.split()[0])
 
 
+@pytest.mark.full
 def test_every_number_links_to_the_records_it_is_of(written):
     """The medians of a table are computed again from the records that its cells link to."""
     page = written.page
@@ -177,6 +178,7 @@ def hostile(value: object, key: str = "") -> object:
     return value if plain or not isinstance(value, str) else value + EVIL
 
 
+@pytest.mark.full
 def test_what_records_say_stays_text(tmp_path):
     source = [hostile(r) for r in everything() if r["task"] != "steps"]  # a step has a fixed name
     for path in report_files.write(source, tmp_path):

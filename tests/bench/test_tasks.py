@@ -59,6 +59,7 @@ def built(name: str, fitting: Fitting, instances: int = 3, seed: int = 0) -> lis
     return [task for task, _ in Suite(name, [CONTEXT], instances, seed).tasks(fitting)]
 
 
+@pytest.mark.full
 @each_task
 def test_prompts_have_the_length_that_was_asked_for(name, fitting):
     tasks = built(name, fitting)
@@ -92,6 +93,7 @@ def test_a_seed_has_its_tasks(name, fitting, monkeypatch):
         check_repeats(name, fitting, monkeypatch)
 
 
+@pytest.mark.full
 def test_files_that_are_found_in_another_order_are_noticed(fitting, monkeypatch):
     monkeypatch.setattr(code, "sorted", lambda names, key: list(names), raising=False)
     with pytest.raises(AssertionError):
@@ -169,6 +171,7 @@ def test_an_edit_is_of_code_that_has_what_it_names(fitting):
             assert task.document.count("os.path.") >= 2
 
 
+@pytest.mark.full
 def test_a_repo_task_leaves_the_body_out(fitting):
     for task in built("repo", fitting):
         name = task.turns[0].split("`")[1]
@@ -312,6 +315,7 @@ def measured(tmp_path_factory) -> Path:
     return folder / "records.jsonl"
 
 
+@pytest.mark.full
 def test_records_say_what_was_asked(measured):
     found = record.load([measured])
     assert len(found) == 2 * 3
@@ -376,6 +380,7 @@ def test_the_report_has_medians_over_instances_and_the_worst(measured):
     assert section.rows[1][-1] == "3" and len(section.sources[1].own) == 9
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -141,6 +141,7 @@ def test_every_old_option_is_translated():
     assert old_spelling.IGNORED.keys() == MEASUREMENTS.keys()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("old", LINES)
 def test_the_new_line_is_read_as_the_same_measurement(monkeypatch, translated, old):
     """Both make the same dataclass; nothing of the old line is lost on the way."""
@@ -160,6 +161,7 @@ def app_command():
     return typer.main.get_command(app)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("old", REFUSED)
 def test_what_was_refused_is_refused_in_one_line(cli, old):
     status, out, err = cli("bench", *shlex.split(old))
@@ -176,6 +178,7 @@ PAIRS = [
 FACTS = ("task", "method", "label", "context", "text_sha256", "token_ids", "accepted", "oracle")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_both_spellings_write_the_same_records(cli, place, old, new):
     text = "-m tiny --dtype float32 --prompt-file long.txt --context 96 --out old-or-new.jsonl"

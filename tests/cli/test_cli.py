@@ -59,6 +59,7 @@ def imported(code: str) -> set[str]:
     )
 
 
+@pytest.mark.full
 def test_generating_imports_no_benchmark_and_no_audit(place):
     words = ["generate", "hi", "-m", "tiny", "--max-new-tokens", "4"]
     found = imported(f"from longdraft.cli import main; main(['methods']); main({words})")
@@ -217,6 +218,7 @@ def test_a_drafter_random_or_from_a_folder(record, method, drafter):
         assert found["acceptance_per_position"][0] == 1.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.needs])
 def test_every_part_can_be_random(record, method):
     found = record(

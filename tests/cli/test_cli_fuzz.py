@@ -288,6 +288,7 @@ def test_every_command_is_fuzzed():
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [n for n in KNOWN if n not in TRAINED[1:]])
 def test_a_wrong_value_of_each_parameter_is_one_line(name, tried):
     """One value of each parameter, chosen by its place, so that every value is met by some of

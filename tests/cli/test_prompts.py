@@ -62,6 +62,7 @@ def test_prompts_and_texts_that_are_measured():
     assert special not in inputs._tokenized("x", text.text, tokenizer).tokens
 
 
+@pytest.mark.full
 def test_the_command_line(cli, record):
     text = "naïve <|endoftext|> tree"
     plain = record(text)

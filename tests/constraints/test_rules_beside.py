@@ -90,12 +90,14 @@ def check(name: str, kind: str, temperature: float = 0.0, new: int = NEW) -> Non
     assert decoded(sampler, "vegas tree", prompt, new) == plain
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["schema", "choice"])
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_rules_never_break_a_constraint(name, kind):
     check(name, kind)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_nor_in_sampled_text_that_is_cut(name):
     """At the limit a model may force its end token, which may not follow there."""

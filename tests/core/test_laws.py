@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import checks
 from support.checks import SAMPLERS, Toy, check_counts, check_law, remembering, run_toy, tables
-from support.listed import weekly
+from support.listed import case, weekly
 
 from longdraft import InputError, Sampler
 from longdraft.core import verify
@@ -25,21 +25,25 @@ KINDS = {
     "top-p": Sampler(temperature=0.8, top_p=0.7),
     "top-k": Sampler(temperature=1.3, top_k=3),
 }
+each_kind = pytest.mark.parametrize(
+    "sampler", [case(s, id=name, daily=name == "T=1") for name, s in KINDS.items()]
+)
 
 
 @pytest.mark.parametrize("rows", [3000, pytest.param(20_000, marks=weekly)])
-@pytest.mark.parametrize("sampler", KINDS.values(), ids=KINDS)
+@each_kind
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_match_keeps_the_law(widths, sampler, rows):
     check_law("match", widths=widths, sampler=sampler, rows=rows, limit=3, vocab=4)
 
 
-@pytest.mark.parametrize("sampler", KINDS.values(), ids=KINDS)
+@each_kind
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_reject_keeps_the_law(widths, sampler):
     check_law("reject", widths=widths, sampler=sampler, rows=600, limit=3, vocab=4)
 
 
+@pytest.mark.full
 def test_reject_keeps_the_law_at_more_rows():
     check_law("reject", widths=(3, 6), rows=3000, vocab=5)
 

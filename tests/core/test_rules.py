@@ -109,6 +109,7 @@ def test_greedy_text_is_that_of_generate(model, case):
             assert generate(lm, [prompt], BUILD[method](lm), max_new_tokens=NEW) == [want]
 
 
+@pytest.mark.full
 def test_the_cases_change_the_text():
     changed = set()
     for case in CASES:
@@ -168,6 +169,7 @@ def test_a_draft_of_the_whole_context_knows_the_rules():
     assert stats.mean_acceptance_length == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_the_law_is_transformers_with_rules(case):
     """The scores that `generate` samples from, step by step."""
@@ -362,6 +364,7 @@ def test_odd_end_tokens_are_refused():
     assert end_tokens(None) == () and end_tokens(SimpleNamespace(eos_token_id=[7, 5])) == (5, 7)
 
 
+@pytest.mark.full
 def test_the_command_line_applies_and_refuses(cli, place, record):
     """What lies in generation_config.json; the record says which rules were applied."""
     words = ("--prompt-file", "a.txt")

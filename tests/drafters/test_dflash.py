@@ -114,6 +114,7 @@ def said(lm: LM, drafter: DFlash) -> float:
     ).mean_acceptance_length
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_slot_learns_the_token_at_its_own_place(late, monkeypatch):
     """On text that runs in circles nearly every draft of a trained block is accepted; with labels

@@ -140,6 +140,7 @@ class Watched(Eagle):
         return tree
 
 
+@pytest.mark.full
 @each_path
 @each_kind
 @pytest.mark.parametrize("span", [(7,), (512,), (20, 12, 2), (14, 12, 2), (13, 5, 0), (5, 3, 10)])
@@ -229,6 +230,7 @@ def slow_tree(
     return {tuple(path) for _, path in sorted(candidates, key=lambda c: -c[0])[: nodes - 1]}
 
 
+@pytest.mark.full
 @each_path
 @each_kind
 @pytest.mark.parametrize(
@@ -333,6 +335,7 @@ def test_a_pass_over_a_tree_is_one_chain_per_path(kind):
         close(out[0, node], alone[0, -1])
 
 
+@pytest.mark.full
 @each_path
 @pytest.mark.parametrize(
     ("topk", "levels", "nodes"), [(1, 0, 2), (1, 5, 9), (8, 0, 99), (60, 1, 40)]

@@ -131,6 +131,7 @@ def tiny_tokens(*shape: int, seed: int = 3) -> Tensor:
     return torch.randint(3, 96, shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.full
 @torch.no_grad()
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("with_norm", [False, True], ids=["", "final norm"])
@@ -142,6 +143,7 @@ def test_it_computes_the_formulas(name, with_norm):
     check_against_naive(drafter, name, seqs)
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_the_ring_is_right_after_any_commits_and_rollbacks():
     """Rows grow, shrink and are rewritten at random; only what changed is computed anew."""
@@ -235,6 +237,7 @@ def test_a_target_of_windows_alone_lends_its_last_window():
     assert torch.equal(drafted(drafter, seqs, tree), want)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("score", ["logits", "weights"])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_view_of_everything_is_no_view(sampler, score):
@@ -299,6 +302,7 @@ def one_layer(seed: int = 0) -> tuple[LM, Glide]:
     return target, block
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("widths", [[1] * 4, [3, 4, 4, 4]], ids=["chain", "tree"])
 @pytest.mark.parametrize("window", [0, 8])
@@ -337,6 +341,7 @@ def _same_trees(name: str, policy: Guided | None) -> list[Drafter]:
     return [Copying(random_glide(target), widths, policy, 16), SelfDrafter(target, Full(), widths)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "gpt-oss"])
 @pytest.mark.parametrize("policy", [None, Guided(0.07, 16)], ids=["", "guided"])
 def test_an_oracle_in_its_place_is_accepted(name, policy):
@@ -348,6 +353,7 @@ def test_an_oracle_in_its_place_is_accepted(name, policy):
     assert tree[0].accepted == tree[1].accepted and tree[0].mean_acceptance_length > 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(tiny.CONFIGS) - set(tiny.MAIN) - {"deepseek"}))
 def test_other_architectures(name):
     for sampler in (SAMPLERS["greedy"], PENALTY):

@@ -18,12 +18,14 @@ each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 each_model = pytest.mark.parametrize("model", ["llama", "gpt-oss", "mistral-window"])
 
 
+@pytest.mark.full
 @each_policy
 @each_model
 def test_caches_hold_the_text_after_every_round(model, policy):
     check_caches(model, policy)
 
 
+@pytest.mark.full
 @each_policy
 @each_model
 @pytest.mark.parametrize("sampler", [SAMPLERS["greedy"], PENALTY], ids=["greedy", "sampled"])

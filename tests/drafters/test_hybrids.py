@@ -172,6 +172,7 @@ def check_pauses(method: str, length: int = 1100, rest: int = 70, new: int = 84)
         )
 
 
+@pytest.mark.full
 @every
 @torch.inference_mode()
 def test_pauses(method):
@@ -201,6 +202,7 @@ def test_pauses_of_two_rows(method):
 # Sessions, and conversations ----------------------------------------------------------------------
 
 
+@pytest.mark.full
 @every
 def test_requests_that_begin_with_what_is_known(method):
     """The rest of a prompt is read behind a checkpoint: a part of it, and for the third request
@@ -222,6 +224,7 @@ def test_requests_that_begin_with_what_is_known(method):
         assert s.prefixes is not None and s.prefixes.hits == 1024 + 1024
 
 
+@pytest.mark.full
 @every
 def test_a_conversation(method):
     """The second answer continues the first, and the third another text that begins alike."""

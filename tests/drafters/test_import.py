@@ -243,6 +243,7 @@ def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     )
 
 
+@pytest.mark.full
 def test_the_commands(tmp_path, capsys):
     """Import for a target in a folder; then a drafter for the bundled one, and one for another
     target refused.

@@ -134,6 +134,7 @@ def match_steps(target, drafter, sizes, new):
     yield from stream(target, tiny.prompts(50), drafter, max_new_tokens=new, verify=spy)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", tiny.MAIN)
 @pytest.mark.parametrize("rows", [(70,), (1,), (2, 1, 60)], ids=str)
 def test_the_target_as_its_own_small_model_is_always_right(model, rows):

@@ -75,6 +75,7 @@ def plain_draft(
     return drafted.tolist(), found
 
 
+@pytest.mark.full
 @each_case
 def test_drafts_are_those_of_a_plain_computation(tmp_path, family, count):
     """The family's own names are found, and each level is what its layers say without a cache."""
@@ -136,6 +137,7 @@ def test_the_first_drafts_are_those_of_transformers(tmp_path, monkeypatch, famil
 # The ring -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["llama", "llama-torch"])
 @pytest.mark.parametrize(
     ("layers", "sink", "window"), [(1, 3, 12), (1, 0, 5), (1, 9, 1), (2, 2, 40), (3, 0, 64)]

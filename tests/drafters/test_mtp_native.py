@@ -152,6 +152,7 @@ def test_a_chain_of_one_layer_is_one_call(monkeypatch):
     assert not calls
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("model", ["llama", "llama-bf16", "mistral-window"])
 @pytest.mark.parametrize("widths", [CHAIN, TREE], ids=["chain", "tree"])

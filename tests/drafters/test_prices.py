@@ -56,6 +56,7 @@ def compare(lm, drafter, planned=None, target=None) -> None:
             assert seconds == run.draft(drafter, lengths, depth, width) > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_plan_and_a_run_have_one_price(name, model):

@@ -256,6 +256,7 @@ def converse(lm: LM, drafter: Drafter, cut: int = 0, early: bool = False) -> lis
     return read
 
 
+@pytest.mark.full
 @each_watched
 @pytest.mark.parametrize("cut", [0, 1, 2, 25, 60])
 @pytest.mark.parametrize("early", [False, True])

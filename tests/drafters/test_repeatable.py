@@ -192,6 +192,7 @@ def text_differs(*call) -> bool:
 # Text and trees -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.product
 @each_sampler
 @each_drafter
@@ -237,6 +238,7 @@ def test_the_clock_changes_the_output_where_it_chooses_the_trees(monkeypatch):
     assert text_differs(monkeypatch, inexact("qwen3-moe"), DRAFTERS["lookup"], "greedy")
 
 
+@pytest.mark.full
 @needs_native
 @each_sampler
 @each_drafter

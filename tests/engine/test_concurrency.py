@@ -38,6 +38,7 @@ def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[lis
         return list(pool.map(one, range(len(prompts))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-torch", marks=full)])
 def test_four_threads_give_what_one_gives(model):
     """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
@@ -126,6 +127,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_every_method_in_places_that_change_hands(model, method):
     assert served(model, BUILD[method](tiny.target(model)), "T=1", 3, eos) == want
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [1, 2, 7, 20])
 @pytest.mark.parametrize("model", ["gpt-oss", "qwen3"])
 def test_any_number_of_places(model, batch):

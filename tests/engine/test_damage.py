@@ -101,6 +101,7 @@ def test_plain_decoding_is_over_before_the_method_runs(cli, monkeypatch):
     assert found["token_ids"] != good["token_ids"] and found["first_difference"]["top2_gap"] is None
 
 
+@pytest.mark.full
 @each_fault
 def test_the_demo(cli, fault, monkeypatch):
     words = (
@@ -124,6 +125,7 @@ def test_the_demo(cli, fault, monkeypatch):
     assert "NO: the method" in out
 
 
+@pytest.mark.full
 @each_fault
 def test_bench(cli, place, fault, monkeypatch, tmp_path):
     """The others' records stay sound: the prompts are read anew."""

@@ -174,6 +174,7 @@ def after(model: str, rows: int, seed: int) -> list[list[int]]:
         return [ask(s, text, "b"), ask(s, text + part, "b")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [1, 3])
 @each_model
 def test_a_prompt_that_was_not_copied_sees_nothing_of_another_owner(model, rows, monkeypatch):
@@ -482,6 +483,7 @@ class Fuzz:
         return self.did
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "seed",
     [

@@ -84,6 +84,7 @@ def test_nothing_is_shown_after_an_error(terminal, monkeypatch):
     assert screen.getvalue() == ""
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.parametrize(
     "command", [("generate", "--prompt-file", "long.txt", *SHORT), ("demo", "--context", "480")]

@@ -193,6 +193,7 @@ def under_load(lm: LM, batch: int, drafter: Drafter | None = None, seed: int = 0
     return found
 
 
+@pytest.mark.full
 @needs_native
 @pytest.mark.parametrize("method", ["plain", "vegas", "lookup"])
 def test_a_request_under_load_is_what_it_is_alone(method):
@@ -200,12 +201,14 @@ def test_a_request_under_load_is_what_it_is_alone(method):
     assert lm.exact and all(under_load(lm, 3, BUILD[method](lm) if method != "plain" else None))
 
 
+@pytest.mark.full
 @needs_native
 def test_a_text_read_in_other_parts_would_be_noticed(monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)
     assert not all(all(under_load(reader("amx"), 3, seed=seed)) for seed in range(20))
 
 
+@pytest.mark.full
 def test_one_request_at_a_time_is_what_it_is_alone_on_any_backend():
     assert all(under_load(reader("torch"), 1))
 

@@ -8,7 +8,7 @@ import pytest
 import test_session
 import torch
 from support import tiny
-from support.listed import BUILD, DAILY, FROM_TEXT, FULL_BUDGET, case
+from support.listed import BUILD, FROM_TEXT, FULL_BUDGET, tier
 from support.prices import Stated
 from support.sessions import REQUESTS, Ends, finish, others, request, session
 
@@ -51,7 +51,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize(
-    "method", [case(m, id=m, daily=m in DAILY) for m in BUILD if m not in OTHERWISE]
+    "method", [pytest.param(m, id=m, marks=tier(m)) for m in BUILD if m not in OTHERWISE]
 )
 def test_what_a_drafter_knows_of_a_row_survives_its_neighbors(method):
     """Each step accepts the same tokens as without them: no state is lost or moved to another

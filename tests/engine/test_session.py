@@ -298,6 +298,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @given(st.lists(ACTIONS, max_size=20), st.integers(1, 4))
 def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):

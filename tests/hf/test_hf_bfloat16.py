@@ -73,6 +73,7 @@ def swapped(within: float):
     return verify
 
 
+@pytest.mark.full
 def test_wrong_choices_would_be_noticed(monkeypatch):
     monkeypatch.setattr("longdraft.hf.generation.match", swapped(4.0))
     assert "no tie" in fault(found("llama", "plain"), "plain")

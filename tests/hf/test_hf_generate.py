@@ -156,6 +156,7 @@ def test_settings_that_change_greedy_output(name):
         same(given, **eos, **SETTINGS[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["vegas", "vegas-tree", "lookup"])
 def test_a_processor_of_ones_own_and_allowed_tokens(method):
     for given in (inputs(41), inputs(*LENGTHS)):

@@ -124,6 +124,7 @@ def test_every_field_of_this_version_is_in_one_of_the_tables():
     assert sum(map(len, tables)) == len(set().union(*tables))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(FIELDS & HONORED.keys()))
 def test_a_field_has_the_effect_that_it_has_in_plain_generate(name):
     value, beside = HONORED[name]
@@ -177,6 +178,7 @@ def test_a_field_that_transformers_refuses_without_a_tokenizer(name):
         ours(inputs(9), **{name: NEEDS_TOKENIZER[name]}, tokenizer=object())
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", sorted(FIELDS & WITHOUT_EFFECT.keys()))
 def test_a_field_without_effect(name):

@@ -123,6 +123,7 @@ def added(install, monkeypatch) -> ModuleType:
     return package
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["llama", "llama-loops", "gpt-oss"])
 def test_the_method_passes_the_list(added, model):
     test_lossless.test_every_named_method_is_on_the_list()

@@ -55,6 +55,7 @@ def test_what_is_declared(method, depth, chain):
     assert (drafter.max_depth, drafter.is_chain) == (depth, chain)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", METHODS)
 def test_copies_that_are_declared_are_those_that_are_made(name):
     words = (

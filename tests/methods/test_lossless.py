@@ -14,9 +14,9 @@ from support.listed import (
     FULL_BUDGET,
     ROWS,
     each_method,
-    each_method_on,
     each_rows,
     each_sampler,
+    every_method_on,
     full,
 )
 
@@ -27,7 +27,7 @@ from longdraft.views import Chunks, Guided, RandomSlots, SinkWindow, SnapKV
 
 
 @pytest.mark.product
-@each_method_on(*tiny.MAIN, "llama-kv8", "llama-a8", "qwen3.5", first=BUILD)
+@every_method_on(*tiny.MAIN, "llama-kv8", "llama-a8", "qwen3.5")
 @each_sampler
 @each_rows
 def test_output_is_plain_decoding(model, rows, sampler, method):
@@ -77,6 +77,7 @@ def test_plain_is_transformers_greedy(model):
         assert found[0, len(prompt) :].tolist() == row
 
 
+@pytest.mark.full
 @each_sampler
 @pytest.mark.parametrize("model", ["llama", "gpt-oss"])
 @pytest.mark.parametrize("method", [None, "vegas tree", "lookup"])

@@ -133,6 +133,7 @@ def test_every_backend_rounds_alike(folder, kind):
         assert (found - want).abs().median() < 1e-4
 
 
+@pytest.mark.full
 def test_rounding_that_depends_on_the_pass_is_caught(monkeypatch):
     check = partial(
         check_lossless, BUILD["vegas tree"], "llama-torch-a8", SAMPLERS["T=1"], (70, 31, 90), 32
@@ -229,6 +230,7 @@ def test_a_prompt_of_the_other_kind_is_refused(cli, tmp_path):
     assert status == 2 and "8-bit activations" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_benchmarks_record_it(cli, tmp_path):
     check_bench(cli, tmp_path, "activations", [None, "int8"], "--weights", "int4")
 

@@ -45,6 +45,7 @@ def user(text: str) -> dict[str, str]:
 # The engine ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @read_in_any_parts
 @pytest.mark.parametrize("method", [None, "vegas", "lookup", "longspec", "medusa"])
 @pytest.mark.parametrize("model", ["llama", "llama-kv8", "gpt-oss", "qwen3.5"])

@@ -97,6 +97,7 @@ def other_when_committed(read, self: KVCache, layer: int, b: int) -> tuple[Tenso
     return k * torch.where(scratch, 3.0, 1.0)[:, None], v
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "where, name, fault", [(coded, "encode", shared_scale), (KVCache, "read", other_when_committed)]
 )

@@ -396,6 +396,7 @@ def outside(text: str) -> list[str]:
     )
 
 
+@pytest.mark.full
 def test_a_model_is_complete_once_it_is_constructed():
     assert outside("lm = load()\nlm.note, x = 'read', 1\nself.target.backend = lm.eager") == [
         "lm.note",

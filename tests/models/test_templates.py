@@ -91,7 +91,6 @@ def test_the_text_is_that_of_transformers(templates, template, tools, monkeypatc
     [
         (LOOP, "took longer than 1 s"),
         ("{{ 'x' * 9999999999 }}", "refuses this conversation"),
-        ("{% for a in range(300) %}{{ 'x' * 9999 }}{% endfor %}", "wrote more than 1048576 bytes"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append(1) }}", "refuses"),
         ("{% include '/etc/passwd' %}", "refuses"),
@@ -107,6 +106,15 @@ def test_a_template_that_misbehaves_ends_one_request(templates, template, said):
     assert templates.render(asked("{{ bos_token }}{{ messages[0].content }}")) == {
         "marked": "<s>import os"
     }
+
+
+def test_a_template_that_writes_too_much_is_refused():
+    patient = Templates(limit_s=60, most=1 << 20)
+    try:
+        with pytest.raises(InputError, match="wrote more than 1048576 bytes"):
+            patient.render(asked("{% for a in range(300) %}{{ 'x' * 9999 }}{% endfor %}"))
+    finally:
+        patient.close()
 
 
 @pytest.mark.timing

@@ -291,5 +291,6 @@ def test_packed_weights_are_not_divided():
         load_lm("bundled", weights="int8", team=Team(0, 2))
 
 
+@pytest.mark.full
 def test_the_tables_of_scale_are_counted():
     assert scale.main(["--check"]) == 0, "run python docs/scale.py"

@@ -258,6 +258,7 @@ def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
     assert check_audit(cli, tmp_path, "weights", "int8")["weights"] == "int8"
 
 
+@pytest.mark.full
 def test_benchmarks_record_it(cli, tmp_path):
     check_bench(cli, tmp_path, "weights", ["int4", "int8"])
 

@@ -138,6 +138,7 @@ def test_a_slot_is_encoded_once(bits):
     assert grown <= 13
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.usefixtures("build")
 @each_bits

@@ -217,6 +217,7 @@ def test_one_call_drafts_what_torch_drafts(kind, shape, sampler):
     compare(lm, made(lm, kind), EVERY[sampler], SHAPES[shape])
 
 
+@pytest.mark.full
 @pytest.mark.product
 @each_kind
 @pytest.mark.parametrize("shape", ["chain", pytest.param("tree, window", marks=full)])
@@ -231,6 +232,7 @@ def test_with_every_sampler(kind, shape, sampler):
     compare(lm, made(lm, kind), EVERY[sampler], SHAPES[shape], narrow)
 
 
+@pytest.mark.full
 @each_kind
 @pytest.mark.parametrize("shape", ["chain, window", "tree, window"])
 def test_in_every_build(kind, shape, build):
@@ -238,6 +240,7 @@ def test_in_every_build(kind, shape, build):
     compare(lm, made(lm, kind), Sampler(temperature=1.0), SHAPES[shape])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["wide", "llama-mha", "llama-mqa", "llama-6of3"])
 def test_shapes_of_heads(name):
     lm = tiny.target(name)
@@ -246,6 +249,7 @@ def test_shapes_of_heads(name):
     compare(lm, made(lm, "eagle3, 40 tokens"), Sampler(temperature=1.0), SHAPES["tree, window"])
 
 
+@pytest.mark.full
 @each_kind
 def test_rows_that_enter_with_samplers_of_their_own(kind):
     lm = tiny.target("llama")
@@ -267,6 +271,7 @@ def test_rows_that_enter_with_samplers_of_their_own(kind):
 # In 8 bits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @each_kind
 @pytest.mark.parametrize("span", [(512,), (20, 6, 3)])
 @torch.inference_mode()
@@ -349,6 +354,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", ["chain, window", "tree, window"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault, shape):

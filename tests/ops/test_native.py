@@ -107,6 +107,7 @@ def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize("rows", ["first", "last", "ends", "all", "mean"])
 @pytest.mark.parametrize("split", [True, False])

@@ -121,6 +121,7 @@ def test_equals_the_reference_in_float32(attend, case):
     check_implementation(attend, case, torch.float32)
 
 
+@pytest.mark.full
 @each_implementation
 @given(cases())
 @settings(max_examples=80)
@@ -128,6 +129,7 @@ def test_equals_the_reference_in_bfloat16(attend, case):
     check_implementation(attend, case, torch.bfloat16)
 
 
+@pytest.mark.full
 @given(cases())
 @settings(max_examples=60)
 def test_the_reference_is_softmax_over_what_is_visible(case):

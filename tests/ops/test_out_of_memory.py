@@ -97,6 +97,7 @@ def test_whichever_request_of_a_chain_fails(build):
     assert torch.equal(chain(first, 0, draws), wanted)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -166,6 +167,7 @@ def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", ["guided", "block", "layers"])
 def test_generation_fails_in_python_and_then_goes_on(make):
     """Wherever it comes, in the middle of drafting or of verification: the next call says what it
@@ -306,6 +308,7 @@ def long_text(lm: LM, rows: int, length: int):
     return cache
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("rows", "of", "split"),

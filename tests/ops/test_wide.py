@@ -67,6 +67,7 @@ def test_in_parts_leaves_behind_what_one_pass_does(rows):
         torch.testing.assert_close(mine, scores, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [126, 127, 128, 140])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_lookup_across_the_bound_is_plain_decoding_in_bfloat16(count, sampler):

@@ -78,6 +78,7 @@ def _text(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+@pytest.mark.full
 def test_the_readme_example_prints_what_readme_shows(monkeypatch, capsys):
     found = re.search(r"```python\n(.*?)```\n+```\n(.*?)```", README, re.S)
     assert found

@@ -34,6 +34,7 @@ def test_every_example_is_run():
     assert {p.stem for p in (ROOT / "examples").glob("*.py")} == set(CLAIMS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

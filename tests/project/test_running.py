@@ -36,6 +36,7 @@ ALWAYS = "\n\n@pytest.mark.timing\ndef test_too_slow():\n    raise AssertionErro
 MARKS = "[pytest]\nmarkers = timing: watches a clock\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tests", "status", "named"),
     [
@@ -89,6 +90,34 @@ def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
 )
 def test_slow_parts_follow_what_changed(files, parts):
     assert changed.needed(files) == parts
+
+
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        (["README.md", "docs/server.md"], []),
+        (["src/longdraft/bench/plan/drafts.py"], ["bench"]),
+        (["src/longdraft/server/app.py", "tests/cli/test_cli.py"], ["cli", "server"]),
+        (["tests/support/listed.py"], [*changed.FULL]),
+        (None, [*changed.FULL]),
+    ],
+)
+def test_full_tests_follow_what_changed(files, folders):
+    assert changed.folders(files) == folders
+
+
+def test_every_folder_with_full_tests_can_be_chosen():
+    """A folder that the table lacks would only run weekly."""
+    tests = ROOT / "tests"
+    mark = re.compile(r"mark\.(full|product|each_value)|each_method|import.*\bfull\b")
+    marked = {
+        path.parent.name
+        for path in tests.glob("*/test_*.py")
+        if mark.search(path.read_text(encoding="utf-8"))
+    }
+    assert marked - {"page", "vllm"} <= changed.FULL.keys() <= {p.name for p in tests.iterdir()}
+    rooms = {path.name for path in (ROOT / "src" / "longdraft").iterdir()}
+    assert set().union(*changed.FULL.values()) <= rooms
 
 
 def test_files_are_those_since_a_commit(tmp_path, monkeypatch):

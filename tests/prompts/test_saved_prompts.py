@@ -99,12 +99,14 @@ def equal(
 # Losslessness -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampler", SAMPLED.values(), ids=SAMPLED)
 @pytest.mark.parametrize("method", METHODS)
 def test_output_is_that_without_a_file(tmp_path, method, sampler):
     assert equal("llama", tmp_path / "p", method, sampler)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model",
     ["llama-bf16", "qwen3-kv8", "mistral-window", "deepseek", "gpt-oss", "llama-torch", "qwen3.5"],

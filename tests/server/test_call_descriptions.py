@@ -44,6 +44,7 @@ def test_the_model_is_told_and_its_calls_are_read(http, says):
     assert [call[1:] for call in calls] == [["weather", json.dumps(city)] for city in cities]
 
 
+@pytest.mark.full
 def test_a_call_can_be_required():
     for choice in answers(CHAT, {"tool_choice": "required", "n": 2}):
         [call] = choice["message"]["tool_calls"]

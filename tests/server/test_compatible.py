@@ -35,6 +35,7 @@ def said(http: httpx.Client, body: dict) -> str:
     return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("field", "harmless", "other"),
     [

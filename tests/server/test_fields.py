@@ -70,6 +70,7 @@ def refusal(response: httpx.Response) -> tuple[str, str]:
 # Fewest tokens ------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
 @pytest.mark.parametrize("method", ["vegas", "lookup", "plain"])
 def test_no_end_token_comes_before_min_tokens(method, fault, monkeypatch):
@@ -149,6 +150,7 @@ def test_a_template_is_told_what_a_request_says(reading):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fields", "name", "word"),
     [
@@ -212,6 +214,7 @@ def owned(*arguments):
     return asked | {"given": asked["given"] | asked["chosen"], "chosen": {}}
 
 
+@pytest.mark.full
 def test_a_message_is_continued_as_transformers_does(http):
     tokenizer = loaded()[1]
     wanted = tokenizer.apply_chat_template(OPEN, tokenize=False, continue_final_message=True)
@@ -240,6 +243,7 @@ def test_a_message_that_cannot_be_continued_is_refused(http):
 # Tokens -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_tokens_of_a_conversation_are_those_that_a_chat_reads(reading):
     tokenizer = loaded()[1]
     body = {"messages": OPEN, "continue_final_message": True, "chat_template_kwargs": {"note": "x"}}

@@ -59,6 +59,7 @@ def test_pieces_are_the_text(text):
     assert "".join(found) == TEXTS[text] and max(map(len, found)) <= long_texts.PIECE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
 def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
     """By every path that takes one, whatever field it is in."""

@@ -61,22 +61,26 @@ def plain(text: str, new: int) -> str:
     return said(tokens_of(f"{text}:"), Sampler(1.0), new=new)
 
 
+@pytest.mark.full
 def test_a_short_chat_has_the_rotations_of_short_texts(server):
     room = BORDER - len(SHORT)
     assert answer(server, SHORT) == (plain(SHORT, room), room)
     assert plain(SHORT, MOST)[:8] != plain(SHORT, room)[:8]
 
 
+@pytest.mark.full
 def test_a_chat_that_may_well_cross_the_border_has_those_of_long_texts(server):
     for text in (NEAR, LONG):
         assert answer(server, text) == (plain(text, MOST), MOST)
 
 
+@pytest.mark.full
 def test_a_limit_that_the_request_names_is_kept(server):
     for new in (4, 32):
         assert answer(server, SHORT, max_tokens=new) == (plain(SHORT, new), new)
 
 
+@pytest.mark.full
 def test_plans_for_all_that_the_server_allows_are_seen(monkeypatch, server):
     monkeypatch.setattr(engine, "LIKELY", POSITIONS)
     assert answer(server, SHORT) == (plain(SHORT, MOST), MOST)

@@ -193,6 +193,7 @@ def test_the_document_refuses_what_the_server_refuses(http, document, body):
     assert not allows(document, path_of(body), body)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "body", TAKEN, ids=lambda body: str(sorted(body.items(), reverse=True))[:60]
 )

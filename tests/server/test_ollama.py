@@ -322,6 +322,7 @@ def test_a_conversation_with_calls_is_the_templates(http, says):
     assert "Bern" in text and "Rain" in text
 
 
+@pytest.mark.full
 def test_a_strict_server_refuses_what_has_no_effect():
     with serving(strict=True) as server, client(server) as http:
         assert chat(http, think=False).status_code == 200

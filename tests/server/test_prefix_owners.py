@@ -57,18 +57,21 @@ def known(path: str, keys: list[str], monkeypatch: pytest.MonkeyPatch, **setting
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", PATHS)
 def test_another_key_is_told_nothing(path, monkeypatch):
     first, other, again, once_more = known(path, ["one", "two", "one", "two"], monkeypatch)
     assert first == other == 0 and again == once_more >= 64
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["completions", "longdraft/trace"])
 def test_keys_may_share(path, monkeypatch):
     first, other = known(path, ["one", "two"], monkeypatch, share_prefixes=True)
     assert first == 0 and other >= 64
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", PATHS)
 def test_an_owner_that_is_lost_would_be_noticed(path, monkeypatch):
     monkeypatch.setattr(Guard, "_owner", lambda *_: "")

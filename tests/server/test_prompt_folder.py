@@ -73,6 +73,7 @@ def parts(place: Path) -> list[Path]:
     return sorted((place / "kept").glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "qwen3-kv8", "qwen3.5"])
 def test_a_later_server_reads_only_the_rest(tmp_path, model, memory):
@@ -223,6 +224,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("model", ["llama", "qwen3.5"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)

@@ -83,6 +83,7 @@ def test_what_a_request_sends_wins(http, fault, monkeypatch):
     assert (completion(http, temperature=0) == greedy) != fault
 
 
+@pytest.mark.full
 def test_options_win_over_the_model_in_every_api(mixed):
     sampler = Sampler(1.6, 30, 0.9, 0.01, penalty=1.3, window=EVERYTHING)
     assert completion(mixed) == said(tokens_of(TEXT), sampler)
@@ -106,6 +107,7 @@ def test_options_win_over_the_model_in_every_api(mixed):
     assert raw["response"] == said(tokens_of(TEXT), sampler, eos=None)
 
 
+@pytest.mark.full
 def test_ollamas_fields_win_and_its_defaults_come_last(mixed):
     sent = {"num_predict": NEW, "seed": 3, "temperature": 0.8, "top_k": 40, "repeat_penalty": 1.0}
     body = {"model": "tiny", "stream": False, "messages": USER, "options": sent}

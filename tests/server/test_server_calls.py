@@ -196,6 +196,7 @@ def answers(template: str, change: dict, **more) -> list[dict]:
         return found.json()["choices"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("template", "change"),
     [
@@ -218,6 +219,7 @@ def test_a_call_can_be_required(template, change):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "once"), [(FORCED[0], False), (FORCED[1], True)], ids=["required", "named"]
 )
@@ -230,6 +232,7 @@ def test_a_named_function_is_called_once(change, once):
     assert not once or all(choice["finish_reason"] == "tool_calls" for choice in found)
 
 
+@pytest.mark.full
 def test_required_means_one_call_unless_parallel_calls_are_asked_for():
     ask = {"n": 4, "max_tokens": 100, "parallel_tool_calls": None}
     found = answers(formats_of_calls.HERMES, FORCED[0], **ask)
@@ -237,6 +240,7 @@ def test_required_means_one_call_unless_parallel_calls_are_asked_for():
     assert all(choice["finish_reason"] == "tool_calls" for choice in found)
 
 
+@pytest.mark.full
 def test_a_response_format_leaves_room_for_calls_and_nothing_else():
     """With tools to choose from, an answer is a call or text of the structure."""
     structure = {

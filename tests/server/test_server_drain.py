@@ -124,6 +124,7 @@ def test_the_grace_time_ends_streams_and_server():
         assert ended(server)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_large_body_gets_its_answer():
     """A connection that was closed before its body was read would be reset."""

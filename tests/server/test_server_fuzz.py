@@ -45,6 +45,7 @@ GOOD = {
 }
 
 
+@pytest.mark.full
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(sorted(GOOD)), BODIES, st.booleans())
 def test_whatever_is_sent_gets_an_answer_that_is_no_failure(http, path, body, valid):
@@ -64,6 +65,7 @@ def said_inside(answers: list[Answer]) -> list[str]:
     return [f"{a.shot.kind}: {word}" for a in answers for word in revealed(a)]
 
 
+@pytest.mark.full
 def test_malformed_requests_get_answers_that_reveal_nothing(server):
     """Of broken HTTP, odd JSON, 10 MB, chunks without end, paths, headers and more; hypothesis
     covers fields above.

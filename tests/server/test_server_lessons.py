@@ -49,6 +49,7 @@ def chat(**more: Any) -> dict[str, Any]:
 # Code, pickles and templates ----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_code_of_a_model_folder_is_not_run():
     """CVE-2026-22807 (vLLM ran auto_map's code). test_untrusted.py loads such folders; here, no
     call asks for it.
@@ -136,6 +137,7 @@ def test_the_server_listens_on_this_machine_alone(server):
     assert [s.getsockname()[0] for s in server.servers[0].sockets] == ["127.0.0.1"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "template",
     [

@@ -66,6 +66,7 @@ def test_no_piece_is_long(monkeypatch):
     assert longest_piece(monkeypatch, answer) > 200_000  # this would be noticed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_is_formatted_elsewhere_is_the_same(http, monkeypatch, path, stream):

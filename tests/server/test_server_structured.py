@@ -85,6 +85,7 @@ def test_an_answer_is_what_generate_writes_under_the_constraint(http, fields, ma
     )
 
 
+@pytest.mark.full
 def test_a_chat_a_stream_and_a_response_say_the_same(http):
     messages = [{"role": "user", "content": "import os"}]
     prompt = chat_tokens(loaded()[1], messages)

@@ -58,6 +58,7 @@ def trace_of(events: list[dict]) -> Trace:
     return Trace.model_validate(header | {"equal": last["trace"]["equal"]})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["vegas", "vegas-reuse", "auto", "suffix"])
 def test_a_trace_shows_what_generate_gives(http, method):
     trace = trace_of(
@@ -213,6 +214,7 @@ def test_the_page_needs_no_key_and_its_traces_do():
         assert http.post("/v1/longdraft/trace", json=ASKED).status_code == 401
 
 
+@pytest.mark.full
 def test_a_server_that_stops_ends_its_trace():
     with serving("lookup", session={"slots": 2048}, grace_s=0.1) as server, client(server) as http:
         with http.stream(

@@ -82,6 +82,7 @@ def ask(http: httpx.Client, model: str) -> str:
     return found.json()["choices"][0]["text"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
 def test_each_model_answers_what_it_answers_alone(http, fault, monkeypatch):
     """Also while the other one decodes."""

@@ -158,6 +158,7 @@ ENTRANCES = {
 }
 
 
+@pytest.mark.full
 def test_a_prompt_of_one_token_says_the_same_by_every_path():
     """And after each of them, both keys' known prompts are continued as `generate` continues
     them.
@@ -178,6 +179,7 @@ def test_a_prompt_of_one_token_says_the_same_by_every_path():
                 assert known >= 64 and told == want[key], (name, key)
 
 
+@pytest.mark.full
 def test_keys_that_were_not_copied_are_caught(monkeypatch):
     uncopied.shapes_of_the_latest_row(monkeypatch)
     with pytest.raises(AssertionError):
@@ -251,6 +253,7 @@ def fuzz(seed: int, acts: int, clients: int) -> Counter[str]:
     return run.did
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, pytest.param(5000, marks=full)])
 def test_every_answer_in_any_order_is_what_generate_says(seed):
     did = fuzz(seed, 30 if seed == 0 else 400, clients=1)
@@ -259,12 +262,14 @@ def test_every_answer_in_any_order_is_what_generate_says(seed):
     ), did
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("acts", [16, pytest.param(600, marks=full)])
 def test_every_answer_beside_others_is_what_generate_says(acts):
     did = fuzz(2000, acts, clients=4)
     assert did["known"] and did["ask one"] and did["trace"] and did["leave"], did
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [uncopied.shapes_of_the_latest_row, uncopied.counted_only])
 def test_the_fuzz_catches_keys_that_were_not_copied(fault, monkeypatch):
     fault(monkeypatch)

@@ -82,8 +82,8 @@ def thin(items: Iterable[pytest.Item]) -> None:
     """Move tests that repeat pairs of values (the mark `product`) or values (`each_value`) to the
     next tier: from `make test` to `full` to `weekly`.
 
-    Every pair of a function's parameters is still tested on each commit; or every value is, in both
-    of the first tiers, in other combinations.
+    Every pair of a function's parameters is still tested in the first two tiers; or every value is,
+    in both of them, in other combinations. What is marked `weekly` stays there.
     """
     functions = defaultdict[tuple[str, str], list[pytest.Item]](list)
     for item in items:
@@ -95,7 +95,8 @@ def thin(items: Iterable[pytest.Item]) -> None:
         first = _kept(CHOICES[mark], daily, [])
         first_ids = set(map(id, first))
         rest = [item for item in product if id(item) not in first_ids]
-        second_ids = set(map(id, _kept(CHOICES[mark], rest, first)))
+        often = [item for item in rest if not item.get_closest_marker("weekly")]
+        second_ids = set(map(id, _kept(CHOICES[mark], often, first)))
         for item in rest:
             item.add_marker("full")
             if id(item) not in second_ids:

@@ -152,14 +152,14 @@ FROM_TEXT = {
 }
 ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
 
-# `make test` leaves out what is marked `full`: of a product of methods and models it runs every
-# named method on the
-# first model and three on the others (a view of the target, drafter weights, n-grams); of the
-# samplers two. Of COMPOSED
-# it runs what no named method has, and all of it only in test_lossless.py.
+# Of a product of methods and models, test_lossless.py runs every method on the first model and
+# three on the others (a view of the target, drafter weights, n-grams); of the samplers two. Tests
+# of something else run a method of each kind in `make test`. What is marked `full` (every named
+# method, and the compositions that do what none of them does) runs where a change can reach it.
 full = pytest.mark.full
 weekly = (pytest.mark.full, pytest.mark.weekly)
 THREE = ("vegas", "longspec", "lookup")
+QUICK = (*THREE, "eagle3", "triforce", "auto")
 TWO = ("greedy", "T=1 min-p penalty")
 UNLIKE = {
     "suffix over texts",
@@ -178,20 +178,38 @@ def case(*values, id: str, daily: bool):
     return pytest.param(*values, id=id, marks=() if daily else full)
 
 
-def each_method_on(*models: str, first: Collection[str] = DAILY) -> pytest.MarkDecorator:
-    """Parametrized by the product of these models and all methods; `first` are those of `make test`
-    on models[0].
+def every_method_on(*models: str) -> pytest.MarkDecorator:
+    """Parametrized by the product of these models and all methods; `make test` runs all of them on
+    models[0].
     """
-    daily = {models[0]: first}
     cases = [
-        case(m, name, id=f"{m}-{name}", daily=name in daily.get(m, THREE))
+        case(m, name, id=f"{m}-{name}", daily=m == models[0] or name in THREE)
         for m, name in product(models, BUILD)
     ]
     return pytest.mark.parametrize("model,method", cases)
 
 
+def tier(name: str, quick: Collection[str] = QUICK, often: Collection[str] = DAILY):
+    """The marks of a test with this method: none, `full` or `weekly`."""
+    if name in quick:
+        return ()
+    return full if name in often else weekly
+
+
+def each_method_on(*models: str) -> pytest.MarkDecorator:
+    """Parametrized by the product of these models and all methods: QUICK and DAILY are those of
+    models[0]; the others have three, `full`.
+    """
+    cases = [
+        pytest.param(name_of_model, name, id=f"{name_of_model}-{name}", marks=marks)
+        for name_of_model, name in product(models, BUILD)
+        for marks in [tier(name) if name_of_model == models[0] else tier(name, (), THREE)]
+    ]
+    return pytest.mark.parametrize("model,method", cases)
+
+
 each_method = pytest.mark.parametrize(
-    "method", [case(name, id=name, daily=name in DAILY) for name in BUILD]
+    "method", [pytest.param(name, id=name, marks=tier(name)) for name in BUILD]
 )
 each_sampler = pytest.mark.parametrize(
     "sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()]

@@ -147,6 +147,7 @@ def test_killed_run_resumes_to_the_same_losses(run):
     assert losses(Path("parts/log.jsonl")) == expected
 
 
+@pytest.mark.full
 def test_exported_model_loads_offline_and_is_described(run):
     assert run("--work run --out out --contexts 16,64")[0] == 0
     model = AutoModelForCausalLM.from_pretrained("out", local_files_only=True)

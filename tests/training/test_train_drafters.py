@@ -140,6 +140,7 @@ def test_a_run_ends_when_acceptance_no_longer_rises():
     assert stale(looks(1.0, 1.2, 1.1, 1.2), 2) and not stale(looks(1.0, 1.2, 1.1, 1.3), 2)
 
 
+@pytest.mark.full
 def test_a_small_model_of_its_own(cli, record, tmp_path):
     """Without -o small, BudgetDraft's model is new: as wide as asked for, and with the target's
     embeddings reduced.
@@ -170,6 +171,7 @@ def test_a_small_model_of_its_own(cli, record, tmp_path):
     assert found["equal"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "method"), [("glide", "longspec"), ("heads", "tokenswift"), ("medusa", "medusa")]
 )

@@ -263,6 +263,7 @@ def typed(model: str, dtype: str) -> LM:
     return lm
 
 
+@pytest.mark.full
 @torch.no_grad()
 @pytest.mark.parametrize("model", ["llama", "qwen3-torch", "gpt-oss", "deepseek"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -121,6 +121,7 @@ def test_the_first_layers_see_everything():
     assert sizes == [65, 65, 4 * PAGE + 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model", ["llama", "llama-torch", "gpt-oss", "llama-mqa", "gemma2-softcap"]
 )
