@@ -471,6 +471,7 @@ def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(
     assert json.loads(capsys.readouterr().out)["failures"] > 0
 
 
+@pytest.mark.full
 def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
     broken.favored(monkeypatch)

@@ -25,6 +25,7 @@ def audit(capsys, url: str, *more: str, off: str = "speculative=false") -> tuple
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["legacy", "content"])
 def test_a_lossless_server_passes(form, capsys):
     with audited_server(form=form) as url:

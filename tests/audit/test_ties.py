@@ -58,6 +58,7 @@ def totals(lm: LM, make, tokens: int, verify=None) -> dict:
     return log.record()
 
 
+@pytest.mark.full
 def test_ties_by_rounding_are_as_many_as_the_controls():
     """In bfloat16 by torch a pass of one token rounds otherwise than wider ones; random weights
     make ties common.

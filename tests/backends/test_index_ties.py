@@ -148,6 +148,7 @@ def _shown(scores: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     return best.masked_fill(hidden, float("-inf")).sort(-1).values, slots.masked_fill(hidden, -1)
 
 
+@pytest.mark.full
 @each
 def test_ties_are_all_that_differs_from_transformers(kind, seed):
     check_all_but_ties(kind, seed)

@@ -129,6 +129,7 @@ def test_every_number_links_to_the_records_it_is_of(written):
     assert checked == sum(len(s.rows) for s in tables) > 80
 
 
+@pytest.mark.full
 def test_records_are_listed_with_their_run_and_line(written):
     page = written.page
     source = everything()

@@ -82,6 +82,7 @@ def check_repeats(name: str, fitting: Fitting, monkeypatch) -> None:
     assert first == again
 
 
+@pytest.mark.full
 @each_task
 def test_a_seed_has_its_tasks(name, fitting, monkeypatch):
     check_repeats(name, fitting, monkeypatch)

@@ -174,6 +174,7 @@ def test_rows_side_by_side_are_the_rows_alone(record):
     assert both["prompt_tokens"] == [r["prompt_tokens"] for r in alone]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sampling", [[], ["--temperature", "1", "--top-p", "0.9", "--penalty", "1.3", "--seed", "3"]]
 )

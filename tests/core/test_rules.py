@@ -94,6 +94,7 @@ def test_every_rule_has_a_case():
     assert APPLIED.keys() <= {name for case in CASES.values() for name in case}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.full), LOOPS])
 def test_greedy_text_is_that_of_generate(model, case):
@@ -121,6 +122,7 @@ def test_the_cases_change_the_text():
     assert CASES.keys() - changed == {"remove_invalid_values"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     "sampler",

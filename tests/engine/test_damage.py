@@ -40,6 +40,7 @@ COMPARED = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pace", [pytest.param("on", marks=pytest.mark.full), "off"])
 @each_fault
 def test_compare(cli, fault, pace, monkeypatch):

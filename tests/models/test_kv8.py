@@ -202,5 +202,6 @@ def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
     check_audit(cli, tmp_path, "kv", "int8")
 
 
+@pytest.mark.full
 def test_benchmarks_record_it(cli, tmp_path):
     check_bench(cli, tmp_path, "kv", [None, "int8"])

@@ -303,6 +303,7 @@ def test_arguments_that_are_no_object_stay_the_text_that_they_are(http, argument
     assert with_arguments(http, arguments).status_code == 200
 
 
+@pytest.mark.full
 def test_a_conversation_that_sends_the_template_into_a_loop_is_refused_alone(http):
     with ThreadPoolExecutor(2) as pool:
         looped = pool.submit(ask, http, [USER[0] | {"name": "loop"}])

@@ -192,6 +192,7 @@ def reference(hf, ids):
         return None
 
 
+@pytest.mark.full
 @settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(configs(), st.integers(1, 6), st.integers(0, 1 << 20))
 @torch.inference_mode()

@@ -265,6 +265,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses is Linux's")
 @pytest.mark.skipif(
     "libasan" in os.environ.get("LD_PRELOAD", ""),

@@ -140,6 +140,7 @@ def test_the_check_of_the_figure_sees_another_number(tmp_path, monkeypatch, caps
     assert figures.main(["--check"]) == 1
 
 
+@pytest.mark.full
 def test_the_figure_of_what_pays_is_what_is_predicted_and_measured(tmp_path, monkeypatch, capsys):
     assert pays.main(["--check"]) == 0
     monkeypatch.setattr(pays, "CONTEXTS", pays.CONTEXTS[:-1])

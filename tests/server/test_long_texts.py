@@ -37,6 +37,7 @@ def counted(name: str, text: str) -> int:
     return len(token_ids(tokenizer(name), text, add_special_tokens=False))
 
 
+@pytest.mark.full
 @pytest.mark.each_value
 @pytest.mark.parametrize("text", sorted(TEXTS))
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def texts(choices: list[dict]) -> list[str]:
     return [c["text"] for c in choices]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "more", [{}, {"n": 2}, {"n": 2, "echo": True, "logprobs": 1}, {"stop": ["("]}], ids=str
 )

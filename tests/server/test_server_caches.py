@@ -67,6 +67,7 @@ def grown(method: str, requests: int = 60, **options: Any) -> int:
     return sizes[1] - sizes[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "options"),
     [

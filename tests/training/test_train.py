@@ -301,6 +301,7 @@ def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path, monkeypat
             trainer.EventLog(Path("/dev/full")).write("step")
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_version_0_1_0_is_continued(run):
     assert run("--work run --out out --stop-at 2 --contexts=")[0] == 0
     path = checkpoint.latest(Path("run/checkpoints"))
@@ -308,6 +309,7 @@ def test_a_checkpoint_of_version_0_1_0_is_continued(run):
     assert run("--work run --out out --resume --contexts=")[0] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damaged", ["model.safetensors", "optimizers.pt", "state.json"])
 def test_an_unreadable_checkpoint_is_named(run, damaged):
     assert run("--work run --out out --stop-at 2 --contexts=")[0] == 0

@@ -49,6 +49,7 @@ def text(place, monkeypatch):
         Path("corpus.txt").write_text(words(5000, 1), encoding="utf-8")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [k if k in ("glide", "eagle") else pytest.param(k, marks=pytest.mark.full) for k in USES],
