@@ -25,7 +25,7 @@ help:
 	@echo "make test-weekly  all tests there are, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
 	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
-	@echo "make test-clients  released clients ask the server (under 6 minutes, and a few to install them at first)"
+	@echo "make test-clients  released clients and coding agents ask the server (under 8 minutes, and a few to install them at first)"
 	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (25 minutes, and a few to install it at first)"
 	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"

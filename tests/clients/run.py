@@ -7,6 +7,9 @@ installed is left out with a line that says why.
 
 --model NAME has another model answer (as `longdraft serve -m NAME`), which may call functions where
 no grammar asks for it. What fails then may be the model's fault.
+
+Coding agents do a task with a scripted model instead (agent_client.py), in a network namespace
+with nothing but the loopback device where the system allows one.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
+from agents import AGENTS
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parent.parent / ".venv-clients"))
+# runs a program whose network is the loopback device only
+ALONE = ("unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 KEY = "a key of the tests"
 LONG = 3000
 # of requests that schemathesis makes up for each path
@@ -43,7 +50,8 @@ class Client:
     """packages: what pip (or npm, for a script in JavaScript) installs; beside: the project's own
     packages are seen.
 
-    without: packages that are removed again, because they are for another build of torch.
+    without: packages that are removed again, because they are for another build of torch. agent:
+    the name of a coding agent, which starts its own server. npm: the packages are npm's.
     """
 
     name: str
@@ -54,21 +62,25 @@ class Client:
     keyless: bool = False  # asks a server without keys, because it reads /metrics without one
     without: tuple[str, ...] = ()
     calls: bool = False  # asks for functions and structures, which other models know more of
+    agent: str = ""
+    npm: bool = False
 
     @property
     def folder(self) -> Path:
-        return ENVIRONMENTS / self.name
+        """Its environment, which agents of one package share."""
+        return ENVIRONMENTS / (self.package.replace("/", "-") if self.agent else self.name)
 
     @property
     def package(self) -> str:
         """The name of the package that is tested."""
-        return self.packages[0].split(">")[0].split("=")[0].split("[")[0].split("@")[0]
+        name = self.packages[0].split(">")[0].split("=")[0].split("[")[0]
+        return name[0] + name[1:].split("@")[0]  # npm's names may begin with @
 
 
 CLIENTS = [
     Client("curl", "curl.py"),
     Client("openai-python", "openai_python.py", ("openai>=3.54",), calls=True),
-    Client("openai-npm", "openai_npm.mjs", ("openai@>=6.49", "zod"), calls=True),
+    Client("openai-npm", "openai_npm.mjs", ("openai@>=6.49", "zod"), calls=True, npm=True),
     Client("litellm", "litellm_client.py", ("litellm>=1.106",), calls=True),
     Client("langchain-openai", "langchain_client.py", ("langchain-openai>=1.7",), calls=True),
     Client(
@@ -90,6 +102,10 @@ CLIENTS = [
     ),
     Client("ollama", "ollama_client.py", ("ollama>=0.6",)),
     Client("schemathesis", "schemathesis_client.py", ("schemathesis>=4.32",), small=True),
+    *(
+        Client(agent.name, "agent_client.py", agent.packages, agent=agent.name, npm=agent.npm)
+        for agent in AGENTS
+    ),
 ]
 
 
@@ -217,15 +233,14 @@ def prepare(client: Client) -> list[str]:
     done = client.folder / "installed"
     node = shutil.which("node")
     npm = shutil.which("npm")
-    javascript = script.endswith(".mjs")
-    if javascript and not (node and npm):
+    if client.npm and not (node and npm):
         raise Missing("it needs node and npm")
-    program = str(node if javascript else client.folder / "bin" / "python")
+    program = str(node if client.npm else client.folder / "bin" / "python")
     if not done.exists() or done.read_text() != str(client.packages):
         shutil.rmtree(client.folder, ignore_errors=True)
         client.folder.mkdir(parents=True)
         print(f"installing {client.name}", flush=True)
-        if javascript:
+        if client.npm:
             (client.folder / "package.json").write_text('{"private": true}')
             _run([str(npm), "install", "--no-audit", "--no-fund", *client.packages], client.folder)
         else:
@@ -240,7 +255,21 @@ def prepare(client: Client) -> list[str]:
             if client.without:
                 _run([*pip, "uninstall", "-q", "-y", *client.without])
         done.write_text(str(client.packages))
+    if client.agent:
+        return [*alone(), sys.executable, script, client.agent]
     return [program, script]
+
+
+@cache
+def alone() -> tuple[str, ...]:
+    """The words before a command whose network is the loopback device only; none where the system
+    does not allow that.
+    """
+    with suppress(FileNotFoundError):
+        if subprocess.run([*ALONE, "true"], capture_output=True).returncode == 0:
+            return ALONE
+    print("coding agents can reach the network: there is no namespace for them here", flush=True)
+    return ()
 
 
 def _run(words: list[str], folder: Path | None = None) -> None:
@@ -255,7 +284,7 @@ def version(client: Client) -> str:
         return subprocess.run(
             [client.name, "--version"], capture_output=True, text=True
         ).stdout.split()[1]
-    if client.script.endswith(".mjs"):
+    if client.npm:
         return json.loads(
             (client.folder / "node_modules" / client.package / "package.json").read_text()
         )["version"]
@@ -275,6 +304,8 @@ def checks_of(
         "CLIENT_FOLDER": str(client.folder),
         "PYTHONPATH": "",
     }
+    if client.agent:
+        del about["PYTHONPATH"]  # its script runs with the project's own Python
     about["CLIENT_EXAMPLES"] = str(EXAMPLES)
     ended = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | about

@@ -62,7 +62,7 @@ CODEX = {
             "content": [{"type": "output_text", "text": "Looking.", "annotations": [{"a": 1}]}],
         },
         {"type": "function_call", "name": "exec_command", "arguments": '{"a', "call_id": "c1"},
-        {"type": "function_call_output", "call_id": "c1", "output": ""},
+        {"type": "function_call_output", "id": "fco_1", "call_id": "c1", "output": ""},
         {
             "type": "custom_tool_call",
             "name": "apply_patch",
@@ -77,6 +77,11 @@ CODEX = {
         {"type": "function", "name": "exec_command", "strict": False, "parameters": SCHEMA},
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
         {"type": "web_search", "external_web_access": False},
+        {
+            "type": "namespace",
+            "name": "team",
+            "tools": [{"type": "function", "name": "ask", "parameters": SCHEMA}],
+        },
     ],
     "tool_choice": "auto",
     "parallel_tool_calls": False,
@@ -160,6 +165,45 @@ OPENAI_AGENTS = {
     "prompt_cache_retention": "24h",
     "unknown_to_all": {"a": [1]},
 }
+CLAUDE_CODE = {
+    "model": "claude-opus-5-5",
+    "system": [
+        {"type": "text", "text": "You edit files.", "cache_control": {"type": "ephemeral"}},
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Rename walk."}]},
+        {
+            "role": "system",
+            "content": "The folder is /work.",
+            "output_config": {"effort": "medium"},
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I read it.", "signature": ""},
+                {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": "path is missing",
+                    "is_error": True,
+                    "cache_control": {"type": "ephemeral"},
+                }
+            ],
+        },
+    ],
+    "tools": [{"name": "Read", "description": "Reads a file.", "input_schema": SCHEMA}],
+    "metadata": {"user_id": "u"},
+    "max_tokens": 128_000,
+    "thinking": {"type": "adaptive", "display": "omitted"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "medium"},
+}
 CHATS = {
     "opencode": OPENCODE,
     "qwen code": QWEN_CODE,
@@ -200,6 +244,16 @@ def test_an_agents_response_is_served_and_strictly_refused(http, strict, says):
     assert {"verbosity", "truncation", "input.web_search_call"} <= set(ignored)
     assert not {"client_metadata", "phase", "background"} & set(ignored)
     assert strict.post("/v1/responses", json=CODEX).status_code == 400
+
+
+def test_an_agents_message_is_served(http, says):
+    asked = says(WITH_TOOLS, "Done.")
+    found = http.post("/v1/messages?beta=true", json=CLAUDE_CODE)
+    assert found.status_code == 200, found.text
+    assert found.json()["content"] == [{"type": "text", "text": "Done."}]
+    prompt = read(asked)
+    for text in ("You edit files.", "The folder is /work.", "path is missing", "Reads a file."):
+        assert text in prompt
 
 
 # Fields -------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_silence_is_filled(fault, monkeypatch):
             await asyncio.wait_for(heard.wait(), 0.2 if fault else 20)
             yield b"b"
 
-        async for event in kept_alive(two(), b"."):
+        async for event in kept_alive(two(), lambda: b"."):
             seen.append(event)
             if seen.count(b".") == 3:
                 heard.set()
@@ -105,6 +105,15 @@ def test_a_silent_stream_has_signs(server, http, says, path, monkeypatch):
         ping = "event: ping"
         assert without.count(ping) == 1  # at its beginning
         assert with_signs.count(ping) > 2 and COMMENT not in with_signs
+    elif path == "/v1/responses":
+        # Codex closes a stream without events, and comments are none
+        progress = "event: response.in_progress"
+        assert without.count(progress) == 1  # at its beginning
+        assert with_signs.count(progress) > 3 and COMMENT not in with_signs
+        numbers = [
+            json.loads(line[6:])["sequence_number"] for line in with_signs if line[:4] == "data"
+        ]
+        assert numbers == list(range(len(numbers)))
     elif path == "/api/chat":
         assert all(json.loads(line) for line in with_signs)
     else:

@@ -112,7 +112,7 @@ def create_app(models: Models, tracer: Tracer | None = None, strict: bool = Fals
         how = ResponseObject(body, work, service)
         answer = service.submit(work)
         if body.stream:
-            return EventStream(answer, how.events(answer))
+            return EventStream(answer, how.events(answer), how.in_progress)
 
         async def whole() -> Response:
             return JSONResponse(await how.whole(answer))

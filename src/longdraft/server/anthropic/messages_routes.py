@@ -62,7 +62,7 @@ def add_anthropic(app: FastAPI, models: Models) -> None:
         answer = service.submit(work)
         message = MessageObject(answer)
         if body.stream:
-            return EventStream(answer, message.events(), PING)
+            return EventStream(answer, message.events(), lambda: PING)
 
         async def whole() -> Response:
             return JSONResponse(await message.whole())

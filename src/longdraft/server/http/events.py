@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from fastapi.sse import EventSourceResponse, format_sse_event
@@ -24,8 +24,15 @@ def sse(content: dict[str, Any], kind: str | None = None, write: Writer = at_onc
     return format_sse_event(data_str=write(content), event=kind)
 
 
-async def kept_alive(events: AsyncIterator[bytes], sign: bytes = COMMENT) -> AsyncIterator[bytes]:
-    """The events as they come, and `sign` whenever none has come for SILENCE_S."""
+Sign = Callable[[], bytes]
+
+
+def comment() -> bytes:
+    return COMMENT
+
+
+async def kept_alive(events: AsyncIterator[bytes], sign: Sign = comment) -> AsyncIterator[bytes]:
+    """The events as they come, and a sign whenever none has come for SILENCE_S."""
     pending: asyncio.Future[bytes | None] | None = None
     try:
         while True:
@@ -33,7 +40,7 @@ async def kept_alive(events: AsyncIterator[bytes], sign: bytes = COMMENT) -> Asy
                 pending = asyncio.ensure_future(_next(events))
             done, _ = await asyncio.wait({pending}, timeout=SILENCE_S)
             if not done:
-                yield sign
+                yield sign()
                 continue
             event = pending.result()
             pending = None
@@ -74,10 +81,10 @@ class Ends:
 class EventStream(Ends, EventSourceResponse):
     """An answer as server-sent events.
 
-    sign: sent while the answer is silent, for example while a long prompt is read.
+    sign: makes what is sent while the answer is silent, for example while a long prompt is read.
     """
 
-    def __init__(self, answer: Closable, events: AsyncIterator[bytes], sign: bytes = COMMENT):
+    def __init__(self, answer: Closable, events: AsyncIterator[bytes], sign: Sign = comment):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(kept_alive(events, sign), headers=headers)
         self.answer = answer

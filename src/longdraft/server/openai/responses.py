@@ -167,6 +167,13 @@ class ResponseObject:
         self.number += 1
         return sse(event, kind)
 
+    def in_progress(self) -> bytes:
+        """The event for a beginning or a silence.
+
+        Some clients (Codex) count events only, so a comment does not keep them waiting.
+        """
+        return self.event("response.in_progress", response=self.response("in_progress"))
+
     def output(self, emit: Emit) -> ResponseOutput:
         assert self.work.talk is not None
         return ResponseOutput(emit, self.work.talk.dialect.call_id)
@@ -232,7 +239,7 @@ class ResponseObject:
         output = self.output(self.event)
         finish = None
         yield self.event("response.created", response=self.response("in_progress"))
-        yield self.event("response.in_progress", response=self.response("in_progress"))
+        yield self.in_progress()
         try:
             async for _, delta in answer.parts():
                 finish = delta.finish

@@ -1,0 +1,165 @@
+"""Coding agents that people use: how each is installed, told where the server is, and started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODEL = "tiny"
+MADE = "made.txt"
+SAID = "The file is made."
+TASK = f"Make a file named {MADE} that says hello."
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of an agent: the server's address, the agent's environment and home, and the folder
+    that it works in.
+    """
+
+    url: str
+    environment: Path
+    home: Path
+    work: Path
+
+    @property
+    def made(self) -> str:
+        return str(self.work / MADE)
+
+    def npm(self, program: str) -> str:
+        return str(self.environment / "node_modules" / ".bin" / program)
+
+    def pip(self, program: str) -> str:
+        return str(self.environment / "bin" / program)
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file of the home -> its path."""
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """packages: see Client. tool: the agent's own, which makes the file. arguments, words and
+    variables: of a call of the tool, of the command line and of the environment.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    tool: str
+    arguments: Callable[[Place], dict[str, Any]]
+    words: Callable[[Place], list[str]]
+    variables: Callable[[Place], dict[str, str]] = lambda place: {}
+    npm: bool = True
+
+    def call(self, place: Place) -> str:
+        function = {"name": self.tool, "arguments": self.arguments(place)}
+        return f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
+
+
+def shell(place: Place) -> dict[str, Any]:
+    return {"cmd": f"echo hello > {MADE} && cat {MADE}"}
+
+
+def codex(place: Place) -> list[str]:
+    provider = f'{{name="longdraft", base_url="{place.url}/v1", wire_api="responses"}}'
+    settings = ["-c", "model_provider=longdraft", "-c", f"model_providers.longdraft={provider}"]
+    return [*codex_words(place), *settings, TASK]
+
+
+def codex_oss(place: Place) -> list[str]:
+    return [*codex_words(place), "--oss", "--local-provider", "ollama", TASK]
+
+
+def codex_words(place: Place) -> list[str]:
+    words = [place.npm("codex"), "exec", "--skip-git-repo-check"]
+    # its own sandbox needs rights that a container may lack
+    return [*words, "-s", "danger-full-access", "-m", MODEL, "-C", str(place.work)]
+
+
+def claude(place: Place) -> list[str]:
+    how = ["--output-format", "json", "--dangerously-skip-permissions"]
+    return [place.npm("claude"), "-p", TASK, *how]
+
+
+def claude_variables(place: Place) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": place.url,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": MODEL,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_TELEMETRY": "1",
+        "IS_SANDBOX": "1",  # it refuses to run without questions as root elsewhere
+    }
+
+
+def opencode_variables(place: Place) -> dict[str, str]:
+    model = {"name": MODEL, "limit": {"context": 65536, "output": 4096}}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",  # is a part of it
+        "name": "longdraft",
+        "options": {"baseURL": f"{place.url}/v1", "apiKey": "none"},
+        "models": {MODEL: model},
+    }
+    settings = {"provider": {"longdraft": provider}, "autoupdate": False, "share": "disabled"}
+    return {
+        "OPENCODE_CONFIG_CONTENT": json.dumps(settings),
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    }
+
+
+def qwen(place: Place) -> list[str]:
+    return [place.npm("qwen"), "--auth-type", "openai", "--yolo", "-p", TASK]
+
+
+def qwen_variables(place: Place) -> dict[str, str]:
+    settings = {"privacy": {"usageStatisticsEnabled": False}, "telemetry": {"enabled": False}}
+    place.write(".qwen/settings.json", json.dumps(settings))
+    return {
+        "OPENAI_BASE_URL": f"{place.url}/v1",
+        "OPENAI_API_KEY": "none",
+        "OPENAI_MODEL": MODEL,
+    }
+
+
+AGENTS = [
+    Agent("codex", ("@openai/codex@>=0.171.0",), "exec_command", shell, codex),
+    Agent(
+        "codex-oss",
+        ("@openai/codex@>=0.171.0",),
+        "exec_command",
+        shell,
+        codex_oss,
+        lambda place: {"CODEX_OSS_BASE_URL": f"{place.url}/v1"},
+    ),
+    Agent(
+        "claude-code",
+        ("@anthropic-ai/claude-code@>=2.1.332",),
+        "Write",
+        lambda place: {"file_path": place.made, "content": "hello\n"},
+        claude,
+        claude_variables,
+    ),
+    Agent(
+        "opencode",
+        ("opencode-ai@>=1.18.33",),
+        "write",
+        lambda place: {"filePath": place.made, "content": "hello\n"},
+        lambda place: [place.npm("opencode"), "run", "-m", f"longdraft/{MODEL}", TASK],
+        opencode_variables,
+    ),
+    Agent(
+        "qwen-code",
+        ("@qwen-code/qwen-code@>=0.24.4",),
+        "write_file",
+        lambda place: {"file_path": place.made, "content": "hello\n"},
+        qwen,
+        qwen_variables,
+    ),
+]
