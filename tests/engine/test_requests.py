@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import tiny
 from support.listed import BUILD, case, each_method_on, exact, read_in_any_parts
+from support.sessions import stopped
 
 from longdraft import InputError, Sampler, Session, generate
 from longdraft.core import Tree
@@ -98,7 +99,7 @@ def test_a_long_prompt_delays_others_by_a_chunk_at_a_time(monkeypatch):
     monkeypatch.setattr(
         lm, "prefill", lambda tokens, *a, **k: read.append(len(tokens)) or prefill(tokens, *a, **k)
     )
-    s = Session(lm, PlainDecoding(), 3, SLOTS, chunk=8)
+    s = Session(lm, PlainDecoding(), 3, SLOTS, chunk=8, now=stopped)
     first = s.submit(**asked(2))
     assert [e.id for e in s.step()] == [first] and read == [8]  # alone it is read whole
     second = s.submit(**asked(0))
@@ -125,7 +126,7 @@ def test_a_row_may_leave_while_a_prompt_is_read():
 
 @read_in_any_parts
 def test_a_request_may_be_cancelled_while_it_is_read():
-    s = Session(tiny.target("llama"), PlainDecoding(), 2, SLOTS, chunk=8)
+    s = Session(tiny.target("llama"), PlainDecoding(), 2, SLOTS, chunk=8, now=stopped)
     first = s.submit(**asked(2))
     s.step()
     second = s.submit(**asked(0))

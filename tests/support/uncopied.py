@@ -16,8 +16,8 @@ def shapes_of_the_latest_row(mp: MonkeyPatch) -> None:
     good = prefix_cache.copied
     shapes: list[Shapes] = [{}]
 
-    def remember(self, tokens, row, owner):
-        store(self, tokens, row, owner)
+    def remember(self, tokens, row, *given):
+        store(self, tokens, row, *given)
         shapes[0] = row.shapes
 
     mp.setattr(PrefixCache, "_store", remember)

@@ -24,12 +24,13 @@ SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
 class EnteringPrompt:
     """A prompt whose first `position` tokens are in the cache.
 
-    states: of the last ones that the drafter wants.
+    kept: how many of them are in the prefix cache. states: of the last ones that the drafter wants.
     """
 
     request: Request
     position: int
     known: int
+    kept: int
     states: dict[int, Tensor] = field(default_factory=dict)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -101,13 +102,13 @@ class RowPool:
                 self.remains.written(b, len(request.prompt))
                 raise
         self.remains.written(b, known)
-        self.reading = EnteringPrompt(request, known, known)
+        self.reading = EnteringPrompt(request, known, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
         """Read at most this many tokens of the prompt, and the rest of their block.
 
-        Returns how many. After the prompt's last token the row runs. If this fails, the rows in use
-        are unchanged.
+        Returns how many. After the prompt's last token the row runs. Until then, other prompts can
+        load what was read up to the last checkpoint. If this fails, the rows in use are unchanged.
         """
         reading = self.reading
         assert reading is not None
@@ -128,7 +129,20 @@ class RowPool:
         reading.position = end
         if end == len(prompt) - 1:
             self._run(reading)
+        else:
+            self._keep_reading(reading, self.target.checkpoints)
         return count
+
+    def _keep_reading(self, reading: EnteringPrompt, every: int) -> None:
+        """Keep a multiple of `every` of the tokens that were read, if there are more of them now.
+
+        Each call costs time for all tokens, kept ones too, so `every` must not be small.
+        """
+        end = reading.position - reading.position % every
+        if end > reading.kept:
+            reading.kept = end
+            read = reading.request.prompt[:end]
+            self._keep(read, len(self.requests), self._owner(reading.request), complete=False)
 
     def drop(self) -> None:
         """Forget the prompt that is being read."""
@@ -139,10 +153,7 @@ class RowPool:
         reading = self.reading
         assert reading is not None
         self.reading = None
-        if reading.position > reading.known:
-            request = reading.request
-            read = request.prompt[: reading.position]
-            self._keep(read, len(self.requests), self._owner(request))
+        self._keep_reading(reading, 1)
 
     def leave(self, b: int) -> Request:
         """Free row b, and return its request.
@@ -198,11 +209,14 @@ class RowPool:
         self.reading = None
         self.seqs.prompt_states[b] = reading.states
 
-    def _keep(self, tokens: list[int], b: int, owner: str) -> None:
-        """Keep the keys of row b's first tokens for its owner's later prompts, in whole blocks."""
+    def _keep(self, tokens: list[int], b: int, owner: str, complete: bool = True) -> None:
+        """Keep the keys of row b's first tokens for its owner's later prompts, in whole blocks.
+
+        complete: False while more of the prompt is to be read.
+        """
         if self.prefixes is not None:
             whole = len(tokens) - len(tokens) % self.target.prompt_block
-            self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner)
+            self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner, complete)
 
     def _scored(
         self, prompt: list[int], begin: int, end: int, row: KVCache, top: int

@@ -6,7 +6,7 @@ Each of them enters, ends and fails independently of the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -19,8 +19,10 @@ from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.forced import Forced
 from longdraft.drafters.plain import PlainDecoding
+from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check_pair, step
 from longdraft.engine.newest_step import NewestStep
+from longdraft.engine.reading_pace import ReadingPace
 from longdraft.engine.requests import Event, Request, held_up, make_request
 from longdraft.engine.row_pool import RowPool
 from longdraft.errors import Busy, InputError
@@ -46,7 +48,8 @@ class Session:
     read alike.
 
     While requests run, a step reads at most `chunk` tokens of the next prompt, rounded up to whole
-    LM.prompt_blocks, so a long prompt delays them by no more than that at a time. queue: how many
+    LM.prompt_blocks, so a long prompt delays them by no more than that at a time. Steps have at
+    least a quarter of the time (reading_pace.py); now: the seconds of a clock. queue: how many
     requests may wait for others to end, so without those that rows and slots are free for; None:
     any number. total: how many slots the running requests may need together; None: batch * slots.
     prefixes: where keys and values of earlier requests are kept for later ones.
@@ -65,6 +68,7 @@ class Session:
         queue: int | None = None,
         total: int | None = None,
         prefixes: Prefixes | None = None,
+        now: Callable[[], float] | None = None,
     ):
         for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
             if value < least:  # a row has at least a prompt token and a new one
@@ -86,6 +90,7 @@ class Session:
         self.prefixes = prefixes
         self._eos = target.end_tokens
         self._newest = NewestStep()
+        self._pace = ReadingPace(now or partial(clock, target.device))
         self._started = False  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
         self._step_lock = Lock()  # held by the thread inside `step`
@@ -184,9 +189,12 @@ class Session:
         try:
             with torch.inference_mode():
                 self._end_cancelled()
-                self._admit()
+                if self._pace.may_read(self.running):
+                    with self._pace.reading(self.running):
+                        self._admit()
                 if self.running:
-                    self._decode_step()
+                    with self._pace.stepping():
+                        self._decode_step()
         finally:
             self._step_lock.release()
         with self._lock:

@@ -40,7 +40,9 @@ class Prefixes(Protocol):
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int: ...
 
-    def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None: ...
+    def store(
+        self, tokens: list[int], row: KVCache, owner: str = "", complete: bool = True
+    ) -> None: ...
 
 
 @dataclass
@@ -128,24 +130,31 @@ class PrefixCache:
                 return end, states
         return 0, {}
 
-    def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
+    def store(
+        self, tokens: list[int], row: KVCache, owner: str = "", complete: bool = True
+    ) -> None:
         """Keep the keys and values of the first len(tokens) slots of a cache of one row.
 
-        Whole blocks are kept. If there is no memory for them, everything is forgotten.
+        Whole blocks are kept. If there is no memory for them, everything is forgotten. complete:
+        False while more of the prompt is to be read.
         """
         try:
-            self._store(tokens, row, owner)
+            self._store(tokens, row, owner, complete)
         except (MemoryError, RuntimeError):  # torch raises the latter for memory
             self._blocks.clear()
             self._taken = 0
 
-    def _store(self, tokens: list[int], row: KVCache, owner: str) -> None:
+    def _store(self, tokens: list[int], row: KVCache, owner: str, complete: bool) -> None:
         kept = self._known(tokens, owner)
         shapes = row.shapes
         count = len(tokens) // self.block
         taken = sum(block.room for block in kept)
-        while len(kept) < count and taken < self.most:
+        while len(kept) < count:
+            taken -= self._thin(kept, taken + 1 - self.most)
+            if taken >= self.most:
+                break
             block = self._block(len(kept), row, shapes)
+            taken -= self._thin(kept, taken + block.room - self.most)
             taken += block.room
             if taken > self.most:  # also with all others forgotten
                 break
@@ -156,8 +165,22 @@ class PrefixCache:
             self._taken += block.room
             kept.append(block)
         self._known(tokens, owner)  # a block is used no less recently than those after it
-        if len(kept) < count:
+        if len(kept) < count and complete:
             self._say(len(tokens), kept)
+
+    def _thin(self, kept: list[PrefixBlock], room: int) -> int:
+        """Forget states after these blocks until there is more room, but not the last ones.
+
+        Every second of them goes, so that they reach back as far. Returns the room that was made.
+        """
+        made = 0
+        while made < room and (thinned := [block for block in kept if block.states][-2::-2]):
+            for block in thinned:
+                made += block.room - 1
+                block.states = None
+                block.room = 1
+        self._taken -= made
+        return made
 
     def _block(self, index: int, row: KVCache, shapes: Shapes) -> PrefixBlock:
         """A copy of the row's block with this index."""

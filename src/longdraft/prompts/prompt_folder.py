@@ -135,15 +135,17 @@ class PromptFolder:
         self.hits += known
         return known
 
-    def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
+    def store(
+        self, tokens: list[int], row: KVCache, owner: str = "", complete: bool = True
+    ) -> None:
         """See PrefixCache.store; the folder gets its parts soon afterward."""
         if self.memory is not None:
-            self.memory.store(tokens, row, owner)
+            self.memory.store(tokens, row, owner, complete)
         size = self._size(self.part)
         parts = list(self._parts(tokens, owner))
         layers = stored(row, len(tokens)) if parts else {}
         whole = self.limit // size
-        if len(parts) > whole:
+        if len(parts) > whole and complete:
             self._say(len(tokens), parts[:whole])
         parts = parts[:whole]  # more of them would push out the first ones
         now = time_ns()
