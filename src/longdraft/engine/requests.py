@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 
-from longdraft.core import Sampler, match
+from longdraft.core import UNBOUNDED, Sampler, match
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.engine.generate import check
 from longdraft.engine.token_logprobs import TokenLogprobs
@@ -20,7 +20,8 @@ from longdraft.sampling_parameters import SEED
 class Request:
     """A prompt and everything that determines its output.
 
-    owner: whose earlier prompts it may use (PrefixCache).
+    owner: whose earlier prompts it may use (PrefixCache). method: the name of its drafter in the
+    session; deepest: how deep its drafts may be, 0 for plain decoding.
     """
 
     id: int
@@ -32,6 +33,8 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     owner: str = ""
+    method: str = ""
+    deepest: int = UNBOUNDED
 
     @property
     def need(self) -> int:

@@ -83,6 +83,13 @@ class RowPool:
         entering = self.entering
         return sum(r.need for r in self.requests) + (entering.need if entering else 0)
 
+    @property
+    def is_drafted(self) -> bool:
+        """Whether a request in a row, or the one whose prompt is being read, may have drafts."""
+        entering = self.entering
+        running = any(request.deepest for request in self.requests)
+        return running or (entering is not None and entering.deepest > 0)
+
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after the part that is known."""
         row = self._next_row()
@@ -160,6 +167,7 @@ class RowPool:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
             s.eos[b] = s.eos[last]
+            s.deepest[b] = s.deepest[last]
             self.samplers[b] = self.samplers[last]
             self.remains.move(last, b)
         if self.reading is not None:
@@ -188,6 +196,7 @@ class RowPool:
         s.limit[b] = request.max_new_tokens
         s.seed[b] = request.seed
         s.eos[b] = request.eos
+        s.deepest[b] = request.deepest
         s.done[b] = False
         self.samplers[b] = request.sampler
         self._keep(prompt[:-1], b, self._owner(request))

@@ -27,7 +27,6 @@ class Owner(Protocol):
     """The interface of the Service that decodes an answer."""
 
     model: str
-    drafting: bool
     metrics: Metrics
     times: Times
 
@@ -72,7 +71,7 @@ class Answer:
 
         As in vLLM, they are None for several choices and without drafting.
         """
-        if len(self.replies) > 1 or not self.service.drafting:
+        if len(self.replies) > 1 or self.work.method.deepest == 0:
             return None
         return {"speculative_decoding": self.replies[0].drafts.metrics()}
 

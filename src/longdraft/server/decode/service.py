@@ -23,6 +23,7 @@ from longdraft.server.decode.chat_reply import ChatReply
 from longdraft.server.decode.decoding_thread import DecodingThread, Stream
 from longdraft.server.decode.fill_middle import Gap, fill_middle_of
 from longdraft.server.decode.history import first_taken
+from longdraft.server.decode.method_choice import MethodChoice
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
 from longdraft.server.decode.request_limits import (
@@ -48,11 +49,12 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 
 class Service:
-    """One model and one method.
+    """One model.
 
     It refuses a request that cannot be answered before anything is decoded for it. most_new: how
     many new tokens a request has if it does not say, and at most. defaults: for sampling fields
-    that a request does not send. stopping: nothing is accepted any more.
+    that a request does not send. methods: among which requests choose. stopping: nothing is
+    accepted any more.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Service:
         times: Times,
         most_new: int,
         defaults: SamplingDefaults,
+        methods: MethodChoice,
     ):
         self.engine = engine
         self.tokenizer = tokenizer
@@ -72,6 +75,7 @@ class Service:
         self.times = times
         self.most_new = most_new
         self.defaults = defaults
+        self.methods = methods
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
@@ -81,7 +85,6 @@ class Service:
         self._one_long = asyncio.Lock()
         # reads long texts: they take the memory of one thread at most
         self._reader = ThreadPoolExecutor(1, "longdraft-long")
-        self.drafting = not engine.session.drafter.never_drafts
         self.target = engine.session.target
         self.room = min(engine.session.slots, engine.session.total)
 
@@ -225,6 +228,8 @@ class Service:
                     logprobs=work.logprobs,
                     prompt_logprobs=work.prompt_logprobs and i == 0,
                     owner=work.owner,
+                    method=work.method.session,
+                    deepest=work.method.deepest,
                 )
                 streams.append(stream)
         except Exception as error:
@@ -238,6 +243,7 @@ class Service:
             raise
         answer = Answer(self, work, streams, [self._reply(work) for _ in streams])
         current().answers.append(answer)
+        current().method = work.method.name
         return answer
 
     def _reply(self, work: RequestWork) -> Reply:
@@ -298,9 +304,11 @@ class Service:
             seeds = [secrets.randbits(62) for _ in prompts]
         else:
             seeds = [body.seed] * len(prompts)
-        return RequestWork(
+        work = RequestWork(
             prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
         )
+        work.method = self.methods.of(body)
+        return work
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
         """The result of a call with a writer of JSON.
