@@ -119,13 +119,26 @@ def held_up(waiting: Sequence[Request], needs: Mapping[int, int], rows: int, slo
 
 
 @dataclass(frozen=True)
+class ReadingProgress:
+    """How far a prompt has been read: `done` of its `total` tokens, `known` of them from the prefix
+    cache, in this many seconds since it was begun.
+    """
+
+    total: int
+    known: int
+    done: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Event:
     """New tokens of a request and, in its last event, how it ended.
 
     ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has
     not ended. error: why it failed. drafted: how deep this step's draft was; accepted: how many of
     its tokens were accepted. logprobs: those of `tokens`, if they were asked for. prompt: in the
-    first event, the facts about the prompt.
+    first event with tokens, the facts about the prompt. reading: the progress of the prompt, in an
+    event without tokens (see Session.watch).
     """
 
     id: int
@@ -136,3 +149,4 @@ class Event:
     accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt: PromptRead | None = None
+    reading: ReadingProgress | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
 from longdraft.engine.generate import planned
-from longdraft.engine.requests import PromptRead, Request
+from longdraft.engine.requests import Event, PromptRead, ReadingProgress, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.models.lm import LM
 from longdraft.prompts.prefix_cache import Prefixes
@@ -66,6 +67,7 @@ class RowPool:
         self.seqs = self.whole.first(0)
         self.reading: EnteringPrompt | None = None
         self.reads: dict[int, PromptRead] = {}
+        self._begun = 0.0  # when the newest prompt was begun
 
     @property
     def entering(self) -> Request | None:
@@ -92,6 +94,7 @@ class RowPool:
 
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after the part that is known."""
+        self._begun = perf_counter()
         row = self._next_row()
         b = len(self.requests)
         row.clear()
@@ -136,6 +139,20 @@ class RowPool:
         if end == len(prompt) - 1:
             self._run(reading)
         return count
+
+    def progress(self) -> Event:
+        """The progress of the prompt of which a part has just been read."""
+        if self.reading is not None:
+            request = self.reading.request
+            known = self.reading.known
+            done = self.reading.position
+        else:  # it has begun to run
+            request = self.requests[-1]
+            known = self.reads[request.id].known
+            done = len(request.prompt)
+        seconds = perf_counter() - self._begun
+        reading = ReadingProgress(len(request.prompt), known, done, seconds)
+        return Event(request.id, [], reading=reading)
 
     def drop(self) -> None:
         """Forget the prompt that is being read."""

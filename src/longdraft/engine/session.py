@@ -6,7 +6,7 @@ Each of them enters, ends and fails independently of the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -50,8 +50,11 @@ class Session:
     requests may wait for others to end, so without those that rows and slots are free for; None:
     any number. total: how many slots the running requests may need together; None: batch * slots.
     prefixes: where keys and values of earlier requests are kept for later ones. others: drafters
-    that requests may name instead of the session's own (see SessionDrafters).
+    that requests may name instead of the session's own (see SessionDrafters). watch: called by
+    `step` with an event for each part of a prompt that was read.
     """
+
+    watch: Callable[[Event], None] | None = None
 
     def __init__(
         self,
@@ -308,6 +311,8 @@ class Session:
         begin = perf_counter()
         count = self._rows.read(most, self._drafters.now.prompt_captures())
         self.stats.prefill_s += perf_counter() - begin
+        if self.watch is not None:
+            self.watch(self._rows.progress())
         return count
 
     def _enter(self) -> None:

@@ -89,6 +89,9 @@ class Answer:
         try:
             while open_:
                 i, event = await self._next(queue, all(first))
+                if event.reading is not None:
+                    yield i, Delta(reading=event.reading)
+                    continue
                 now = monotonic()
                 if event.tokens and self.first_s is None:
                     self.first_s = now - self.began

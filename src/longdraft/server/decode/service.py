@@ -95,7 +95,9 @@ class Service:
     async def chat(self, body: ChatRequest) -> RequestWork:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         messages = [m.plain for m in body.messages]
-        return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
+        work = await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
+        work.progress = body.stream and body.return_progress
+        return work
 
     async def talk(
         self,
@@ -164,6 +166,7 @@ class Service:
         work = self._work(prompts, body, body.limit, body.logprobs, constraint)
         work.prompt_logprobs = body.echo and body.logprobs is not None
         work.silent = body.max_tokens == 0
+        work.progress = body.stream and body.return_progress
         self._check_logprobs(work)
         return work
 
@@ -231,6 +234,7 @@ class Service:
                     method=work.method.session,
                     deepest=work.method.deepest,
                 )
+                stream.progress = work.progress and i == 0
                 streams.append(stream)
         except Exception as error:
             for stream in streams:

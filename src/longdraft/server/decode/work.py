@@ -24,6 +24,7 @@ class RequestWork:
     Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i].
     prompt_logprobs: those of the prompts are wanted too; silent: no new tokens. least: see Reply.
     owner: see Session.submit. talk: how a chat's answers are read. method: how they are drafted.
+    progress: whether the stream tells how far the prompts are read.
     """
 
     prompts: list[list[int]]
@@ -40,6 +41,7 @@ class RequestWork:
     owner: str = ""
     talk: Dialogue | None = None
     method: ChosenMethod = OWN
+    progress: bool = False
 
     @property
     def choices(self) -> int:

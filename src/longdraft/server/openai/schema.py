@@ -248,6 +248,7 @@ class ChatRequest(Structured, SampledRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = Field(default_factory=dict)
+    return_progress: bool = False
 
     @property
     def offer(self) -> Offer:
@@ -313,6 +314,7 @@ class CompletionRequest(Structured, SampledRequest):
     echo: bool = False
     suffix: Text | None = None
     best_of: Literal[1] = 1
+    return_progress: bool = False
 
     @property
     def limit(self) -> int | None:
