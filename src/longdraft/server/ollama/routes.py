@@ -61,13 +61,16 @@ async def parts_of(answer: Answer, chat: bool) -> AsyncIterator[Json]:
             finish = delta.finish
             thinking = "".join(p.text for p in delta.parts if p.kind == "reasoning")
             complete = calls.take(delta.parts)
-            if delta.text or thinking or complete:
-                yield part(delta.text, thinking, complete)
+            text = calls.text() + delta.text
+            if text or thinking or complete:
+                yield part(text, thinking, complete)
     except Problem as problem:
         yield {"error": problem.message, "status": problem.status}
         return
-    if complete := calls.finish():
-        yield part("", calls=complete)
+    complete = calls.finish()
+    text = calls.text()
+    if text or complete:
+        yield part(text, calls=complete)
     end = monotonic()
     count = answer.usage
     times = {
