@@ -114,10 +114,11 @@ class Chat(OllamaRequest):
 class Generate(OllamaRequest):
     """A question for the model's chat template; without a prompt, the model is only to be loaded.
 
-    raw: a text to continue.
+    raw: a text to continue. suffix: the text after the gap that the answer fills.
     """
 
     prompt: Text = ""
+    suffix: Text = ""
     system: Text | None = None
     raw: bool = False
 
