@@ -132,6 +132,14 @@ def serve(
             help="Refuse fields that are unknown or have no effect, and too large a max_tokens.",
         ),
     ] = False,
+    parse_special: Annotated[
+        bool,
+        typer.Option(
+            "--parse-special",
+            help="Trust clients: parse_special (Ollama: raw) lets a completion's prompt spell "
+            "special tokens.",
+        ),
+    ] = False,
     queue_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait in the queue.")
     ] = 120.0,
@@ -256,6 +264,7 @@ def serve(
         strict=strict,
         sampling=default_sampling.given,
         methods=first.methods,
+        parse_special=parse_special,
     )
     server = Server(first.session, first.tokenizer, settings, specs[0].weights, others)
     for tokenizer in (each.tokenizer for each in served):

@@ -65,6 +65,7 @@ class ServerSettings:
     page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
     client_s: how long a client may take to send a request, or to read what was sent. strict: fields
     without an effect are errors. sampling: see SamplingDefaults.of. methods: see Served.
+    parse_special: see Service.trusting.
     """
 
     model: str
@@ -85,6 +86,7 @@ class ServerSettings:
     strict: bool = False
     sampling: Mapping[str, float] = field(default_factory=dict)
     methods: Sequence[str] = (PLAIN,)
+    parse_special: bool = False
 
 
 def _first(session: Session, tokenizer: Any, settings: ServerSettings) -> Served:
@@ -172,7 +174,10 @@ class Server(uvicorn.Server):
         tokenizer = served.tokenizer
         most_new = settings.most_new
         methods = MethodChoice(served.method, served.methods)
-        return Service(engine, tokenizer, served.model, metrics, times, most_new, defaults, methods)
+        trusting = settings.parse_special
+        return Service(
+            engine, tokenizer, served.model, metrics, times, most_new, defaults, methods, trusting
+        )
 
     @property
     def _failed(self) -> bool:

@@ -53,8 +53,8 @@ class Service:
 
     It refuses a request that cannot be answered before anything is decoded for it. most_new: how
     many new tokens a request has if it does not say, and at most. defaults: for sampling fields
-    that a request does not send. methods: among which requests choose. stopping: nothing is
-    accepted any more.
+    that a request does not send. methods: among which requests choose. trusting: whether
+    prompts of completions may spell special tokens. stopping: nothing is accepted any more.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Service:
         most_new: int,
         defaults: SamplingDefaults,
         methods: MethodChoice,
+        trusting: bool = False,
     ):
         self.engine = engine
         self.tokenizer = tokenizer
@@ -76,6 +77,7 @@ class Service:
         self.most_new = most_new
         self.defaults = defaults
         self.methods = methods
+        self.trusting = trusting
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
@@ -138,9 +140,15 @@ class Service:
         if body.suffix:
             gaps = [Gap(prompt, body.suffix) for prompt in body.prompts]
             return await self.infill(body, gaps, "suffix")
+        if body.parse_special and not self.trusting:
+            why = "parse_special: this server was not started with --parse-special"
+            raise Problem(400, why, "parse_special")
         prompts = list[list[int]]()
         for prompt in body.prompts:
-            prompts.append(await self.tokens(prompt) if isinstance(prompt, str) else list(prompt))
+            if isinstance(prompt, str):
+                prompts.append(await self.tokens(prompt, control=body.parse_special))
+            else:
+                prompts.append(list(prompt))
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
         return await self._completed(prompts, body)
@@ -184,15 +192,18 @@ class Service:
             return await self.aside(size_of([messages, tools]), read, messages)
         return await self.aside(size_of([messages, tools]), first_taken, messages, read)
 
-    async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
+    async def tokens(
+        self, text: str, special: bool = True, most: int = 0, control: bool = False
+    ) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it.
 
-        Raises Problem for more than `most`, or the room.
+        control: read special tokens that the text spells. Raises Problem for more than `most`, or
+        the room.
         """
 
         def read() -> list[int]:
             check_length(self.tokenizer, text, max(most, self.room))
-            return token_ids(self.tokenizer, text, add_special_tokens=special)
+            return token_ids(self.tokenizer, text, control, add_special_tokens=special)
 
         return await self.aside(len(text), read)
 

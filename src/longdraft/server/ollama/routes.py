@@ -227,7 +227,7 @@ def add_ollama(app: FastAPI, models: Models) -> None:
         text = "\n\n".join(part for part in (body.system, body.prompt) if part)
         sampled = body.sampled_without(service.defaults.settings)
         asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **sampled)
-        tokens = await service.tokens(text)
+        tokens = await service.tokens(text, control=body.raw and service.trusting)
         limit = service.fitting(tokens, body.limit)
         work = await service.completion(
             asked.model_copy(update={"prompt": tokens, "max_tokens": limit})

@@ -304,6 +304,12 @@ class CompletionRequest(Structured, SampledRequest):
             "echo repeats a prompt that is continued, and suffix asks to fill in the middle: "
             "give one of them",
         ),
+        Rule(
+            "parse_special",
+            {"parse_special": True},
+            {"suffix": (None, "")},
+            "the texts around a gap are read as plain text: leave it out beside suffix",
+        ),
     )
 
     prompt: (
@@ -315,6 +321,7 @@ class CompletionRequest(Structured, SampledRequest):
     suffix: Text | None = None
     best_of: Literal[1] = 1
     return_progress: bool = False
+    parse_special: bool = False
 
     @property
     def limit(self) -> int | None:
