@@ -210,6 +210,9 @@ class Server(uvicorn.Server):
             )
         for service in self.models:
             say(logging.INFO, f"sampling defaults: {service.defaults}", model=service.model)
+            for name, value in service.defaults.unusable.items():
+                text = f"the model recommends {name} {value}, which is out of range: ignored"
+                say(logging.WARNING, text, model=service.model)
             if (border := border_of(service.target)) is not None:
                 text = (
                     "without max_tokens, answers end where the text reaches the border of the "
