@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from arguments import Arguments, at_least, status
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Tree, Verdict
+from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Tree, Verdict
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.drafters.price import DraftPrice, Lengths
 from longdraft.recording.trace import Trace
@@ -199,6 +199,7 @@ def adaptive(case: Case, text: Text) -> float:
         prompt=length.clone(),
         limit=torch.tensor([len(text)]),
         done=torch.tensor([False]),
+        deepest=[UNBOUNDED],
         sampler=SimpleNamespace(greedy=True),
     )
     drafter.start(seqs)

@@ -227,5 +227,6 @@ def test_few_lossless_servers_fail():
 
 def test_fields_that_turn_speculation_off():
     assert off_fields("speculative=false") == {"speculative": False}
-    assert off_fields("speculative.n_max=0") == {"speculative": {"n_max": 0}}
+    assert off_fields("speculative.n_max=0") == {"speculative.n_max": 0}
+    assert off_fields("extra.draft=0") == {"extra": {"draft": 0}}
     assert off_fields("method=plain") == {"method": "plain"}

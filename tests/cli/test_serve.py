@@ -56,3 +56,33 @@ def test_models_share_the_memory_and_a_folder_speaks_for_its_memory(kept, tmp_pa
     [folder] = kept("--cache-dir", str(tmp_path / "kept"))
     assert isinstance(folder, PromptFolder) and folder.memory is not None
     assert folder.memory._tell is None and one._tell is not None and folder.memory.most == one.most
+
+
+def test_requests_may_choose_the_methods_that_are_named(place, monkeypatch):
+    from longdraft.server import uvicorn_server
+
+    found: list[Any] = []
+
+    def ready(self: uvicorn_server.Server, sockets: Any = None) -> int:
+        found.append(self.models.first.methods.names)
+        return 0 if [s.close() for s in sockets] else 1
+
+    monkeypatch.setattr(uvicorn_server.Server, "run", ready)
+    threads = torch.get_num_threads()
+    words = ("serve", "-m", "tiny", "--port", "0", "--method", "lookup")
+    assert main(words) == 0 and main((*words, "--methods", "suffix, vegas")) == 0
+    torch.set_num_threads(threads)
+    assert found == [["lookup", "plain"], ["lookup", "suffix", "vegas"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("longspec", "longspec needs a drafter of kind glide"), ("fast", "unknown method 'fast'")],
+)
+def test_a_method_that_cannot_be_built_is_refused_in_one_line(name, words, place, capsys):
+    threads = torch.get_num_threads()
+    options = ("--port", "0", "--method", "plain", "--methods", f"plain,{name}")
+    assert main(("serve", "-m", "tiny", *options)) == 2
+    torch.set_num_threads(threads)
+    [line] = capsys.readouterr().err.splitlines()
+    assert words in line

@@ -398,6 +398,7 @@ def rows(n: int) -> SimpleNamespace:
         prompt=length,
         limit=limit,
         done=done,
+        deepest=[UNBOUNDED] * n,
         seed=zeros,
         sampler=SAMPLERS["greedy"],
     )

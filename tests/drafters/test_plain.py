@@ -33,7 +33,9 @@ def stays_plain(drafter: Drafter) -> bool:
     """Whether sessions, constraints and verifiers take it for plain decoding."""
     lm = tiny.target("llama")
     with Session(lm, drafter, 1, 32) as session:
-        kept = session._drafts is drafter
+        session.submit(tiny.prompts(9)[0], 2)
+        session.step()
+        kept = session._drafters.steps is drafter
     assert kept is (with_forced(drafter, Constrained()) is drafter)
     assert kept is not isinstance(with_forced(drafter, Constrained()), Forced)
     try:

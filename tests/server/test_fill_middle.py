@@ -379,3 +379,26 @@ def test_any_seed_and_fields_without_an_effect_are_accepted(middle):
 def test_a_bad_field_is_refused(middle, change, field):
     found = middle.post("/infill", json=infilled(**change))
     assert found.status_code in (400, 404) and found.json()["error"]["param"] == field
+
+
+# Ollama -------------------------------------------------------------------------------------------
+
+
+def test_ollamas_generation_has_a_suffix(middle):
+    options = {"num_predict": NEW, "seed": 3, "temperature": 0.7}
+    body = {"model": "tiny", "prompt": TEXT, "suffix": SUFFIX, "options": options, "stream": False}
+    found = middle.post("/api/generate", json=body | {"system": "Be brief."})
+    ours = completed(middle, suffix=SUFFIX, temperature=0.7, top_k=40, top_p=0.9)
+    assert found.json()["response"] == ours["choices"][0]["text"]
+    assert found.headers["x-longdraft-ignored"] == "system"
+    empty = middle.post("/api/generate", json=body | {"prompt": ""})
+    assert empty.json()["response"]
+
+
+def test_ollamas_capabilities_say_whether_a_model_fills_in(middle, http):
+    for server, fills in ((middle, True), (http, False)):
+        shown = server.post("/api/show", json={"model": "tiny"}).json()
+        assert ("insert" in shown["capabilities"]) == fills
+    body = {"model": "tiny", "prompt": TEXT, "suffix": SUFFIX}
+    refused = http.post("/api/generate", json=body)
+    assert refused.status_code == 400 and "suffix" in refused.json()["error"]

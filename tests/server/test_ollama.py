@@ -25,6 +25,7 @@ OURS = {
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 TWO = f"I look.\n<tool_call>\n{B}\n</tool_call>\n<tool_call>\n{R}\n</tool_call>"
 CUT = f"I look.\n<tool_call>\n{B}\n</tool_call>\n<tool_call>\n{R[:-6]}"
+REST = '{"name": "weather", "arguments": {"city": "R'
 IGNORED = "x-longdraft-ignored"
 USER = [{"role": "user", "content": TEXT}]
 
@@ -230,7 +231,7 @@ def test_calls_have_objects_as_arguments(http, says, at_once):
 
 
 @pytest.mark.parametrize("fault", [False, True])
-def test_a_call_that_was_cut_is_left_out(http, says, fault, monkeypatch):
+def test_a_call_that_was_cut_is_text(http, says, fault, monkeypatch):
     says(HERMES, CUT, ended="length")
     if fault:
         take = CallCollector.take
@@ -242,6 +243,12 @@ def test_a_call_that_was_cut_is_left_out(http, says, fault, monkeypatch):
     whole = chat(http, tools=[WEATHER]).json()
     assert whole["done_reason"] == "length"
     assert (len(whole["message"]["tool_calls"]) == 1) != fault
+    if not fault:
+        content = whole["message"]["content"]
+        streamed = objects(http)
+        assert "".join(part["message"]["content"] for part in streamed) == content
+        before, brace, rest = content.partition("{")
+        assert before == "I look." and brace + rest == REST
 
 
 def test_reasoning_is_apart(http, says):

@@ -143,13 +143,28 @@ def test_a_model_that_recommends_nothing_leaves_the_apis_defaults(monkeypatch):
     assert str(SamplingDefaults()) == "others by API"
 
 
-def test_a_recommendation_out_of_range_can_be_replaced(monkeypatch):
+def test_a_recommendation_out_of_range_is_ignored_with_a_line_in_the_log(monkeypatch):
     config = SimpleNamespace(do_sample=True, temperature=0.5, top_p=7.0)
     monkeypatch.setattr(loaded()[0].hf, "generation_config", config)
+    stream = io.StringIO()
+    with logging_to("info", "text", stream), serving() as server, client(server) as http:
+        assert completion(http) == said(tokens_of(TEXT), Sampler(0.5))
+    [line] = [line for line in stream.getvalue().splitlines() if "out of range" in line]
+    assert "WARNING the model recommends top_p 7.0" in line
+    replaced = SamplingDefaults.of(loaded()[0], {"top_p": 0.5})
+    assert replaced.settings == {"temperature": 0.5, "top_p": 0.5} and not replaced.unusable
     with pytest.raises(InputError, match=r"top-p is 7\.0"):
-        SamplingDefaults.of(loaded()[0], {})
-    settings = SamplingDefaults.of(loaded()[0], {"top_p": 0.5}).settings
-    assert settings == {"temperature": 0.5, "top_p": 0.5}
+        SamplingDefaults.of(loaded()[0], {"top_p": 7.0})
+
+
+@pytest.mark.parametrize("value", ["warm", [0.5], float("nan"), float("inf"), -1])
+def test_odd_recommendations_are_ignored(value, monkeypatch):
+    config = SimpleNamespace(do_sample=True, temperature=0.5, top_k=value)
+    monkeypatch.setattr(loaded()[0].hf, "generation_config", config)
+    defaults = SamplingDefaults.of(loaded()[0], {})
+    kept = {"temperature": 0.5} | ({"top_k": 0} if value == -1 else {})
+    assert defaults.settings == kept
+    assert list(defaults.unusable) == [name for name in ("top_k",) if name not in kept]
 
 
 @pytest.mark.parametrize(

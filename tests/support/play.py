@@ -125,6 +125,7 @@ class Play:
             prompt=torch.tensor(prompts, dtype=torch.long),
             limit=torch.full((len(lengths),), 4000),
             done=torch.tensor(done, dtype=torch.bool),
+            deepest=[UNBOUNDED] * len(lengths),
             sampler=SimpleNamespace(greedy=self.greedy, constrained=False),
         )
 

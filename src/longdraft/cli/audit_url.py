@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 KEY = "LONGDRAFT_AUDIT_KEY"
 MOST = 50_000  # tokens of a prompt
+ONE_KEY = "speculative."  # llama-server's keys contain this dot
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def off_fields(text: str) -> dict[str, Any]:
         value: Any = json.loads(given)
     except ValueError:
         value = given
-    for part in reversed(name.split(".")):
+    parts = [name] if name.startswith(ONE_KEY) else name.split(".")
+    for part in reversed(parts):
         value = {part: value}
     return value
 

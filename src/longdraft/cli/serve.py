@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from longdraft.cli import common
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import DefaultSampling
 from longdraft.errors import InputError
+
+if TYPE_CHECKING:
+    from longdraft.methods.spec import MethodSpec
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 KEY = "LONGDRAFT_API_KEY"
@@ -35,6 +38,14 @@ Models = Annotated[
 def serve(
     model: Models = ("smollm2",),  # type: ignore[assignment]
     method_options: MethodOptions = MethodOptions("auto"),
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Methods that requests may choose beside --method, with commas between "
+            "(default: plain).",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")
     ] = "127.0.0.1",
@@ -121,6 +132,14 @@ def serve(
             help="Refuse fields that are unknown or have no effect, and too large a max_tokens.",
         ),
     ] = False,
+    parse_special: Annotated[
+        bool,
+        typer.Option(
+            "--parse-special",
+            help="Trust clients: parse_special (Ollama: raw) lets a completion's prompt spell "
+            "special tokens.",
+        ),
+    ] = False,
     queue_seconds: Annotated[
         float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait in the queue.")
     ] = 120.0,
@@ -197,6 +216,7 @@ def serve(
     specs = []
     for given, called in zip(model, names, strict=True):
         spec = method_options.spec(drafter_options, target_options.trained(given), 0)
+        others = others_of(methods, spec)
         target, tokenizer = common.load_target(given, target_options, threads)
         spec.check(target, None)
         slots = min(context or target.positions, target.positions)
@@ -220,8 +240,9 @@ def serve(
             queue=queue,
             total=cache_tokens,
             prefixes=prefixes,
+            others={name: other.paced(target) for name, other in others.items()},
         )
-        served.append(Served(session, tokenizer, called, spec.name))
+        served.append(Served(session, tokenizer, called, spec.name, list(others)))
         specs.append(spec)
     first, *others = served
     settings = ServerSettings(
@@ -242,6 +263,8 @@ def serve(
         share_prefixes=share_prefixes,
         strict=strict,
         sampling=default_sampling.given,
+        methods=first.methods,
+        parse_special=parse_special,
     )
     server = Server(first.session, first.tokenizer, settings, specs[0].weights, others)
     for tokenizer in (each.tokenizer for each in served):
@@ -264,6 +287,17 @@ def serve(
                 folder.close()
     if status:
         raise typer.Exit(status)
+
+
+def others_of(methods: str | None, own: MethodSpec) -> dict[str, MethodSpec]:
+    """The methods beside the server's own that requests may choose, with default options.
+
+    Raises InputError for an unknown one.
+    """
+    from longdraft.methods.spec import MethodSpec
+
+    names = ["plain"] if methods is None else [name.strip() for name in methods.split(",")]
+    return {name: MethodSpec(name, name, {}, own.weights) for name in names if name != own.name}
 
 
 def names_of(models: list[str], names: list[str]) -> list[str]:

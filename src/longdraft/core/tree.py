@@ -79,6 +79,23 @@ class Tree:
             widest = max(widest, *(row.count(depth) for depth in set(row) - {0}), 0)
         return widest
 
+    def within(self, deepest: list[int]) -> Tree:
+        """The same tree, where each row's nodes below this depth are padding.
+
+        Nodes keep their indices, by which a drafter knows them.
+        """
+        most = torch.tensor(deepest, device=self.depth.device)
+        cut = self.depth > most[:, None]
+        if not bool(cut.any()):
+            return self
+        alone = torch.eye(self.size, dtype=torch.bool, device=cut.device)
+        return replace(
+            self,
+            parent=self.parent.masked_fill(cut, PAD),
+            depth=self.depth.masked_fill(cut, 0),
+            mask=torch.where(cut[..., None], alone, self.mask),
+        )
+
     def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
         """Add W nodes to each row.
 

@@ -73,7 +73,9 @@ def speculative_step(
             0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device)
         )
     if draft:
-        tree = drafter.grow(tree, seqs, DraftLimits(seqs.room))
+        tree = drafter.grow(tree, seqs.to_draft(), DraftLimits(seqs.room))
+        if seqs.is_bounded:
+            tree = tree.within(seqs.deepest)
     drafted = clock(target.device) - begin
     captured = Captures(drafter.captures())
     if seqs.sampler.constrained:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from longdraft.drafters.step import StepResult
-from longdraft.engine.requests import Request
+from longdraft.engine.generate import Step
+from longdraft.engine.requests import Event, PromptRead, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 
 
@@ -28,6 +29,21 @@ class NewestStep:
                 nodes = result.logits[b, verdict.path[b, :n]]
                 tokens = verdict.emitted[b, :n]
                 self.logprobs[b] = token_logprobs(nodes, tokens, request.logprobs)
+
+    def event(
+        self, b: int, request: Request, done: Step, over: bool, prompt: PromptRead | None
+    ) -> Event:
+        """The event of row b. over: whether the row is done. prompt: see Event."""
+        tokens = done.tokens[b]
+        return Event(
+            request.id,
+            tokens,
+            ended=done.ended(b, request.eos) if over else None,
+            drafted=self.drafted[b],
+            accepted=done.accepted[b],
+            logprobs=self.first(b, len(tokens)),
+            prompt=prompt,
+        )
 
     def first(self, b: int, count: int) -> list[TokenLogprobs] | None:
         """The log-probabilities of the first tokens of a row, if it asked for them."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 
-from longdraft.core import Sampler, match
+from longdraft.core import UNBOUNDED, Sampler, match
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.engine.generate import check
 from longdraft.engine.token_logprobs import TokenLogprobs
@@ -20,7 +20,8 @@ from longdraft.sampling_parameters import SEED
 class Request:
     """A prompt and everything that determines its output.
 
-    owner: whose earlier prompts it may use (PrefixCache).
+    owner: whose earlier prompts it may use (PrefixCache). method: the name of its drafter in the
+    session; deepest: how deep its drafts may be, 0 for plain decoding.
     """
 
     id: int
@@ -32,6 +33,8 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     owner: str = ""
+    method: str = ""
+    deepest: int = UNBOUNDED
 
     @property
     def need(self) -> int:
@@ -116,13 +119,26 @@ def held_up(waiting: Sequence[Request], needs: Mapping[int, int], rows: int, slo
 
 
 @dataclass(frozen=True)
+class ReadingProgress:
+    """How far a prompt has been read: `done` of its `total` tokens, `known` of them from the prefix
+    cache, in this many seconds since it was begun.
+    """
+
+    total: int
+    known: int
+    done: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Event:
     """New tokens of a request and, in its last event, how it ended.
 
     ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has
     not ended. error: why it failed. drafted: how deep this step's draft was; accepted: how many of
     its tokens were accepted. logprobs: those of `tokens`, if they were asked for. prompt: in the
-    first event, the facts about the prompt.
+    first event with tokens, the facts about the prompt. reading: the progress of the prompt, in an
+    event without tokens (see Session.watch).
     """
 
     id: int
@@ -133,3 +149,4 @@ class Event:
     accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt: PromptRead | None = None
+    reading: ReadingProgress | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
 from longdraft.engine.generate import planned
-from longdraft.engine.requests import PromptRead, Request
+from longdraft.engine.requests import Event, PromptRead, ReadingProgress, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.models.lm import LM
 from longdraft.prompts.prefix_cache import Prefixes
@@ -67,6 +68,7 @@ class RowPool:
         self.seqs = self.whole.first(0)
         self.reading: EnteringPrompt | None = None
         self.reads: dict[int, PromptRead] = {}
+        self._begun = 0.0  # when the newest prompt was begun
 
     @property
     def entering(self) -> Request | None:
@@ -84,8 +86,16 @@ class RowPool:
         entering = self.entering
         return sum(r.need for r in self.requests) + (entering.need if entering else 0)
 
+    @property
+    def is_drafted(self) -> bool:
+        """Whether a request in a row, or the one whose prompt is being read, may have drafts."""
+        entering = self.entering
+        running = any(request.deepest for request in self.requests)
+        return running or (entering is not None and entering.deepest > 0)
+
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after the part that is known."""
+        self._begun = perf_counter()
         row = self._next_row()
         b = len(self.requests)
         row.clear()
@@ -144,6 +154,20 @@ class RowPool:
             read = reading.request.prompt[:end]
             self._keep(read, len(self.requests), self._owner(reading.request), complete=False)
 
+    def progress(self) -> Event:
+        """The progress of the prompt of which a part has just been read."""
+        if self.reading is not None:
+            request = self.reading.request
+            known = self.reading.known
+            done = self.reading.position
+        else:  # it has begun to run
+            request = self.requests[-1]
+            known = self.reads[request.id].known
+            done = len(request.prompt)
+        seconds = perf_counter() - self._begun
+        reading = ReadingProgress(len(request.prompt), known, done, seconds)
+        return Event(request.id, [], reading=reading)
+
     def drop(self) -> None:
         """Forget the prompt that is being read."""
         self.reading = None
@@ -171,6 +195,7 @@ class RowPool:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
             s.eos[b] = s.eos[last]
+            s.deepest[b] = s.deepest[last]
             self.samplers[b] = self.samplers[last]
             self.remains.move(last, b)
         if self.reading is not None:
@@ -199,6 +224,7 @@ class RowPool:
         s.limit[b] = request.max_new_tokens
         s.seed[b] = request.seed
         s.eos[b] = request.eos
+        s.deepest[b] = request.deepest
         s.done[b] = False
         self.samplers[b] = request.sampler
         self._keep(prompt[:-1], b, self._owner(request))

@@ -6,7 +6,7 @@ Each of them enters, ends and fails independently of the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -15,16 +15,16 @@ from typing import Self
 
 import torch
 
-from longdraft.core import Sampler, Verifier, match
+from longdraft.core import UNBOUNDED, Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.forced import Forced
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import clock
-from longdraft.engine.generate import Stats, Step, check_pair, step
+from longdraft.engine.generate import Stats, step
 from longdraft.engine.newest_step import NewestStep
 from longdraft.engine.reading_pace import ReadingPace
 from longdraft.engine.requests import Event, Request, held_up, make_request
 from longdraft.engine.row_pool import RowPool
+from longdraft.engine.session_drafters import SessionDrafters
 from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
 from longdraft.prompts.prefix_cache import Prefixes
@@ -52,8 +52,12 @@ class Session:
     least a quarter of the time (reading_pace.py); now: the seconds of a clock. queue: how many
     requests may wait for others to end, so without those that rows and slots are free for; None:
     any number. total: how many slots the running requests may need together; None: batch * slots.
-    prefixes: where keys and values of earlier requests are kept for later ones.
+    prefixes: where keys and values of earlier requests are kept for later ones. others: drafters
+    that requests may name instead of the session's own (see SessionDrafters). watch: called by
+    `step` with an event for each part of a prompt that was read.
     """
+
+    watch: Callable[[Event], None] | None = None
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class Session:
         total: int | None = None,
         prefixes: Prefixes | None = None,
         now: Callable[[], float] | None = None,
+        others: Mapping[str, Drafter] | None = None,
     ):
         for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
             if value < least:  # a row has at least a prompt token and a new one
@@ -82,9 +87,7 @@ class Session:
         self.total = batch * slots if total is None else total
         self.drafter = drafter or PlainDecoding()
         self.stats = stats if stats is not None else Stats()
-        check_pair(self.drafter, verify)
-        # the drafter of the steps
-        self._drafts = self.drafter if self.drafter.never_drafts else Forced(self.drafter)
+        self._drafters = SessionDrafters(self.drafter, others or {}, verify)
         self.sampler = (sampler or Sampler()).under(target.rules())
         self._rows = RowPool(target, batch, slots, prefixes)
         self.prefixes = prefixes
@@ -112,18 +115,22 @@ class Session:
         logprobs: int | None = None,
         prompt_logprobs: bool = False,
         owner: str = "",
+        method: str = "",
+        deepest: int = UNBOUNDED,
     ) -> int:
         """Queue a prompt (token ids), and return the id of its events.
 
         eos None: the model's end tokens. sampler None: the session's. logprobs: the log-probability
         of every new token before the sampler changed it, and as many of the most likely tokens';
         prompt_logprobs: also of the prompt's. owner: keys and values are reused among requests of
-        one owner. Raises InputError for a request that can never run, and Busy if the queue is
-        full.
+        one owner. method: the name of one of the session's other drafters; deepest: how deep its
+        drafts may be, 0 for plain decoding. Neither changes the output. Raises InputError for a
+        request that can never run, and Busy if the queue is full.
         """
         room = min(self.slots, self.total)
         ends = self._eos if eos is None else eos
         how = self.sampler if sampler is None else sampler
+        deepest = self._drafters.deepest(method, deepest)
         request = make_request(
             self.target, room, prompt, max_new_tokens, seed, ends, how, logprobs, prompt_logprobs
         )
@@ -139,7 +146,8 @@ class Session:
                 )
             self._count += 1
             self._open[self._count] = request.need
-            self._waiting.append(replace(request, id=self._count, owner=owner))
+            named = replace(request, id=self._count, owner=owner, method=method, deepest=deepest)
+            self._waiting.append(named)
             return self._count
 
     def cancel(self, id: int) -> bool:
@@ -267,6 +275,7 @@ class Session:
                 self._waiting
                 and self._rows.free
                 and self._rows.needed + self._waiting[0].need <= self.total
+                and self._drafters.may_enter(self._waiting[0], self._rows)
             )
             return self._waiting.popleft() if fits else None
 
@@ -279,6 +288,8 @@ class Session:
         while left > 0 and (request := self._next()) is not None:
             try:
                 if self._rows.entering is None:
+                    if self._drafters.choose(request, self._rows):
+                        self._started = False
                     self._rows.begin(request)
                 if self.running:
                     left -= self._read(left)
@@ -306,37 +317,42 @@ class Session:
         Returns how many were read.
         """
         begin = perf_counter()
-        count = self._rows.read(most, self.drafter.prompt_captures())
+        count = self._rows.read(most, self._drafters.now.prompt_captures())
         self.stats.prefill_s += perf_counter() - begin
+        if self.watch is not None:
+            self.watch(self._rows.progress())
         return count
 
     def _enter(self) -> None:
         """Tell the drafter about the row that has just been read."""
         prefilled = perf_counter()
         if self._started:
-            self.drafter.enter(self._rows.seqs, self.running - 1)
+            self._drafters.now.enter(self._rows.seqs, self.running - 1)
         else:
             self._start()
         self.stats.start_s += perf_counter() - prefilled
-        self.stats.predicted_speedup = self.drafter.forecast
+        self.stats.predicted_speedup = self._drafters.now.forecast
         self._captured = False
 
     def _start(self) -> None:
         """Start the drafter with the running rows: at first, and again after it has failed."""
-        self.drafter.verified_by(self.verify)
-        self.drafter.start(self._rows.seqs)
+        self._drafters.now.verified_by(self.verify)
+        self._drafters.now.start(self._rows.seqs)
         self._started = True
         self._captured = False
 
     def _decode_step(self) -> None:
         begin = perf_counter()
         try:
+            if self._drafters.rest(self._rows):
+                self._started = False
             if not self._started:
                 self._start()
             watch = partial(self._newest.take, requests=self._rows.requests)
             seqs = self._rows.seqs
+            drafter = self._drafters.steps
             outcome = step(
-                self.target, self._drafts, seqs, self.verify, self.stats, self._captured, watch
+                self.target, drafter, seqs, self.verify, self.stats, self._captured, watch
             )
         except BaseException as error:
             self._started = False
@@ -347,31 +363,17 @@ class Session:
             return
         self._captured = True
         done = self._rows.seqs.done.tolist()
-        events = [self._event(b, outcome, over) for b, over in enumerate(done)]
+        events = list[Event]()
+        for b, over in enumerate(done):
+            request = self._rows.requests[b]
+            prompt = self._rows.reads.pop(request.id, None)
+            events.append(self._newest.event(b, request, outcome, over, prompt))
         with self._lock:
             self._events += [e for e in events if e.tokens and e.ended is None]
         for b in reversed(range(self.running)):
             if done[b]:
                 self._leave(b, events[b], "failed", outcome.failed.get(b))
         self.stats.decode_s += perf_counter() - begin
-
-    def _event(self, b: int, done: Step, over: bool) -> Event:
-        """The event of a step for row b."""
-        request = self._rows.requests[b]
-        tokens = done.tokens[b]
-        logprobs = self._newest.first(b, len(tokens))
-        prompt = self._rows.reads.pop(request.id, None)
-        ended = done.ended(b, request.eos) if over else None
-        return Event(
-            request.id,
-            tokens,
-            ended,
-            None,
-            self._newest.drafted[b],
-            done.accepted[b],
-            logprobs,
-            prompt,
-        )
 
     def _leave(
         self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None
@@ -386,8 +388,9 @@ class Session:
         if not self._started:
             return
         try:
-            self.drafter.leave(self._rows.seqs, b)
-            if type(self.drafter).leave is Drafter.leave:  # the default, which starts again
+            drafter = self._drafters.now
+            drafter.leave(self._rows.seqs, b)
+            if type(drafter).leave is Drafter.leave:  # the default, which starts again
                 self._captured = False
         except BaseException as error:
             self._started = False

@@ -27,7 +27,7 @@ from longdraft.server.decode.work import RequestWork
 from longdraft.server.http import document, problems
 from longdraft.server.http.entry import current
 from longdraft.server.http.events import DONE, EventStream, sse
-from longdraft.server.http.pieces import Writer
+from longdraft.server.http.pieces import Writer, at_once
 from longdraft.server.http.problems import Problem
 from longdraft.server.models import Models, about
 from longdraft.server.openai.formats import ChatFormat, CompletionFormat
@@ -259,6 +259,9 @@ async def _events(answer: Answer, how: AnyFormat) -> AsyncIterator[bytes]:
 
     try:
         async for i, delta in answer.parts():
+            if delta.reading is not None:
+                yield event(how.progress(i, delta.reading), at_once)
+                continue
             if not begun[i]:
                 begun[i] = True
                 _score(how, answer)

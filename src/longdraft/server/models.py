@@ -63,4 +63,5 @@ def about(service: Service) -> dict[str, Any]:
         "owned_by": "longdraft",
         "max_model_len": service.room,
         "sampling_defaults": dict(service.defaults.settings),
+        "methods": service.methods.names,
     }

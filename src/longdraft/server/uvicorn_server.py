@@ -23,6 +23,7 @@ from longdraft.ops.threads import release
 from longdraft.server.anthropic.messages_routes import add_anthropic
 from longdraft.server.app import create_app
 from longdraft.server.decode.decoding_thread import DecodingThread
+from longdraft.server.decode.method_choice import PLAIN, MethodChoice
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.sampling_defaults import SamplingDefaults
 from longdraft.server.decode.service import Service
@@ -44,12 +45,16 @@ CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 
 @dataclass(frozen=True)
 class Served:
-    """A further model of a server: its session and tokenizer, and the names of model and method."""
+    """A further model of a server: its session and tokenizer, and the names of model and method.
+
+    methods: that requests may choose, too.
+    """
 
     session: Session
     tokenizer: Any
     model: str
     method: str
+    methods: Sequence[str] = (PLAIN,)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class ServerSettings:
     hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
     page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared.
     client_s: how long a client may take to send a request, or to read what was sent. strict: fields
-    without an effect are errors. sampling: see SamplingDefaults.of.
+    without an effect are errors. sampling: see SamplingDefaults.of. methods: see Served.
+    parse_special: see Service.trusting.
     """
 
     model: str
@@ -79,6 +85,12 @@ class ServerSettings:
     share_prefixes: bool = False
     strict: bool = False
     sampling: Mapping[str, float] = field(default_factory=dict)
+    methods: Sequence[str] = (PLAIN,)
+    parse_special: bool = False
+
+
+def _first(session: Session, tokenizer: Any, settings: ServerSettings) -> Served:
+    return Served(session, tokenizer, settings.model, settings.method, settings.methods)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -111,7 +123,7 @@ class Server(uvicorn.Server):
         others: Sequence[Served] = (),
     ):
         self.settings = settings
-        served = (Served(session, tokenizer, settings.model, settings.method), *others)
+        served = (_first(session, tokenizer, settings), *others)
         if others:
             release()  # the threads of several engines share the processors
         self.models = Models([self._service(each, not others) for each in served])
@@ -161,7 +173,11 @@ class Server(uvicorn.Server):
         defaults = SamplingDefaults.of(served.session.target, settings.sampling)
         tokenizer = served.tokenizer
         most_new = settings.most_new
-        return Service(engine, tokenizer, served.model, metrics, times, most_new, defaults)
+        methods = MethodChoice(served.method, served.methods)
+        trusting = settings.parse_special
+        return Service(
+            engine, tokenizer, served.model, metrics, times, most_new, defaults, methods, trusting
+        )
 
     @property
     def _failed(self) -> bool:
@@ -194,6 +210,9 @@ class Server(uvicorn.Server):
             )
         for service in self.models:
             say(logging.INFO, f"sampling defaults: {service.defaults}", model=service.model)
+            for name, value in service.defaults.unusable.items():
+                text = f"the model recommends {name} {value}, which is out of range: ignored"
+                say(logging.WARNING, text, model=service.model)
             if (border := border_of(service.target)) is not None:
                 text = (
                     "without max_tokens, answers end where the text reaches the border of the "

@@ -245,7 +245,10 @@ class AdaptiveDraft(Combined[Drafter]):
     def _draft(
         self, draft: Draft, prices: Prices, tree: Tree, seqs: Sequences, limits: DraftLimits
     ) -> Tree:
-        live = tuple((~seqs.done).tolist())
+        live = tuple(
+            not done and deepest >= draft.depth  # a draft that is cut shows no refusal
+            for done, deepest in zip(seqs.done.tolist(), seqs.deepest, strict=True)
+        )
         self.inner.ready(seqs)
         begin = perf_counter() if prices.corrects else 0.0
         tree = self.inner.grow(tree, seqs, limits.within(draft.depth, draft.width))

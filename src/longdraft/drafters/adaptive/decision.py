@@ -51,7 +51,7 @@ CAPTURE_ONLY = CaptureOnly()
 @dataclass(frozen=True, slots=True)
 class CurrentStep:
     """A step from its decision on. depth: levels drafted. live: of a draft's rows, whether each was
-    running.
+    running and could take all of the draft.
     """
 
     decision: Decision | Undecided

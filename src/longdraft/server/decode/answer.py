@@ -27,7 +27,6 @@ class Owner(Protocol):
     """The interface of the Service that decodes an answer."""
 
     model: str
-    drafting: bool
     metrics: Metrics
     times: Times
 
@@ -72,7 +71,7 @@ class Answer:
 
         As in vLLM, they are None for several choices and without drafting.
         """
-        if len(self.replies) > 1 or not self.service.drafting:
+        if len(self.replies) > 1 or self.work.method.deepest == 0:
             return None
         return {"speculative_decoding": self.replies[0].drafts.metrics()}
 
@@ -90,6 +89,9 @@ class Answer:
         try:
             while open_:
                 i, event = await self._next(queue, all(first))
+                if event.reading is not None:
+                    yield i, Delta(reading=event.reading)
+                    continue
                 now = monotonic()
                 if event.tokens and self.first_s is None:
                     self.first_s = now - self.began

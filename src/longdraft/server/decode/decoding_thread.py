@@ -18,8 +18,10 @@ from longdraft.ops.threads import pinned
 class Stream:
     """The events of one request, in order, for one reader in the event loop.
 
-    Close it if the reader stops early.
+    Close it if the reader stops early. progress: whether it gets events about its prompt, too.
     """
+
+    progress = False
 
     def __init__(self, engine: DecodingThread, id: int):
         self.engine = engine
@@ -85,6 +87,7 @@ class DecodingThread:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = torch.get_num_threads()
+        self.session.watch = self._watch
         self._thread.start()
 
     @property
@@ -148,6 +151,10 @@ class DecodingThread:
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
 
+    def _watch(self, event: Event) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._report, event)
+
     def _step(self) -> None:
         """Take one step of the session and one of the task, or wait for work."""
         assert self._loop is not None
@@ -169,6 +176,12 @@ class DecodingThread:
     def _close_task(self) -> None:
         if self._task is not None:
             self._task.close()
+
+    def _report(self, event: Event) -> None:
+        """Deliver an event about a prompt to a stream that wants it."""
+        stream = self._streams.get(event.id)
+        if stream is not None and stream.progress:
+            stream.events.put_nowait(event)
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longdraft.engine.acceptance_counts import AcceptanceCounts
-from longdraft.engine.requests import Event
+from longdraft.engine.requests import Event, ReadingProgress
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import Detokenizer
 from longdraft.server.calls.answer_reader import AnswerPart, joined
@@ -23,7 +23,7 @@ class Delta:
 
     parts: the parts of its text, in a chat; then `text` is the content among them. finish: "stop",
     "length" or "tool_calls" in the last one of a choice. offsets: where in the choice's text each
-    token of `logprobs` begins.
+    token of `logprobs` begins. reading: how far the prompt is read; then there is nothing else.
     """
 
     text: str = ""
@@ -31,6 +31,7 @@ class Delta:
     finish: str | None = None
     parts: list[AnswerPart] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    reading: ReadingProgress | None = None
 
     def __add__(self, more: Delta) -> Delta:
         finish = more.finish or self.finish

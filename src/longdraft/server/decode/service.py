@@ -23,6 +23,7 @@ from longdraft.server.decode.chat_reply import ChatReply
 from longdraft.server.decode.decoding_thread import DecodingThread, Stream
 from longdraft.server.decode.fill_middle import Gap, fill_middle_of
 from longdraft.server.decode.history import first_taken
+from longdraft.server.decode.method_choice import MethodChoice
 from longdraft.server.decode.metrics import Metrics
 from longdraft.server.decode.reply import Reply, Silent
 from longdraft.server.decode.request_limits import (
@@ -48,11 +49,12 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 
 class Service:
-    """One model and one method.
+    """One model.
 
     It refuses a request that cannot be answered before anything is decoded for it. most_new: how
     many new tokens a request has if it does not say, and at most. defaults: for sampling fields
-    that a request does not send. stopping: nothing is accepted any more.
+    that a request does not send. methods: among which requests choose. trusting: whether
+    prompts of completions may spell special tokens. stopping: nothing is accepted any more.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Service:
         times: Times,
         most_new: int,
         defaults: SamplingDefaults,
+        methods: MethodChoice,
+        trusting: bool = False,
     ):
         self.engine = engine
         self.tokenizer = tokenizer
@@ -72,6 +76,8 @@ class Service:
         self.times = times
         self.most_new = most_new
         self.defaults = defaults
+        self.methods = methods
+        self.trusting = trusting
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
@@ -81,7 +87,6 @@ class Service:
         self._one_long = asyncio.Lock()
         # reads long texts: they take the memory of one thread at most
         self._reader = ThreadPoolExecutor(1, "longdraft-long")
-        self.drafting = not engine.session.drafter.never_drafts
         self.target = engine.session.target
         self.room = min(engine.session.slots, engine.session.total)
 
@@ -92,7 +97,9 @@ class Service:
     async def chat(self, body: ChatRequest) -> RequestWork:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         messages = [m.plain for m in body.messages]
-        return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
+        work = await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
+        work.progress = body.stream and body.return_progress
+        return work
 
     async def talk(
         self,
@@ -133,9 +140,15 @@ class Service:
         if body.suffix:
             gaps = [Gap(prompt, body.suffix) for prompt in body.prompts]
             return await self.infill(body, gaps, "suffix")
+        if body.parse_special and not self.trusting:
+            why = "parse_special: this server was not started with --parse-special"
+            raise Problem(400, why, "parse_special")
         prompts = list[list[int]]()
         for prompt in body.prompts:
-            prompts.append(await self.tokens(prompt) if isinstance(prompt, str) else list(prompt))
+            if isinstance(prompt, str):
+                prompts.append(await self.tokens(prompt, control=body.parse_special))
+            else:
+                prompts.append(list(prompt))
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
         return await self._completed(prompts, body)
@@ -161,6 +174,7 @@ class Service:
         work = self._work(prompts, body, body.limit, body.logprobs, constraint)
         work.prompt_logprobs = body.echo and body.logprobs is not None
         work.silent = body.max_tokens == 0
+        work.progress = body.stream and body.return_progress
         self._check_logprobs(work)
         return work
 
@@ -178,15 +192,18 @@ class Service:
             return await self.aside(size_of([messages, tools]), read, messages)
         return await self.aside(size_of([messages, tools]), first_taken, messages, read)
 
-    async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
+    async def tokens(
+        self, text: str, special: bool = True, most: int = 0, control: bool = False
+    ) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it.
 
-        Raises Problem for more than `most`, or the room.
+        control: read special tokens that the text spells. Raises Problem for more than `most`, or
+        the room.
         """
 
         def read() -> list[int]:
             check_length(self.tokenizer, text, max(most, self.room))
-            return token_ids(self.tokenizer, text, add_special_tokens=special)
+            return token_ids(self.tokenizer, text, control, add_special_tokens=special)
 
         return await self.aside(len(text), read)
 
@@ -225,7 +242,10 @@ class Service:
                     logprobs=work.logprobs,
                     prompt_logprobs=work.prompt_logprobs and i == 0,
                     owner=work.owner,
+                    method=work.method.session,
+                    deepest=work.method.deepest,
                 )
+                stream.progress = work.progress and i == 0
                 streams.append(stream)
         except Exception as error:
             for stream in streams:
@@ -238,6 +258,7 @@ class Service:
             raise
         answer = Answer(self, work, streams, [self._reply(work) for _ in streams])
         current().answers.append(answer)
+        current().method = work.method.name
         return answer
 
     def _reply(self, work: RequestWork) -> Reply:
@@ -298,9 +319,11 @@ class Service:
             seeds = [secrets.randbits(62) for _ in prompts]
         else:
             seeds = [body.seed] * len(prompts)
-        return RequestWork(
+        work = RequestWork(
             prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens
         )
+        work.method = self.methods.of(body)
+        return work
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
         """The result of a call with a writer of JSON.

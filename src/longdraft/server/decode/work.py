@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longdraft.core import Sampler
+from longdraft.server.decode.method_choice import OWN, ChosenMethod
 from longdraft.server.decode.talk import Dialogue
 
 
@@ -22,7 +23,8 @@ class RequestWork:
 
     Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i].
     prompt_logprobs: those of the prompts are wanted too; silent: no new tokens. least: see Reply.
-    owner: see Session.submit. talk: how a chat's answers are read.
+    owner: see Session.submit. talk: how a chat's answers are read. method: how they are drafted.
+    progress: whether the stream tells how far the prompts are read.
     """
 
     prompts: list[list[int]]
@@ -38,6 +40,8 @@ class RequestWork:
     silent: bool = False
     owner: str = ""
     talk: Dialogue | None = None
+    method: ChosenMethod = OWN
+    progress: bool = False
 
     @property
     def choices(self) -> int:

@@ -55,6 +55,8 @@ class Access:
                     headers.append((b"request-id", id.encode()))
                 if entry.ignored:
                     headers.append((b"x-longdraft-ignored", ", ".join(entry.ignored).encode()))
+                if entry.method is not None:
+                    headers.append((b"x-longdraft-method", entry.method.encode()))
                 if entry.warnings:
                     warning = "; ".join(entry.warnings).encode()
                     headers.append((b"x-longdraft-warning", warning))

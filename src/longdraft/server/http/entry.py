@@ -37,7 +37,7 @@ class Entry:
 
     reason: the code of the error that ended it. warnings: the parts of the request that the answer
     does not follow, in ASCII; a header has them. strict: unknown fields are errors. ignored: the
-    names of fields that had no effect.
+    names of fields that had no effect. method: the name of the one that drafts for the answer.
     """
 
     name: str = field(default_factory=lambda: uuid4().hex)
@@ -47,6 +47,7 @@ class Entry:
     warnings: list[str] = field(default_factory=list)
     strict: bool = False
     ignored: list[str] = field(default_factory=list)
+    method: str | None = None
 
     def ignore(self, name: str) -> None:
         """Report that a field of the request has no effect.

@@ -12,10 +12,12 @@ from longdraft.server.openai.request_fields import (
     UNSUPPORTED,
     Frequency,
     MinP,
+    MostDrafted,
     Name,
     Penalty,
     Presence,
     Seed,
+    Speculative,
     Strict,
     Temperature,
     Text,
@@ -35,6 +37,8 @@ SAMPLED = (
     "ignore_eos",
     "frequency_penalty",
     "presence_penalty",
+    "speculative",
+    "most_drafted",
 )
 
 
@@ -79,6 +83,8 @@ class InfillRequest(Strict):
     repeat_penalty: Penalty | None = None
     frequency_penalty: Frequency | None = None
     presence_penalty: Presence | None = None
+    speculative: Speculative | None = None
+    most_drafted: MostDrafted = None
 
     @property
     def gap(self) -> Gap:
@@ -87,7 +93,8 @@ class InfillRequest(Strict):
 
     def completion(self, model: str) -> CompletionRequest:
         """The request in OpenAI's names, without the text."""
-        named = self.model_dump(include=self.model_fields_set.intersection(SAMPLED))
+        sent = self.model_fields_set.intersection(SAMPLED)
+        named = self.model_dump(include=sent, by_alias=True)
         if self.repeat_penalty is not None:
             named["repetition_penalty"] = self.repeat_penalty
         asked = CompletionRequest(model=model, prompt="", **named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from json import loads
+from json import dumps, loads
 from typing import Any
 
 from longdraft.server.calls.answer_reader import AnswerPart
@@ -37,7 +37,8 @@ def loaded_object(model: str, chat: bool) -> Json:
 class CallCollector:
     """Complete calls of an answer: Ollama's clients get a call's arguments as one object.
 
-    A call whose arguments a limit cut is left out, so that no client runs it without them.
+    A call whose arguments are no object, because a limit cut them, becomes text, so that no client
+    runs it without them and nothing is lost.
     """
 
     def __init__(self, call_id: Callable[[], str]):
@@ -45,6 +46,13 @@ class CallCollector:
         self.given = 0
         self._name: str | None = None
         self._arguments = ""
+        self._text = ""
+
+    def text(self) -> str:
+        """The text of calls that could not be given as such, once."""
+        text = self._text
+        self._text = ""
+        return text
 
     def take(self, parts: Iterable[AnswerPart]) -> list[Json]:
         """The calls that these parts complete."""
@@ -69,8 +77,9 @@ class CallCollector:
         try:
             arguments = loads(text)
         except (ValueError, RecursionError):
-            return []
+            arguments = None
         if not isinstance(arguments, dict):
+            self._text += f'{{"name": {dumps(name)}, "arguments": {text}'
             return []
         function = {"index": self.given, "name": name, "arguments": arguments}
         self.given += 1

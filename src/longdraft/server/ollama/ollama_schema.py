@@ -14,10 +14,12 @@ from longdraft.server.openai.request_fields import (
     Frequency,
     MaxTokens,
     MinP,
+    MostDrafted,
     Name,
     Penalty,
     Presence,
     Seed,
+    Speculative,
     Strict,
     Temperature,
     Text,
@@ -34,6 +36,7 @@ class OllamaOptions(Strict):
 
     num_predict below 0: as many tokens as there may be. The penalty counts the whole text, which is
     what a repeat_last_n of -1 asks for. num_ctx: has no effect, the context is the server's.
+    speculative, speculative.n_max: as in SampledRequest.
     """
 
     num_predict: Literal[-1, -2] | MaxTokens = -1
@@ -48,6 +51,8 @@ class OllamaOptions(Strict):
     repeat_last_n: Literal[-1] = -1
     frequency_penalty: Frequency = FREQUENCY.default
     presence_penalty: Presence = PRESENCE.default
+    speculative: Speculative | None = None
+    most_drafted: MostDrafted = None
 
 
 class OllamaRequest(Strict):
@@ -69,7 +74,7 @@ class OllamaRequest(Strict):
     def sampled(self) -> dict[str, Any]:
         """The fields of a request in OpenAI's names."""
         named = self.options.model_dump(
-            exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"}
+            by_alias=True, exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"}
         )
         structure = {}
         if self.format:
@@ -109,10 +114,11 @@ class Chat(OllamaRequest):
 class Generate(OllamaRequest):
     """A question for the model's chat template; without a prompt, the model is only to be loaded.
 
-    raw: a text to continue.
+    raw: a text to continue. suffix: the text after the gap that the answer fills.
     """
 
     prompt: Text = ""
+    suffix: Text = ""
     system: Text | None = None
     raw: bool = False
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from longdraft.errors import InputError
 from longdraft.models.chat import has_template, template_of
 from longdraft.server.app import owner_of, unless_gone
 from longdraft.server.decode.answer import Answer
+from longdraft.server.decode.fill_middle import fill_middle_of
 from longdraft.server.decode.service import Service
 from longdraft.server.decode.talk import Offer, prompted
 from longdraft.server.decode.work import RequestWork
@@ -34,6 +37,7 @@ from longdraft.server.openai.tools import Function
 from longdraft.version import __version__
 
 OLLAMA_VERSION = "0.13.4"  # whose API this is; Codex accepts no older one
+UNUSED = {"system", "think"}  # fields that no prompt with a gap has
 ANY_TOOL = Offer([Function(name="any")]).tools
 
 
@@ -61,13 +65,16 @@ async def parts_of(answer: Answer, chat: bool) -> AsyncIterator[Json]:
             finish = delta.finish
             thinking = "".join(p.text for p in delta.parts if p.kind == "reasoning")
             complete = calls.take(delta.parts)
-            if delta.text or thinking or complete:
-                yield part(delta.text, thinking, complete)
+            text = calls.text() + delta.text
+            if text or thinking or complete:
+                yield part(text, thinking, complete)
     except Problem as problem:
         yield {"error": problem.message, "status": problem.status}
         return
-    if complete := calls.finish():
-        yield part("", calls=complete)
+    complete = calls.finish()
+    text = calls.text()
+    if text or complete:
+        yield part(text, calls=complete)
     end = monotonic()
     count = answer.usage
     times = {
@@ -121,6 +128,9 @@ def about(service: Service) -> Json:
 def capabilities(service: Service) -> list[str]:
     """The uses that the chat template, or a description in its place, makes of a model."""
     found = ["completion"]
+    with suppress(InputError):
+        fill_middle_of(service.tokenizer, "suffix")
+        found.append("insert")
     if not has_template(service.tokenizer):
         return found
     messages = [{"role": "user", "content": ""}]
@@ -186,6 +196,17 @@ def add_ollama(app: FastAPI, models: Models) -> None:
         )
         return await answered(service, await service.chat(asked), body, request)
 
+    async def fill(service: Service, body: Generate, request: Request) -> Response:
+        check_room(service, body)
+        for name in UNUSED.intersection(body.model_fields_set):
+            current().ignore(name)
+        sampled = body.sampled_without(service.defaults.settings)
+        limit = body.limit or -1
+        asked = CompletionRequest(
+            prompt=body.prompt, suffix=body.suffix, max_tokens=limit, **sampled
+        )
+        return await answered(service, await service.completion(asked), body, request)
+
     @app.post("/api/chat", include_in_schema=False)
     async def chat(body: Chat, request: Request) -> Response:
         service = models.of(body.model)
@@ -196,6 +217,8 @@ def add_ollama(app: FastAPI, models: Models) -> None:
     @app.post("/api/generate", include_in_schema=False)
     async def generate(body: Generate, request: Request) -> Response:
         service = models.of(body.model)
+        if body.suffix:
+            return await fill(service, body, request)
         if not body.prompt:
             return JSONResponse(loaded_object(service.model, False))
         if not body.raw and has_template(service.tokenizer):
@@ -204,7 +227,7 @@ def add_ollama(app: FastAPI, models: Models) -> None:
         text = "\n\n".join(part for part in (body.system, body.prompt) if part)
         sampled = body.sampled_without(service.defaults.settings)
         asked = CompletionRequest(prompt=text, max_tokens=service.most_new, **sampled)
-        tokens = await service.tokens(text)
+        tokens = await service.tokens(text, control=body.raw and service.trusting)
         limit = service.fitting(tokens, body.limit)
         work = await service.completion(
             asked.model_copy(update={"prompt": tokens, "max_tokens": limit})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from longdraft.engine.requests import ReadingProgress
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.server.decode.reply import Delta, Reply
 from longdraft.server.openai.messages import delta_of, message_of
@@ -74,6 +75,20 @@ class AnswerFormat:
 
     def chunk(self, choices: list[Json]) -> Json:
         return self.head() | {"choices": choices} | ({"usage": None} if self.with_usage else {})
+
+    def progress(self, index: int, reading: ReadingProgress) -> Json:
+        """A chunk about the prompt of a choice, as llama-server has it."""
+        shown = {
+            "total": reading.total,
+            "cache": reading.known,
+            "processed": reading.done,
+            "time_ms": round(reading.seconds * 1e3),
+        }
+        return self.part(index, Delta()) | {"prompt_progress": shown}
+
+    def part(self, index: int, delta: Delta) -> Json:
+        """The chunk of a delta."""
+        raise NotImplementedError
 
     def last(self, counted: Json, metrics: Json | None) -> Json:
         """The chunk with the usage, after all choices have finished.

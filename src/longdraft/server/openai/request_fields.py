@@ -93,6 +93,12 @@ Presence = Annotated[float, Field(**parameters.PRESENCE.limits)]
 Bias = Annotated[float, Field(**parameters.BIAS.limits)]
 Seed = Annotated[int, Field(**parameters.SEED.limits)]
 MaxTokens = Annotated[int, Field(**parameters.MAX_TOKENS.limits)]
+# false: no drafts; true: the server's own method
+Speculative = bool | Name
+# llama-server's name for the longest draft
+MostDrafted = Annotated[
+    int | None, Field(alias="speculative.n_max", ge=0, le=parameters.MAX_TOKENS.high)
+]
 
 
 def _not_zero(limit: int) -> int:

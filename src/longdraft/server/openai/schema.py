@@ -20,11 +20,13 @@ from longdraft.server.openai.request_fields import (
     Frequency,
     Limit,
     MinP,
+    MostDrafted,
     Name,
     Parsed,
     Penalty,
     Presence,
     Seed,
+    Speculative,
     Strict,
     Temperature,
     Text,
@@ -113,7 +115,7 @@ class SampledRequest(Strict):
 
     user to metadata are labels. Of store and service_tier only the values that ask for nothing are
     accepted. min_tokens: no end token, stop token or stop string ends the answer before it has this
-    many tokens.
+    many tokens. speculative: see MethodChoice.
     """
 
     rules = (
@@ -151,6 +153,8 @@ class SampledRequest(Strict):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 0
+    speculative: Speculative | None = None
+    most_drafted: MostDrafted = None
 
     @property
     def stops(self) -> list[str]:
@@ -244,6 +248,7 @@ class ChatRequest(Structured, SampledRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = Field(default_factory=dict)
+    return_progress: bool = False
 
     @property
     def offer(self) -> Offer:
@@ -299,6 +304,12 @@ class CompletionRequest(Structured, SampledRequest):
             "echo repeats a prompt that is continued, and suffix asks to fill in the middle: "
             "give one of them",
         ),
+        Rule(
+            "parse_special",
+            {"parse_special": True},
+            {"suffix": (None, "")},
+            "the texts around a gap are read as plain text: leave it out beside suffix",
+        ),
     )
 
     prompt: (
@@ -309,6 +320,8 @@ class CompletionRequest(Structured, SampledRequest):
     echo: bool = False
     suffix: Text | None = None
     best_of: Literal[1] = 1
+    return_progress: bool = False
+    parse_special: bool = False
 
     @property
     def limit(self) -> int | None:
