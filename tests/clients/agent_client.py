@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -82,7 +84,19 @@ def run(agent: Agent) -> None:
         model = ScriptedModel(agent.tool, agent.answers(place))
         LOG.addHandler(model)
         server.engine.submit = model.submit  # type: ignore[method-assign]
-        test(agent, place, model)
+        try:
+            test(agent, place, model)
+        finally:
+            end_all(place)
+
+
+def end_all(place: Place) -> None:
+    """End what the agent left behind (Cline has a daemon): all processes with its home."""
+    home = f"HOME={place.home}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if home in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def test(agent: Agent, place: Place, model: ScriptedModel) -> None:
