@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +31,7 @@ from longdraft.server.http.server_log import LOG
 
 MOST_S = 400
 CONTEXT = 65536
+TAIL = 8  # tokens with which a prompt begins the answer; an answer that an agent drops ends there
 TITLE = "A small task"  # for requests beside the task, which do not offer the tool
 
 
@@ -78,11 +81,22 @@ def run(agent: Agent) -> None:
         if shutil.which("git"):
             subprocess.run(["git", "init", "-q", str(work)], check=True)
         place = Place(url_of(server), Path(os.environ["CLIENT_FOLDER"]), home, work)
-        lacking = f'<tool_call>\n{{"name": "{agent.tool}", "arguments": {{}}}}\n</tool_call>'
-        model = ScriptedModel(agent.tool, [lacking, agent.call(place), SAID])
+        model = ScriptedModel(agent.tool, agent.answers(place))
         LOG.addHandler(model)
         server.engine.submit = model.submit  # type: ignore[method-assign]
-        test(agent, place, model)
+        try:
+            test(agent, place, model)
+        finally:
+            end_all(place)
+
+
+def end_all(place: Place) -> None:
+    """End what the agent left behind (Cline has a daemon): all processes with its home."""
+    home = f"HOME={place.home}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if home in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def test(agent: Agent, place: Place, model: ScriptedModel) -> None:
@@ -121,7 +135,7 @@ def test(agent: Agent, place: Place, model: ScriptedModel) -> None:
     @check
     def sends_the_results_of_its_tools() -> None:
         texts = [text_of(loaded()[1], prompt) for prompt in model.asked]
-        equal([text.count("<tool>") for text in texts], [0, 1, 2])
+        equal([text.count("<tool>") for text in texts], [0, agent.errors, 1 + agent.errors])
 
     @check
     def is_never_refused() -> None:
@@ -131,7 +145,9 @@ def test(agent: Agent, place: Place, model: ScriptedModel) -> None:
     def goes_on_where_it_was() -> None:
         """Each prompt begins with the one before it, so that nothing is read twice."""
         first, second, third = model.asked
-        equal(second[: len(first)] == first and third[: len(second)] == second, True)
+        for before, after in ((first, second), (second, third)):
+            known = before[:-TAIL]
+            equal(after[: len(known)] == known, True)
 
 
 if __name__ == "__main__":

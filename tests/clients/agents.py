@@ -14,6 +14,12 @@ SAID = "The file is made."
 TASK = f"Make a file named {MADE} that says hello."
 
 
+def called(tool: str, **arguments: Any) -> str:
+    """A call as the server's model writes it."""
+    function = {"name": tool, "arguments": arguments}
+    return f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
+
+
 @dataclass(frozen=True)
 class Place:
     """One run of an agent: the server's address, the agent's environment and home, and the folder
@@ -46,7 +52,8 @@ class Place:
 @dataclass(frozen=True)
 class Agent:
     """packages: see Client. tool: the agent's own, which makes the file. arguments, words and
-    variables: of a call of the tool, of the command line and of the environment.
+    variables: of a call of the tool, of the command line and of the environment. last: the model's
+    last answer.
     """
 
     name: str
@@ -56,10 +63,12 @@ class Agent:
     words: Callable[[Place], list[str]]
     variables: Callable[[Place], dict[str, str]] = lambda place: {}
     npm: bool = True
+    last: str = SAID
+    errors: bool = True  # a call that fails has a result
 
-    def call(self, place: Place) -> str:
-        function = {"name": self.tool, "arguments": self.arguments(place)}
-        return f"<tool_call>\n{json.dumps(function)}\n</tool_call>"
+    def answers(self, place: Place) -> list[str]:
+        """What the model says: a call that lacks its arguments, the right one, the last answer."""
+        return [called(self.tool), called(self.tool, **self.arguments(place)), self.last]
 
 
 def shell(place: Place) -> dict[str, Any]:
@@ -128,6 +137,38 @@ def qwen_variables(place: Place) -> dict[str, str]:
     }
 
 
+def continue_words(place: Place) -> list[str]:
+    model = [
+        f"name: {MODEL}",
+        "provider: openai",
+        f"model: {MODEL}",
+        f"apiBase: {place.url}/v1",
+        "apiKey: none",
+        "capabilities: [tool_use]",
+    ]
+    settings = ["name: local", "version: 1.0.0", "schema: v1", "models:", "  - " + model[0]]
+    settings += [f"    {line}" for line in model[1:]]
+    path = place.write("config.yaml", "\n".join(settings))
+    return [place.npm("cn"), "-p", TASK, "--config", path, "--auto"]
+
+
+def cline(place: Place) -> list[str]:
+    program = place.npm("cline")
+    where = f"-k none -b {place.url}/v1 -m {MODEL}"
+    run = f'"$0" -P openai-compatible -m {MODEL} "$1"'
+    return ["sh", "-c", f'"$0" auth -p openai-compatible {where} && {run}', program, TASK]
+
+
+def mini_variables(place: Place) -> dict[str, str]:
+    return {
+        "OPENAI_API_BASE": f"{place.url}/v1",
+        "OPENAI_API_KEY": "none",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
 AGENTS = [
     Agent("codex", ("@openai/codex@>=0.171.0",), "exec_command", shell, codex),
     Agent(
@@ -161,5 +202,35 @@ AGENTS = [
         lambda place: {"file_path": place.made, "content": "hello\n"},
         qwen,
         qwen_variables,
+    ),
+    Agent(
+        "continue",
+        ("@continuedev/cli@>=1.5.47",),
+        "Write",
+        lambda place: {"filepath": place.made, "content": "hello\n"},
+        continue_words,
+        lambda place: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+    ),
+    Agent(
+        "cline",
+        ("cline@>=3.0.65",),
+        "run_commands",
+        lambda place: {"commands": [f"echo hello > {place.made}"]},
+        cline,
+        lambda place: {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"},
+    ),
+    Agent(
+        "mini-swe-agent",
+        ("mini-swe-agent>=2.4.6",),
+        "bash",
+        lambda place: {"command": f"echo hello > {MADE}"},
+        lambda place: [
+            *(place.pip("mini"), "-m", f"openai/{MODEL}", "-y", "--exit-immediately"),
+            *("-t", TASK),
+        ],
+        mini_variables,
+        npm=False,
+        last=called("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{SAID}'"),
+        errors=False,
     ),
 ]
