@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.loading_views import loading_lines
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import DefaultSampling
 from longdraft.errors import InputError
+from longdraft.models.loading_progress import viewing
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 KEY = "LONGDRAFT_API_KEY"
@@ -197,7 +200,8 @@ def serve(
     specs = []
     for given, called in zip(model, names, strict=True):
         spec = method_options.spec(drafter_options, target_options.trained(given), 0)
-        target, tokenizer = common.load_target(given, target_options, threads)
+        with loading_shown():
+            target, tokenizer = common.load_target(given, target_options, threads)
         spec.check(target, None)
         slots = min(context or target.positions, target.positions)
         kept = (
@@ -264,6 +268,13 @@ def serve(
                 folder.close()
     if status:
         raise typer.Exit(status)
+
+
+def loading_shown() -> AbstractContextManager[None]:
+    """Progress of loading for a log: lines, unless a terminal shows the command's bar."""
+    if sys.stderr.isatty():
+        return nullcontext()
+    return viewing(partial(loading_lines, say=common.say))
 
 
 def names_of(models: list[str], names: list[str]) -> list[str]:
