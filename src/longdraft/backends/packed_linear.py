@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -27,7 +27,8 @@ class PackedLinear(nn.Module):
     def __init__(self, packed: Packed, bias: Tensor | None = None):
         super().__init__()
         self.bits = packed.bits
-        self._kind = packed.rows(slice(0, 0))
+        # copies of no rows: slices would keep the memory of all rows
+        self._kind = packed.of({name: x[:0].clone() for name, x in packed.parts.items()})
         self.out_features, self.in_features = packed.shape
         for name, part in packed.parts.items():
             self.register_parameter(name, nn.Parameter(part, requires_grad=False))
@@ -89,19 +90,21 @@ class EightBitInputs(PackedLinear):
 
 
 @torch.no_grad()
-def round_inputs(hf: Any) -> int:
+def round_inputs(hf: Any, report: Callable[[float], None] = lambda fraction: None) -> int:
     """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs ->
-    how many do.
+    how many do. report: called with the fraction that is done.
     """
-    layers = {
-        name: m
+    names = [
+        name
         for name, m in hf.named_modules()
         if isinstance(m, PackedLinear) and interleaved.fits(m.stored)
-    }
-    for name, layer in layers.items():
+    ]
+    for done, name in enumerate(names):
+        report(done / len(names))
+        layer = hf.get_submodule(name)  # the last reference to it: memory holds one layer twice
         if not isinstance(layer, EightBitInputs):
             _replace(hf, name, EightBitInputs(layer))
-    return len(layers)
+    return len(names)
 
 
 def _replace(hf: nn.Module, name: str, new: nn.Module) -> None:

@@ -19,7 +19,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from longdraft.cli import processes
+from longdraft.cli.loading_views import loading_bar
 from longdraft.errors import InputError
+from longdraft.models.loading_progress import viewing
 from longdraft.version import __version__
 
 # Of each command, "module:function" (or :app, a Typer application with subcommands) and its line of
@@ -152,7 +154,7 @@ def _main(argv: Sequence[str] | None) -> int:
             # a terminal that cannot show a character shows "?"
             stream.reconfigure(errors="replace")
     try:
-        with processes.as_one():
+        with processes.as_one(), viewing(loading_bar):
             status = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from longdraft.cli.loading_views import delayed
 from longdraft.cli.option_groups import TargetOptions
 from longdraft.errors import InputError
 
@@ -118,8 +119,6 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda tokens: None
         return
-    from threading import Timer
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -131,15 +130,11 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
     ]
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=sum(len(p) - 1 for p in prompts))
-    # it also shows when the first of the prompt's parts takes that long
-    soon = Timer(PATIENCE, bar.start)
-    soon.daemon = True
-    soon.start()
     try:
-        yield lambda tokens: bar.advance(task, tokens)
+        # it also shows when the first of the prompt's parts takes that long
+        with delayed(PATIENCE, bar.start):
+            yield lambda tokens: bar.advance(task, tokens)
     finally:
-        soon.cancel()
-        soon.join()
         if bar.live.is_started:
             bar.stop()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.loading_views import loading_lines
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import DefaultSampling
 from longdraft.errors import InputError
+from longdraft.models.loading_progress import viewing
 
 if TYPE_CHECKING:
     from longdraft.methods.spec import MethodSpec
@@ -217,7 +220,8 @@ def serve(
     for given, called in zip(model, names, strict=True):
         spec = method_options.spec(drafter_options, target_options.trained(given), 0)
         others = others_of(methods, spec)
-        target, tokenizer = common.load_target(given, target_options, threads)
+        with loading_shown():
+            target, tokenizer = common.load_target(given, target_options, threads)
         spec.check(target, None)
         slots = min(context or target.positions, target.positions)
         kept = (
@@ -298,6 +302,13 @@ def others_of(methods: str | None, own: MethodSpec) -> dict[str, MethodSpec]:
 
     names = ["plain"] if methods is None else [name.strip() for name in methods.split(",")]
     return {name: MethodSpec(name, name, {}, own.weights) for name in names if name != own.name}
+
+
+def loading_shown() -> AbstractContextManager[None]:
+    """Progress of loading for a log: lines, unless a terminal shows the command's bar."""
+    if sys.stderr.isatty():
+        return nullcontext()
+    return viewing(partial(loading_lines, say=common.say))
 
 
 def names_of(models: list[str], names: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.identity import digest
 from longdraft.models.library_messages import only_serious
 from longdraft.models.lm import LM
+from longdraft.models.loading_progress import Report, between, viewed
 from longdraft.models.multimodal import text_model, without_towers
 from longdraft.models.rope import Rope
 from longdraft.models.support import in_one_line, refuse, verify
@@ -39,6 +40,10 @@ from longdraft.ops import native
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("int8", "full")
+# Fractions of the time of loading a GGUF file after which weights have been read, and after which
+# they lie in the kernels' order.
+READ = 0.7
+ALIGNED = 0.9
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = (
@@ -71,19 +76,20 @@ def load(
     a GGUF file where the CPU kernels support it.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
-    hf, options = _read(name, dtype, device, rope, weights, kv, team, activations)
-    tokenizer, note = _tokenizer(name, hf)
+    with viewed(name) as report:
+        hf, options, file = _read(name, dtype, device, rope, weights, kv, team, activations, report)
+        tokenizer, note = _tokenizer(name, hf, file)
     options["note"] = "\n".join(filter(None, (options["note"], note))) or None
     lm = LM(hf, **options, end_tokens=end_tokens(hf.generation_config, tokenizer))
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     return lm, tokenizer
 
 
-def _tokenizer(name: str, hf: Any) -> tuple[Any, str]:
+def _tokenizer(name: str, hf: Any, file: gguf.GGUF | None) -> tuple[Any, str]:
     """A model's tokenizer, and what a user should know of it."""
+    if file is not None:
+        return _try(name, lambda: _of_gguf(file)), ""
     where = hf.name_or_path
-    if (file := Path(where)).is_file():
-        return _try(name, lambda: _of_gguf(gguf.read(file))), ""
     local = Path(where).is_dir() or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     _try(name, lambda: check_tokenizer(where, hf.config, local))
@@ -112,7 +118,8 @@ def load_lm(
     activations: str | None = None,
 ) -> LM:
     """A model without its tokenizer. Raises InputError."""
-    hf, options = _read(name, dtype, device, rope, weights, kv, team, activations)
+    with viewed(name) as report:
+        hf, options, _ = _read(name, dtype, device, rope, weights, kv, team, activations, report)
     return LM(hf, **options)
 
 
@@ -125,8 +132,9 @@ def _read(
     kv: str | None,
     team: Team,
     activations: str | None,
-) -> tuple[Any, dict[str, Any]]:
-    """A Transformers model, and the arguments of LM that say how it was loaded."""
+    report: Report,
+) -> tuple[Any, dict[str, Any], gguf.GGUF | None]:
+    """A Transformers model, the arguments of LM that say how it was loaded, and the GGUF file."""
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     if weights is not None and weights not in BITS:
@@ -139,16 +147,18 @@ def _read(
             "leave it out"
         )
     scaling = None if rope is None else Rope.parse(rope)
-    file = _gguf(name)
-    if team.size > 1 and (file or weights):
-        subject = "a GGUF file's packed weights" if file else f"weights of {weights}"
-        instead = "give a folder that `longdraft export` wrote" if file else "leave out --weights"
+    path = _gguf(name)
+    if team.size > 1 and (path or weights):
+        subject = "a GGUF file's packed weights" if path else f"weights of {weights}"
+        instead = "give a folder that `longdraft export` wrote" if path else "leave out --weights"
         raise InputError(
             f"{subject} cannot be divided among processes: start without torchrun, or {instead}"
         )
     note = None
-    if file:
-        hf, note = _from_gguf(file, dtype, scaling)
+    file = None
+    if path:
+        file = gguf.read(path)
+        hf, note = _from_gguf(file, dtype, scaling, between(report, 0, READ))
     else:
         hf = _from_folder(name, dtype, scaling, team)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -162,7 +172,11 @@ def _read(
     rounds = activations == "int8" or (activations is None and file is not None and _can_round(hf))
     # later it would have to restore the order of all weights
     whole = digest(hf) if rounds else whole
-    if rounds and not (rounds := round_inputs(hf) > 0) and activations:
+    if (
+        rounds
+        and not (rounds := round_inputs(hf, between(report, READ, ALIGNED)) > 0)
+        and activations
+    ):
         raise InputError(
             f"activations=int8 is for packed weights, and {name} has none: give a GGUF "
             "file, or weights=int8"
@@ -175,7 +189,8 @@ def _read(
         "kv": kv,
     }
     loaded |= {"team": team, "activations": "int8" if rounds else None}
-    return hf, loaded | {"note": note, "stored": stored, "digest": whole}
+    report(1)
+    return hf, loaded | {"note": note, "stored": stored, "digest": whole}, file
 
 
 def _can_round(hf: Any) -> bool:
@@ -198,30 +213,35 @@ def _gguf(name: str) -> Path | None:
     return fetch.fetched(name) if name in fetch.SOURCES else Path(name).expanduser()
 
 
-def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
+def _from_gguf(
+    file: gguf.GGUF, dtype: str, scaling: Rope | None, report: Report
+) -> tuple[Any, str | None]:
     """A Transformers model, and notes, one a line.
 
     Notes of weights that do not stay packed, and of tokens' types.
     """
-    file = gguf.read(path)
+    path = file.path
     kind = file.required("general.architecture", str)
     notes = [marks.note(file)]
     if kind not in gguf_model.CONFIGS or kind in gguf_model.UNPACKED:
         notes.append(
             f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
         )
-    build = _packed if kind in gguf_model.CONFIGS else others.build
+    own = kind in gguf_model.CONFIGS
+    build = partial(_packed, report=report) if own else others.build
     hf = _try(str(path), lambda: build(file, kind, DTYPES[dtype], scaling))
     return hf, "\n".join(filter(None, notes)) or None
 
 
-def _packed(file: gguf.GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> Any:
+def _packed(
+    file: gguf.GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None, report: Report
+) -> Any:
     """The model of a file of an architecture that longdraft reads itself."""
     config = gguf_model.config_of(file)
     refuse(config)
     if scaling is not None:
         scaling.extend(config)
-    return gguf_model.build(file, config, dtype)
+    return gguf_model.build(file, config, dtype, report)
 
 
 def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any:

@@ -6,16 +6,22 @@ one element of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longdraft.ops.bits import exchanged
 from longdraft.ops.packed import GROUP, Packed
 from longdraft.ops.scales import SixBitScales
 
 ROWS = 16  # outputs that lie together
 WORD = 4  # bytes of codes, or of codes of scales, of one output that stay together
-PART = 1 << 12  # outputs whose high bits are rearranged at a time
+PART = 1 << 10  # outputs whose high bits are rearranged at a time
+# Exchanges of digits that bring bits of `high` into the order of words: with 5 bits per code, the
+# bit of entry 8j+4h+c of 32 goes to position 8c+2j+h.
+SWAPS = ((0, 1), (0, 2), (1, 3), (2, 4))
 
 
 def fits(p: Packed) -> bool:
@@ -59,11 +65,18 @@ def _piece(p: Packed, name: str) -> int:
 
 
 def _turned(x: Tensor, piece: int) -> Tensor:
-    return x.view(len(x) // ROWS, ROWS, -1, piece).transpose(1, 2).contiguous().view(x.shape)
+    return _transposed(x, ROWS, x.shape[1] // piece, piece)
 
 
 def _turned_back(x: Tensor, piece: int) -> Tensor:
-    return x.view(len(x) // ROWS, -1, ROWS, piece).transpose(1, 2).contiguous().view(x.shape)
+    return _transposed(x, x.shape[1] // piece, ROWS, piece)
+
+
+def _transposed(x: Tensor, rows: int, columns: int, piece: int) -> Tensor:
+    """Each sixteen outputs [rows,columns] of pieces, transposed."""
+    pieces = x.view(torch.int32) if piece == WORD and x.element_size() == 1 else x
+    grid = pieces.reshape(len(x) // ROWS, rows, columns)
+    return grid.transpose(1, 2).contiguous().view(x.dtype).view(x.shape)
 
 
 def _in_words(high: Tensor, width: int) -> Tensor:
@@ -71,33 +84,33 @@ def _in_words(high: Tensor, width: int) -> Tensor:
 
     width: bits of each code.
     """
-    return torch.cat([_bytes(_codes(part, width), width) for part in high.split(PART)])
+    return torch.cat([_reordered(part, width, SWAPS) for part in high.split(PART)])
 
 
 def _in_order(words: Tensor, width: int) -> Tensor:
     """The inverse of `_in_words`."""
-    made = []
-    for part in words.split(PART):
-        bits = part.view(len(part), -1, 1, WORD) >> _shifts(part, width)[:, None] & (1 << width) - 1
-        codes = bits.view(len(part), -1, 64)
-        if width == 1:
-            lanes = codes.unflatten(-1, (8, 8))
-        else:
-            lanes = codes.unflatten(-1, (4, 16)).transpose(-1, -2)
-        made.append((lanes << _shifts(part, width)).sum(-1, dtype=torch.uint8).flatten(1))
-    return torch.cat(made)
+    return torch.cat([_reordered(part, width, SWAPS[::-1]) for part in words.split(PART)])
 
 
-def _codes(high: Tensor, width: int) -> Tensor:
-    """High bits as codes [n,blocks,64], in the order of the entries."""
-    bits = high.unflatten(-1, (-1, 8 * width))[..., None] >> _shifts(high, width) & (1 << width) - 1
-    return (bits if width == 1 else bits.transpose(-1, -2)).flatten(-2)
+def _reordered(high: Tensor, width: int, swaps: Sequence[tuple[int, int]]) -> Tensor:
+    if width == 2:
+        return _pairs_transposed(high)
+    words = high.contiguous().view(torch.int32)
+    for low, upper in swaps:
+        words = exchanged(words, low, upper)
+    return words.view(torch.uint8)
 
 
-def _bytes(codes: Tensor, width: int) -> Tensor:
-    words = codes.view(len(codes), -1, 8 // width, WORD)
-    return (words << _shifts(codes, width)[:, None]).sum(-2, dtype=torch.uint8).flatten(1)
-
-
-def _shifts(x: Tensor, width: int) -> Tensor:
-    return torch.arange(0, 8, width, dtype=torch.uint8, device=x.device)
+def _pairs_transposed(high: Tensor) -> Tensor:
+    """Of each 16 bytes, four words of four: pair i of word j becomes pair j of word i."""
+    grid = high.contiguous().view(torch.int32).unflatten(-1, (-1, 4))
+    words = [grid[..., i].contiguous() for i in range(4)]
+    for bits, mask, places in (
+        (2, 0x33333333, ((0, 1), (2, 3))),
+        (4, 0x0F0F0F0F, ((0, 2), (1, 3))),
+    ):
+        for i, j in places:
+            differ = (words[i] >> bits ^ words[j]) & mask
+            words[i] = words[i] ^ differ << bits
+            words[j] = words[j] ^ differ
+    return torch.stack(words, -1).flatten(1).view(torch.uint8)

@@ -15,7 +15,8 @@ from longdraft.ops.scales import PlainScales, Scales
 
 GROUP = 32  # inputs that share a scale, unless a file's format has smaller groups
 BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
-ROWS = 1 << 12  # outputs that are dequantized at a time, in double precision
+PART = 1 << 20  # entries that are dequantized at a time: they stay in the processor's cache
+EXACT = 24  # binary digits of a float32
 MIN_HALF_SCALE = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
 # bytes of a block: lowest bits, other bits
 LOW = {4: 32, 5: 32, 6: 32, 8: 64}
@@ -104,18 +105,30 @@ class Packed:
         """The matrix of these outputs."""
         return self.of({name: x[which] for name, x in self.parts.items()})
 
-    def dequantized(self) -> Tensor:
-        """float32 [outputs,inputs]: the specification of the numbers that kernels compute with."""
-        if len(self.low) > ROWS:
-            return torch.cat(
-                [self.rows(slice(i, i + ROWS)).dequantized() for i in range(0, len(self.low), ROWS)]
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[outputs,inputs]: the specification of the numbers that kernels compute with.
+
+        They are computed in float32, and then rounded to another dtype.
+        """
+        made = self.low.new_empty(self.shape, dtype=dtype)
+        rows = max(1, PART // self._room)
+        for begin in range(0, len(made), rows):
+            some = self.rows(slice(begin, begin + rows))
+            scale, offset = some.scales.numbers()
+            codes = some.codes().view(*scale.shape, self.group)
+            numbers = self._numbers(
+                codes, scale[..., None], None if offset is None else offset[..., None]
             )
-        scale, offset = self.scales.numbers()
-        codes = self.codes().view(*scale.shape[:2], self.group).double()
-        exact = codes * scale.double()[..., None]
-        if offset is not None:
-            exact = exact + offset.double()[..., None]
-        return exact.float().view(len(self.low), -1)[:, : self.inputs]
+            made[begin : begin + rows] = numbers.flatten(1)[:, : self.inputs]
+        return made
+
+    def _numbers(self, codes: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
+        """float32: the entries of these codes, rounded once."""
+        if offset is None:
+            return codes.float().mul_(scale)
+        if self.scales.digits + self.bits <= EXACT:  # the product is not rounded
+            return codes.float().mul_(scale).add_(offset)
+        return codes.double().mul_(scale).add_(offset).float()
 
     def codes(self) -> Tensor:
         """int8 [outputs,room]: the codes that scales are multiplied with.
@@ -130,9 +143,12 @@ class Packed:
             width = self.bits - 4  # bits of an entry
             size = HIGH[self.bits]
             shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=low.device)
-            bits = self.high.unflatten(-1, (-1, size))[..., None] >> shifts & (1 << width) - 1
-            order = bits if self.bits == 5 else bits.transpose(-1, -2)
-            codes = codes | order.flatten(-2) << 4
+            high = self.high.unflatten(-1, (-1, size))
+            if self.bits == 5:
+                bits = high[..., None] >> shifts & 1
+            else:
+                bits = high[..., None, :] >> shifts[:, None] & 3
+            codes |= bits.flatten(-2) << 4
         signed = codes.flatten(-2).view(torch.int8)
         return signed if self.scales.has_offset else signed - (1 << self.bits - 1)
 
@@ -146,7 +162,19 @@ class Packed:
         parts = dict[str, Tensor]()
         for name, x in self.parts.items():
             parts[name] = x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which]
-        return self.of(parts, size).dequantized().gather(1, (column % size)[:, None]).squeeze(1)
+        some = self.of(parts, size)
+        column %= size
+
+        def chosen(numbers: Tensor, inputs: int) -> Tensor:
+            """Of each row, what holds for the entry; one number holds for so many inputs."""
+            return numbers.gather(1, column[:, None] // inputs).squeeze(1)
+
+        scale, offset = some.scales.numbers()
+        return self._numbers(
+            chosen(some.codes(), 1),
+            chosen(scale, self.group),
+            None if offset is None else chosen(offset, self.group),
+        )
 
     @property
     def _room(self) -> int:

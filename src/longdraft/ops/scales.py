@@ -17,6 +17,7 @@ class Scales(ABC):
 
     has_offset: bool
     together: int  # groups of a row that cannot be taken apart
+    digits: int  # binary digits of a scale, at most
 
     @property
     @abstractmethod
@@ -26,6 +27,10 @@ class Scales(ABC):
     @abstractmethod
     def numbers(self) -> tuple[Tensor, Tensor | None]:
         """Scale and offset, float32 [outputs,groups]."""
+
+    def shortest(self) -> Scales:
+        """The same numbers in as few bytes as hold them exactly."""
+        return self
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -62,11 +67,17 @@ class PlainScales(Scales):
     def shape(self) -> tuple[int, int]:
         return self.scale.shape[0], self.scale.shape[1]
 
+    @property
+    def digits(self) -> int:  # type: ignore[override]
+        return 11 if self.scale.dtype == torch.float16 else 24
+
     def numbers(self) -> tuple[Tensor, Tensor | None]:
         return self.scale.float(), None if self.offset is None else self.offset.float()
 
-    def in_halves(self) -> PlainScales:
+    def shortest(self) -> PlainScales:
         """The same scales as float16, where that changes no number."""
+        if self.scale.dtype == torch.float16:
+            return self
         scale = self.scale.half()
         same = torch.equal(scale.float(), self.scale.float())
         if self.offset is None:
@@ -93,6 +104,7 @@ class SixBitScales(Scales):
 
     has_offset = True
     together = 8
+    digits = 17
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,6 +130,7 @@ class EightBitScales(Scales):
 
     has_offset = False
     together = 16
+    digits = 19
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -8,33 +8,68 @@ is rounded. Types of 4, 5, 6 and 8 bits take as many bytes in memory as in the f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from longdraft.ops.bits import exchanged
 from longdraft.ops.packed import Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, Scales, SixBitScales
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# of each byte of a word, the four and the two lowest bits
+LOW_4 = 0x0F0F0F0F0F0F0F0F
+LOW_2 = 0x0303030303030303
+PART = 1 << 20  # bytes of blocks that are regrouped at a time
 
 
 @dataclass(frozen=True)
 class Type:
     """A tensor type: `size` bytes hold `entries` consecutive entries of a row.
 
-    unpack: uint8 [rows,blocks,size] -> the values.
+    regroup: uint8 [rows,blocks,size] -> the values.
     """
 
     name: str
     entries: int
     size: int
-    unpack: Callable[[Tensor], Packed | Tensor]
+    regroup: Callable[[Tensor], Packed | Tensor]
+
+    def unpack(self, blocks: Tensor) -> Packed | Tensor:
+        """uint8 [rows,blocks,size] -> the values, computed PART bytes at a time.
+
+        Temporary tensors of that size stay in the processor's cache.
+        """
+        parts = blocks.split(max(1, PART // blocks[0].numel()))
+        first = self.regroup(blocks if self.entries == 1 else parts[0])
+        if isinstance(first, Tensor):
+            return first
+        made = dict[str, Tensor]()
+        for name, x in first.parts.items():
+            made[name] = x.new_empty(len(blocks), x.shape[1])
+        begin = 0
+        for part in parts:
+            regrouped = self.regroup(part) if begin else first
+            assert isinstance(regrouped, Packed)
+            for name, x in regrouped.parts.items():
+                made[name][begin : begin + len(part)] = x
+            begin += len(part)
+        whole = first.of(made)
+        # whether halves hold the scales exactly is a question about all rows
+        return replace(whole, scales=whole.scales.shortest())
 
 
 def _parts(blocks: Tensor, *sizes: int) -> list[Tensor]:
-    """Fields of a block, [rows,blocks,size] each."""
-    return [part.contiguous() for part in blocks.split(sizes, -1)]
+    """Copies of a block's fields, [rows,blocks,size] each, which words of any size can view."""
+    fields = blocks.split(sizes, -1)
+    return [field.clone(memory_format=torch.contiguous_format) for field in fields]
+
+
+def _halves(field: Tensor) -> Tensor:
+    """[rows,blocks,2n] bytes -> float16 [rows,blocks*n]."""
+    return field.view(torch.float16).flatten(1)
 
 
 def _half(field: Tensor) -> Tensor:
@@ -42,28 +77,61 @@ def _half(field: Tensor) -> Tensor:
     return field.view(torch.float16).float().squeeze(-1)
 
 
-def _packed(
-    bits: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, group: int = 32
-) -> Packed:
-    """codes [rows,...] with entries in order; scale, offset [rows,...], a number for each group."""
-    rows = len(codes)
-    offset = None if offset is None else offset.reshape(rows, -1).contiguous()
-    scales = PlainScales(scale.reshape(rows, -1).contiguous(), offset)
-    return pack(bits, codes.reshape(rows, -1).contiguous(), scales.in_halves(), group)
+def _packed(codes: Tensor, scale: Tensor, offset: Tensor | None = None, group: int = 32) -> Packed:
+    """codes int8 [rows,...] with entries in order; scale, offset [rows,...], one per group."""
+    offset = None if offset is None else offset.flatten(1)
+    return pack(8, codes.flatten(1), PlainScales(scale.flatten(1), offset), group)
 
 
 def _plain(kind: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda blocks: blocks.clone().view(kind).flatten()
 
 
+def _of_32(
+    bits: int, entries: int, d: Tensor, m: Tensor | None, low: Tensor, high: Tensor | None = None
+) -> Packed:
+    """Blocks of 32 entries: d, m [rows,blocks,2] bytes; low and high in the order of Packed."""
+    offset = None if m is None else _halves(m)
+    return Packed(bits, entries, low, high, PlainScales(_halves(d), offset))
+
+
+def _even(blocks: Tensor) -> Tensor:
+    """An even number of blocks: Packed has blocks of 64. What is added stands for zeros."""
+    return F.pad(blocks, (0, 0, 0, blocks.shape[1] % 2)) if blocks.shape[1] % 2 else blocks
+
+
+def _low_of_32(codes: Tensor) -> Tensor:
+    """[rows,blocks,16] bytes, of entries i and i+16 -> [rows,16*blocks], of entries i and i+32."""
+    words = codes.view(torch.int64).unflatten(1, (-1, 2))
+    first, second = (words[:, :, i].contiguous() for i in (0, 1))
+    low = first & LOW_4 | (second & LOW_4) << 4
+    high = first >> 4 & LOW_4 | second & ~LOW_4
+    return torch.stack([low, high], 2).flatten(1).view(torch.uint8)
+
+
 def _q4_0(blocks: Tensor) -> Packed:
-    d, codes = _parts(blocks, 2, 16)
-    return _packed(4, _nibbles(codes), _half(d))
+    d, codes = _parts(_even(blocks), 2, 16)
+    return _of_32(4, 32 * blocks.shape[1], d, None, _low_of_32(codes))
 
 
 def _q4_1(blocks: Tensor) -> Packed:
-    d, m, codes = _parts(blocks, 2, 2, 16)
-    return _packed(4, _nibbles(codes), _half(d), _half(m))
+    d, m, codes = _parts(_even(blocks), 2, 2, 16)
+    return _of_32(4, 32 * blocks.shape[1], d, m, _low_of_32(codes))
+
+
+def _q5_0(blocks: Tensor) -> Packed:
+    d, high, codes = _parts(_even(blocks), 2, 4, 16)
+    return _of_32(5, 32 * blocks.shape[1], d, None, _low_of_32(codes), high.flatten(1))
+
+
+def _q5_1(blocks: Tensor) -> Packed:
+    d, m, high, codes = _parts(_even(blocks), 2, 2, 4, 16)
+    return _of_32(5, 32 * blocks.shape[1], d, m, _low_of_32(codes), high.flatten(1))
+
+
+def _q8_0(blocks: Tensor) -> Packed:
+    d, codes = _parts(_even(blocks), 2, 32)
+    return _of_32(8, 32 * blocks.shape[1], d, None, codes.view(torch.int8).flatten(1))
 
 
 def _nibbles(codes: Tensor) -> Tensor:
@@ -71,30 +139,9 @@ def _nibbles(codes: Tensor) -> Tensor:
     return torch.cat([codes & 15, codes >> 4], -1)
 
 
-def _fifth(high: Tensor) -> Tensor:
-    """Bit i of 4 bytes [..,4], moved to bit 4 of entry i -> [..,32]."""
-    bits = high[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.flatten(-2) << 4
-
-
-def _q5_0(blocks: Tensor) -> Packed:
-    d, high, low = _parts(blocks, 2, 4, 16)
-    return _packed(5, _nibbles(low) | _fifth(high), _half(d))
-
-
-def _q5_1(blocks: Tensor) -> Packed:
-    d, m, high, low = _parts(blocks, 2, 2, 4, 16)
-    return _packed(5, _nibbles(low) | _fifth(high), _half(d), _half(m))
-
-
-def _q8_0(blocks: Tensor) -> Packed:
-    d, codes = _parts(blocks, 2, 32)
-    return _packed(8, codes.view(torch.int8), _half(d))
-
-
 def _iq4_nl(blocks: Tensor) -> Packed:
     d, codes = _parts(blocks, 2, 16)
-    return _packed(8, _levels(_nibbles(codes)), _half(d))
+    return _packed(_levels(_nibbles(codes)), _halves(d))
 
 
 def _levels(codes: Tensor) -> Tensor:
@@ -105,7 +152,7 @@ def _iq4_xs(blocks: Tensor) -> Packed:
     d, high, low, codes = _parts(blocks, 2, 2, 4, 128)  # a scale has 4 low bits and 2 high ones
     low = torch.stack([low & 15, low >> 4], -1).flatten(-2)
     scale = (low | (_pairs(high).transpose(-1, -2).flatten(-2)) << 4).view(torch.int8) - 32
-    return _packed(8, _levels(_nibbles(codes.unflatten(-1, (8, 16)))), _half(d)[..., None] * scale)
+    return _packed(_levels(_nibbles(codes.unflatten(-1, (8, 16)))), _half(d)[..., None] * scale)
 
 
 def _pairs(field: Tensor) -> Tensor:
@@ -118,7 +165,7 @@ def _q2_k(blocks: Tensor) -> Packed:
     # of each half of the block, 128 entries
     codes = _pairs(codes.unflatten(-1, (2, 32))).view(torch.int8)
     return _packed(
-        8, codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16
+        codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16
     )
 
 
@@ -130,45 +177,53 @@ def _q3_k(blocks: Tensor) -> Packed:
     low, upper = scales.split((8, 4), -1)  # a scale has 4 low bits and 2 high ones
     scale = (_nibbles(low) | _pairs(upper).flatten(-2) << 4).view(torch.int8) - 32
     scale = _half(d)[..., None] * scale
-    return _packed(8, codes, scale, torch.zeros_like(scale), 16)
+    return _packed(codes, scale, torch.zeros_like(scale), 16)
 
 
-def _k_scales(d: Tensor, dmin: Tensor, scales: Tensor) -> Scales:
-    """The scales of Q4_K and Q5_K."""
-    unit = torch.cat([d, dmin], -1).view(torch.float16)
-    return SixBitScales(scales.flatten(1), unit.flatten(1).contiguous())
-
-
-def _halves(codes: Tensor) -> Tensor:
-    """Unpack 128 bytes of Q4_K and Q5_K.
-
-    Of each 32, the low halves are one group of entries, the high halves the next.
-    """
-    return _nibbles(codes.unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+def _k_scales(units: Tensor, scales: Tensor) -> Scales:
+    """The scales of Q4_K and Q5_K. units: the bytes of d and dmin."""
+    return SixBitScales(scales.flatten(1), _halves(units))
 
 
 def _q4_k(blocks: Tensor) -> Packed:
-    d, dmin, scales, codes = _parts(blocks, 2, 2, 12, 128)
-    return pack(4, _halves(codes).flatten(1), _k_scales(d, dmin, scales))
+    units, scales, codes = _parts(blocks, 4, 12, 128)
+    return Packed(4, 256 * blocks.shape[1], codes.flatten(1), None, _k_scales(units, scales))
 
 
 def _q5_k(blocks: Tensor) -> Packed:
-    d, dmin, scales, high, low = _parts(blocks, 2, 2, 12, 32, 128)
-    # bit g is of group g
-    fifth = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4
-    return pack(5, (_halves(low) | fifth).flatten(1), _k_scales(d, dmin, scales))
+    units, scales, high, low = _parts(blocks, 4, 12, 32, 128)
+    # bit g of byte i is of entry i of group g: a square of bits for each 8 entries of 8 groups
+    squares = high.view(torch.int64)
+    for low_index, high_index in ((0, 3), (1, 4), (2, 5)):
+        squares = exchanged(squares, low_index, high_index)
+    fifth = squares.view(torch.uint8).unflatten(-1, (4, 8)).transpose(-1, -2).flatten(1)
+    return Packed(5, 256 * blocks.shape[1], low.flatten(1), fifth, _k_scales(units, scales))
 
 
 def _q6_k(blocks: Tensor) -> Packed:
-    low, high, scales, d = _parts(blocks, 128, 64, 16, 2)
-    low = _nibbles(low.unflatten(-1, (2, 64)))  # of each half of the block, 128 entries
-    high = _pairs(high.unflatten(-1, (2, 32)))  # byte i is of entries i, i+32, i+64 and i+96
-    codes = low | high.flatten(-2) << 4
-    units = d.view(torch.float16).flatten(1)
-    return pack(
+    parts = _parts(blocks, 32, 32, 32, 32, 16, 16, 16, 16, 16, 2)
+    words = [part.view(torch.int64) for part in parts[:8]]
+    low = []
+    high = []
+    for i in (0, 1):  # halves of the block, 128 entries each
+        # a byte of the low bits is of entries i and i+64
+        first, second = words[2 * i : 2 * i + 2]
+        low += [first & LOW_4 | (second & LOW_4) << 4, first >> 4 & LOW_4 | second & ~LOW_4]
+        # and byte i of the high bits of entries i, i+32, i+64 and i+96; Packed has them of entries
+        # i, i+16, i+32 and i+48
+        first, second = words[4 + 2 * i : 6 + 2 * i]
+        for shift in (0, 4):
+            both = first >> shift & LOW_4, second >> shift & LOW_4
+            even = both[0] & LOW_2 | (both[1] & LOW_2) << 2
+            odd = (both[0] & ~LOW_2) << 2 | (both[1] & ~LOW_2) << 4
+            high.append(even | odd)
+    scales, units = parts[8:]
+    return Packed(
         6,
-        codes.flatten(1),
-        EightBitScales(scales.view(torch.int8).flatten(1), units.contiguous()),
+        256 * blocks.shape[1],
+        torch.stack(low, 2).flatten(1).view(torch.uint8),
+        torch.stack(high, 2).flatten(1).view(torch.uint8),
+        EightBitScales(scales.view(torch.int8).flatten(1), _halves(units)),
         16,
     )
 

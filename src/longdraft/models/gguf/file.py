@@ -229,7 +229,29 @@ class _Reader:
             )
         if size > MAX_TEXTS:
             self.bad(f"{item} has {size} entries, and at most {MAX_TEXTS} are allowed")
+        if kind == STRING:
+            return self.texts(item, size)
         return [self.value(kind, item, depth) for _ in range(size)]
+
+    def texts(self, item: str, count: int) -> list[str]:
+        """self.text(item), `count` times, but much faster: vocabularies have 100,000 and more."""
+        size_of = struct.Struct("<Q").unpack_from
+        area = self.area
+        last = len(area)
+        made = list[str]()
+        for _ in range(count):
+            begin = self.position + 8
+            end = last + 1
+            if begin <= last:
+                end = begin + size_of(area, self.position)[0]
+            if end > last:
+                self.text(item)  # raises
+            try:
+                made.append(area[begin:end].decode("utf-8"))
+            except UnicodeDecodeError:
+                self.text(item)  # raises
+            self.position = end
+        return made
 
     def tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, Stored]:
         infos: dict[str, tuple[Type, tuple[int, ...], int, int]] = {}

@@ -18,6 +18,7 @@ from longdraft.errors import InputError
 from longdraft.families import FAMILIES
 from longdraft.models.gguf import gemma3, marks, rope
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
+from longdraft.models.loading_progress import Report, unseen
 from longdraft.ops.packed import Packed
 
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
@@ -36,7 +37,6 @@ IN_LAYER = {
 }
 MAX_POSITIONS = 1 << 30
 PER_LAYER = 9  # tensors that each layer has at least
-ROWS = 1 << 12  # rows that are dequantized at a time
 
 
 def module_of(name: str, kind: str) -> str | None:
@@ -52,7 +52,7 @@ def module_of(name: str, kind: str) -> str | None:
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
 
 
-def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
+def build(file: GGUF, config: Any, dtype: torch.dtype, report: Report = unseen) -> Any:
     """The model of a file and its config.
 
     Matrices that are packed in the file stay packed, except in architectures of UNPACKED; all else
@@ -63,7 +63,7 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)
-    packed, plain = _weights(file, config, dtype)
+    packed, plain = _weights(file, config, dtype, report)
     for name, tensor in plain.items():
         module, _, leaf = name.rpartition(".")
         hf.get_submodule(module).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
@@ -71,7 +71,7 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
         packed["lm_head"] = packed["model.embed_tokens"]
     table = packed.pop("model.embed_tokens", None)
     if table is not None:
-        hf.model.embed_tokens.weight = nn.Parameter(dequantized(table, dtype), requires_grad=False)
+        hf.model.embed_tokens.weight = nn.Parameter(table.dequantized(dtype), requires_grad=False)
     if config.tie_word_embeddings:
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed.items())
@@ -217,7 +217,7 @@ def _check(file: GGUF, hf: Any) -> None:
 
 
 def _weights(
-    file: GGUF, config: Any, dtype: torch.dtype
+    file: GGUF, config: Any, dtype: torch.dtype, report: Report
 ) -> tuple[dict[str, Packed], dict[str, Tensor]]:
     """Packed matrices by the name of their module, and other tensors by that of the parameter.
 
@@ -226,7 +226,11 @@ def _weights(
     packed = {}
     plain = {}
     kind = file.required("general.architecture", str)
+    size = sum(stored.data.nbytes for stored in file.tensors.values())
+    done = 0
     for stored in file.tensors.values():
+        report(done / size)
+        done += stored.data.nbytes
         if stored.name == rope.FACTORS:
             continue
         name = module_of(stored.name, kind) or ""
@@ -241,7 +245,7 @@ def _weights(
             packed[name.removesuffix(".weight")] = weights
         else:
             if isinstance(weights, Packed):
-                weights = dequantized(weights, dtype)
+                weights = weights.dequantized(dtype)
             plain[name] = weights.to(dtype).view(stored.shape)
     return packed, plain
 
@@ -256,12 +260,3 @@ def order_of(rows: int, heads: int) -> Tensor:
 
 def permuted(weights: Packed | Tensor, order: Tensor) -> Packed | Tensor:
     return weights.rows(order) if isinstance(weights, Packed) else weights[order]
-
-
-def dequantized(weights: Packed, dtype: torch.dtype) -> Tensor:
-    """weights.dequantized() in a dtype, a few rows at a time."""
-    made = torch.empty(weights.shape, dtype=dtype)
-    for begin in range(0, len(made), ROWS):
-        rows = slice(begin, begin + ROWS)
-        made[rows] = weights.rows(rows).dequantized()
-    return made
