@@ -24,6 +24,7 @@ def replayed(tmp_path, turns: int) -> tuple[int, list[dict]]:
     return status, [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.full
 @needs_kernels
 def test_a_conversation_is_not_read_again(tmp_path):
     status, records = replayed(tmp_path, 4)
@@ -33,6 +34,7 @@ def test_a_conversation_is_not_read_again(tmp_path):
     assert all(r["known"] % BLOCK == 0 and r["again"] < BLOCK for r in records)
 
 
+@pytest.mark.full
 def test_a_server_that_keeps_nothing_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(PrefixCache, "store", lambda *_: None)
     status, records = replayed(tmp_path, 2)
