@@ -1,4 +1,4 @@
-"""What does a server read again of a coding agent's growing conversation?
+"""Measures how much of a coding agent's growing conversation a server reads again.
 
     python benchmarks/agent_replay.py -m smollm2 --tokens 6000
 

@@ -300,11 +300,11 @@ class Forgetful(PrefixCache):
 class OneLate(PrefixCache):
     """Keeps keys and values of the tokens one later."""
 
-    def store(self, tokens, row, owner=""):
+    def store(self, tokens, row, owner="", complete=True):
         for layer in row.layers:
             for x in row.stored(layer, 0):
                 x.copy_(x.roll(-1, 1))
-        super().store(tokens, row, owner)
+        super().store(tokens, row, owner, complete)
         for layer in row.layers:
             for x in row.stored(layer, 0):
                 x.copy_(x.roll(1, 1))

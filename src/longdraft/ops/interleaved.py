@@ -102,7 +102,9 @@ def _reordered(high: Tensor, width: int, swaps: Sequence[tuple[int, int]]) -> Te
 
 
 def _pairs_transposed(high: Tensor) -> Tensor:
-    """Of each 16 bytes, four words of four: pair i of word j becomes pair j of word i."""
+    """Transpose pairs of bits in each 16 bytes, four words of four: pair i of word j becomes pair
+    j of word i.
+    """
     grid = high.contiguous().view(torch.int32).unflatten(-1, (-1, 4))
     words = [grid[..., i].contiguous() for i in range(4)]
     for bits, mask, places in (

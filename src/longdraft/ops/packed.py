@@ -166,7 +166,7 @@ class Packed:
         column %= size
 
         def chosen(numbers: Tensor, inputs: int) -> Tensor:
-            """Of each row, what holds for the entry; one number holds for so many inputs."""
+            """The number of each row that holds for the entry; one holds for so many inputs."""
             return numbers.gather(1, column[:, None] // inputs).squeeze(1)
 
         scale, offset = some.scales.numbers()
