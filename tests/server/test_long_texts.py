@@ -66,9 +66,9 @@ def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
     """By every path that takes one, whatever field it is in."""
     read = list[int]()
 
-    def seen(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    def seen(tokenizer: Any, text: str, *control: bool, **options: Any) -> list[int]:
         read.append(len(text))
-        return token_ids(tokenizer, text, **options)
+        return token_ids(tokenizer, text, *control, **options)
 
     monkeypatch.setattr(long_texts, "token_ids", seen)
     monkeypatch.setattr("longdraft.server.decode.service.token_ids", seen)
@@ -132,6 +132,7 @@ def test_there_may_be_nothing_to_give_memory_back_with(monkeypatch):
     give_back()
 
 
+@pytest.mark.timing
 @pytest.mark.full
 def test_long_prompts_cost_little(tmp_path):
     """Memory of a process, and small chats beside them. benchmarks/hostile.py has the full

@@ -364,6 +364,7 @@ def test_the_table_of_the_page_is_from_the_record():
     assert table(record) not in page
 
 
+@pytest.mark.weekly
 @pytest.mark.full
 def test_the_benchmark_of_attacks_runs(tmp_path):
     words = ["--requests", "200", "--clients", "32", "--disconnects", "20", "--soak", "5"]
