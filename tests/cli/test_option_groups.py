@@ -31,7 +31,10 @@ OWN = {
         "bench tasks": "set by the suite",
         "bench peers-tasks": "set by the suite",
     },
-    "methods": {"plan": "all, unless some are named"},
+    "methods": {
+        "plan": "all, unless some are named",
+        "serve": "allowed to requests, not compared",
+    },
     "model": {
         "methods": "only drafters beside it are looked up",
         "demo": "depends on what was fetched",

@@ -303,7 +303,7 @@ class Beginning(RowPool):
 
     def __init__(self) -> None:
         self.requests = []
-        self.looks = iter([EnteringPrompt(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
+        self.looks = iter([EnteringPrompt(Request(1, [5], 3, 0, (), Sampler()), 0, 0, 0)])
 
     reading = property(lambda self: next(self.looks, None))  # type: ignore[assignment]
 
