@@ -20,12 +20,12 @@ CHROMIUM ?= $(shell command -v chromium)
 .PHONY: help setup wheels try-wheels demo test test-all test-full test-native test-versions test-weekly test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
-	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
-	@echo "make test-all  make test, then what else is tested on each commit (under 20 minutes; 25 if native code changed)"
+	@echo "make test    every guarantee once, in parallel processes (5 to 12 minutes on 2 cores)"
+	@echo "make test-all  make test, then what else is tested on each commit (more if the change reaches more; an hour on 2 slow cores for everything)"
 	@echo "make test-weekly  all tests there are, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
 	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
-	@echo "make test-clients  released clients and coding agents ask the server (under 8 minutes, and a few to install them at first)"
+	@echo "make test-clients  released clients and coding agents ask the server (8 minutes or more, and a few to install them at first)"
 	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (25 minutes, and a few to install it at first)"
 	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
