@@ -7,6 +7,7 @@ and planted faults run once.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -62,4 +63,6 @@ def alone(name: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    # compiled once: each worker, and each process that a test starts, took seconds to compile the files
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.exit(run(sys.argv[1:]))

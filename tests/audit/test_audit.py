@@ -205,6 +205,7 @@ def test_a_drafter_that_touches_the_prompts_keys_is_flagged_though_the_text_is_r
     assert "changed" in runs[0]["found"][0]["why"]
 
 
+@pytest.mark.full
 def test_a_drafter_that_touches_the_prompts_states_is_flagged():
     class Scribbler(Drafter):
         def grow(self, tree, seqs, limits):
@@ -258,6 +259,7 @@ def slips(places: set[int]):
     return verifier
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "model"),
     [
@@ -421,6 +423,7 @@ def test_the_command(place, capsys, tmp_path):
     assert "120 tokens compared: no tie, no failure." in shown and "a.txt" in shown
 
 
+@pytest.mark.full
 def test_an_audit_says_where_a_backend_is_not_exact(place, capsys, monkeypatch):
     monkeypatch.setattr("longdraft.backends.native.fits", lambda hf, windows: False)
     assert command(place, "--method", "vegas", "--temperature", "0") == 0

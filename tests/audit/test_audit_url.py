@@ -35,6 +35,7 @@ def test_a_lossless_server_passes(form, capsys):
     assert len(found["sampled"]) == 2 * 4 + 2 and not found["notes"]
 
 
+@pytest.mark.full
 def test_chats_are_audited(capsys):
     with audited_server("near best") as url:
         status, found = audit(capsys, url, "--samples", "0", "--chat")

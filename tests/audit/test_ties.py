@@ -97,6 +97,7 @@ def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch
     broken.caught(fault, "the rate of ties")
 
 
+@pytest.mark.full
 def test_a_lenient_verifier_is_flagged_by_what_its_own_pass_says(monkeypatch):
     """Though the tolerance would excuse every token of it, and after the first of them."""
     plant_verifier("match", broken.lenient)(monkeypatch)

@@ -219,6 +219,7 @@ def methods(kind: str, names: tuple[str, ...]) -> dict[str, str]:
     return record["methods"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_methods_say_what_plain_and_transformers_say(kind):
     assert set(methods(kind, FAST[kind]).values()) == {""}

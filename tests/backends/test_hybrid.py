@@ -69,6 +69,7 @@ def test_equals_transformers(keys: int) -> None:
         )
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_the_passes(dtype: torch.dtype) -> None:

@@ -102,6 +102,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize(("types", "sparse", "heavy"), COMBINATIONS)
 def test_compressed_layers_in_any_combination(types, sparse, heavy):
@@ -173,6 +174,7 @@ def test_each_node_reads_its_own_path_of_long_texts(kind, seed):
     check_paths(kind, 90, seed)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["minimax_m3_vl_text", "deepseek_v4"])
 def test_padding_and_rows_without_new_nodes(kind):

@@ -253,6 +253,7 @@ def test_an_expansion_that_is_not_compared_is_caught(monkeypatch):
     assert texts(LM(hf), prompts) != want
 
 
+@pytest.mark.full
 def test_what_expands_latents_is_not_packed():
     hf = tiny_models.build(tiny_models.config("deepseek_v3"))
     config = hf.config

@@ -131,6 +131,7 @@ def error(kind: str) -> float:
     return worst
 
 
+@pytest.mark.full
 @each_kind
 def test_a_node_of_a_tree_says_what_its_path_says_alone(kind):
     assert target(kind).architecture.scans

@@ -37,6 +37,7 @@ def own_copies(monkeypatch) -> None:
     monkeypatch.setattr(shared_keys, "sources_of", lambda hf: {})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "methods"), [("shared", QUICK), ("global-heads", {})], ids=["shared", "global-heads"]
 )
@@ -155,6 +156,7 @@ def session_texts(name: str, kv: str | None = None) -> tuple[list[list[int]], li
     return [texts[i] for i in ids], alone
 
 
+@pytest.mark.full
 def test_rows_that_come_and_go():
     texts, alone = session_texts("shared")
     assert texts == alone

@@ -38,6 +38,7 @@ def test_what_a_span_shows():
     assert Chunk(3).low(torch.arange(7)).tolist() == [0, 0, 0, 3, 3, 3, 6]
 
 
+@pytest.mark.full
 def test_plain_decoding_is_transformers_across_borders(hf, lm):
     """The second comparison is with the same modules, which longdraft has taken over."""
     expected = borders.by_transformers(borders.llama4(), *LENGTHS)

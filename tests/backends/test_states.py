@@ -251,6 +251,7 @@ def edit(seed: int, steps: int = 40) -> None:
         )()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_a_node_reads_the_states_of_its_path(seed):
     live(seed)
@@ -517,6 +518,7 @@ def test_what_is_far_back_is_only_at_checkpoints():
         row.truncate(300)
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_text():
     """Inputs are kept for a while, and of states the present one and two earlier ones."""
     history = History(0, rows=1, every=0)

@@ -146,6 +146,7 @@ def speed(folder, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.full
 def test_records_say_what_was_measured(speed):
     records = record.load([speed])
     assert len(records) == 2 * 2 * 5
@@ -180,6 +181,7 @@ def test_the_report_says_where_equality_is_not_promised(speed):
     assert note in report.markdown(report.sections(older))
 
 
+@pytest.mark.full
 def test_the_report_rebuilds_the_medians(speed, tmp_path):
     assert run("report", str(speed), "--out", str(tmp_path)).status == 0
     text = (tmp_path / "report.md").read_text()
@@ -203,6 +205,7 @@ def test_the_report_rebuilds_the_medians(speed, tmp_path):
                     assert r["speedup"] == pytest.approx(r["tokens_per_s"] / rates["plain"])
 
 
+@pytest.mark.full
 def test_an_oracle_accepts_what_it_is_told(tmp_path):
     """On random weights of a shape, K drafts of gamma, up to what the last step cuts off."""
     out = tmp_path / "records.jsonl"
@@ -533,6 +536,7 @@ def test_steps_of_layers_that_views_do_not_reach():
     assert "plain" in timed and not {"choose and copy 7%", "draft at 7%"} & timed.keys()
 
 
+@pytest.mark.full
 def test_steps_are_timed_and_shown(folder, tmp_path):
     words = ("--context", "300,600", "--repeat", "2")
     found = measure(folder, tmp_path / "s.jsonl", *words, measurement="steps")

@@ -38,6 +38,7 @@ def book(bundled):
     return next(long_context.books([str(BOOK)], 1, bundled[1], 0))
 
 
+@pytest.mark.full
 def test_the_loss_is_transformers_own(bundled, book):
     lm = bundled[0]
     tokens = book.tokens[-1024:]
@@ -52,6 +53,7 @@ def test_the_loss_is_transformers_own(bundled, book):
         assert found != pytest.approx(float(lm.hf(input_ids=ids, labels=labels).loss), abs=2e-4)
 
 
+@pytest.mark.full
 def test_every_context_ends_in_the_same_tokens_and_a_second_call_in_the_same_text(
     bundled, book, tmp_path, monkeypatch
 ):
@@ -116,6 +118,7 @@ def measure(out: Path, **options) -> None:
     )
 
 
+@pytest.mark.full
 def test_what_the_file_has_is_not_measured_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(long_context, "LONGEST", 2048)
     monkeypatch.setattr(long_context, "held_out_files", lambda: held_out_files()[:1])

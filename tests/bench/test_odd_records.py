@@ -96,6 +96,7 @@ def test_what_is_no_record_is_one_line(reported):
     )
 
 
+@pytest.mark.full
 def test_a_run_of_steps_that_was_interrupted_has_a_table(reported):
     whole = SAMPLES["steps"]
     for i in range(len(whole)):
@@ -134,6 +135,7 @@ def test_the_boundary_of_records_is_needed(reported, monkeypatch):
         reported([{k: v for k, v in first.items() if k != "label"}, *others])
 
 
+@pytest.mark.full
 def test_every_record_that_is_kept_is_known():
     folder = Path(__file__).parents[2] / "benchmarks" / "records"
     known = [

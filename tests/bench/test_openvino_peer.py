@@ -48,6 +48,7 @@ def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
     )
 
 
+@pytest.mark.full
 def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
     text = [
@@ -103,6 +104,7 @@ def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
     assert "x as fast as openvino" in report.markdown(report.sections(found))
 
 
+@pytest.mark.full
 def test_an_engine_that_misreads_the_file_is_not_timed(folder, python, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
     text = [
@@ -135,6 +137,7 @@ def test_an_engine_that_misreads_the_file_is_not_timed(folder, python, tmp_path)
     )
 
 
+@pytest.mark.full
 def test_what_it_cannot_read_is_one_line(python, tmp_path):
     target = tiny.target("llama")
     file = model(tmp_path, refuses="Unsupported tensor type Q5_0")

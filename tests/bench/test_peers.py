@@ -449,6 +449,7 @@ def binary(tmp_path) -> Path:
     return file
 
 
+@pytest.mark.full
 def test_a_build_from_source_is_measured_with_both_kinds_of_attention(
     folder,  # noqa: F811
     fake,

@@ -197,6 +197,7 @@ def test_a_wider_draft_is_chosen_where_nodes_cost_nothing():
     assert predicted(dear, one(dear, "eagle3"), 1, 1024, Acceptance(0.6, "usual")).nodes == 1
 
 
+@pytest.mark.full
 def test_machines_are_ordered_by_their_bandwidth():
     times = [
         plain_step(llama(name), [1 << 15]) for name in ("RTX 4090", "A100", "H100", "H200", "B200")
@@ -349,6 +350,7 @@ def test_tables_say_what_is_chosen_and_where_it_stops(folder, capsys):
     assert "eagle3*" in one_context.out and "needs drafter weights" in one_context.out
 
 
+@pytest.mark.full
 def test_options_of_the_target_change_what_is_read(folder):
     plain = {
         name: Planner(str(folder), LoadOptions(**given), "CPU", methods="suffix")

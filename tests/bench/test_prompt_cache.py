@@ -44,6 +44,7 @@ def test_generate_reads_a_prompt_once(cli, method):
     assert "known_prompt_tokens" not in alone
 
 
+@pytest.mark.full
 @needs_kernels
 def test_another_end_reads_only_the_rest(cli):
     text = Path("b.txt").read_text(encoding="utf-8")
@@ -55,6 +56,7 @@ def test_another_end_reads_only_the_rest(cli):
     assert len(load_file("kept")["tokens"]) > count
 
 
+@pytest.mark.full
 def test_the_summary_says_what_was_kept(cli):
     for known in ("of which 0 were kept", "were kept"):
         status, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", *KEPT)
@@ -141,6 +143,7 @@ def outputs(records: list[dict]) -> list:
     )
 
 
+@pytest.mark.full
 def test_bench_reads_a_prompt_once_and_states_its_own_time(cli):
     kept = ("--prompt-cache", "kept-files", "-o", "vegas.pace=off", "-o", "suffix.pace=off", *EAGLE)
     alone = measured(cli, *kept[2:])
@@ -157,6 +160,7 @@ def test_bench_reads_a_prompt_once_and_states_its_own_time(cli):
     assert len(list(Path("kept-files").glob("*.safetensors"))) == 1
 
 
+@pytest.mark.full
 def test_a_prompt_that_is_kept_in_part_is_read_whole_by_bench(cli, monkeypatch):
     """Its time would not be that of a prompt of this length."""
     read = list[int]()
@@ -192,6 +196,7 @@ def test_a_time_of_loading_would_be_noticed(cli, monkeypatch):
     assert first != second
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "measurement",
     [("acceptance", "--anchors", "2"), ("steps", "--repeat", "1")],
@@ -222,6 +227,7 @@ def test_other_measurements_reuse_prompts_too(cli, measurement):
     assert found[0] == found[1] and list(Path("kept-files").glob("*.safetensors"))
 
 
+@pytest.mark.full
 def test_audit_compares_on_prompts_that_were_kept(cli):
     line = (
         "audit",

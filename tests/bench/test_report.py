@@ -205,6 +205,7 @@ def test_without_matplotlib_there_are_tables_and_a_line(tmp_path, monkeypatch, c
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.full
 def test_an_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write to"):
@@ -214,6 +215,7 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
 # What follows needs matplotlib.
 
 
+@pytest.mark.full
 def test_only_plots_of_the_records_are_drawn_and_old_ones_go(tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "plots").mkdir()
@@ -312,6 +314,7 @@ def test_every_method_and_engine_has_a_color(name):
     assert style.color("a method that there is not") == style.OTHER
 
 
+@pytest.mark.full
 def test_a_method_has_one_color_and_losses_are_shaded():
     pytest.importorskip("matplotlib")
     assert style.color("vegas@gamma=4") == style.color("vegas") != style.color("suffix")

@@ -162,6 +162,7 @@ def test_a_cut_instruction_is_noticed(fitting, fault):
         check_fit(Careless(fitting.tokenizer, fault))
 
 
+@pytest.mark.full
 def test_an_edit_is_of_code_that_has_what_it_names(fitting):
     for task in built("edit", fitting):
         assert code.is_code(task.document) and task.turns[0].endswith(edit.WHOLE)
@@ -337,6 +338,7 @@ def test_records_say_what_was_asked(measured):
         )
 
 
+@pytest.mark.full
 def test_the_next_turn_has_the_answer_before_it(measured):
     """Its prompt is the conversation with plain decoding's answer, which is every method's."""
     found = record.load([measured])

@@ -102,6 +102,7 @@ def test_bad_input(cli, line, names):
     assert names in err
 
 
+@pytest.mark.full
 def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
     def full(*_, **__):
         raise RuntimeError(

@@ -67,6 +67,7 @@ def test_generating_imports_no_benchmark_and_no_audit(place):
     assert not {name for name in found if name.startswith(("longdraft.bench", "longdraft.audit"))}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("typed", "offered"), [("longdraft ge", "generate"), ("longdraft audit --tol", "--tolerance")]
 )
@@ -152,6 +153,7 @@ def test_one_row(record):
     assert "plain" not in found and "oracle" not in found
 
 
+@pytest.mark.full
 def test_drafts_are_as_deep_as_pays_unless_told(record, cli):
     found = record("--prompt-file", "a.txt", "--compare", "-o", "gamma=3")
     assert found["pace"] is True and found["equal"]
@@ -162,6 +164,7 @@ def test_drafts_are_as_deep_as_pays_unless_told(record, cli):
     assert status == 2 and "give on or off" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_rows_side_by_side_are_the_rows_alone(record):
     files = ("--prompt-file", "a.txt", "--prompt-file", "b.txt")
     both = record(*files, "--temperature", "0.9", "--seed", "5")
@@ -186,6 +189,7 @@ def test_compare(record, method, sampling):
     assert found["plain"]["bandwidth_share"] > 0 and found["plain"]["verify_steps"] == 23
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("native", [True, False])
 def test_a_record_and_a_comparison_say_what_is_promised(record, cli, monkeypatch, native):
     if not native:
@@ -277,6 +281,7 @@ def test_accept_replays_plain_with_errors(record):
     assert found["mean_acceptance_length"] == pytest.approx(3.5, abs=0.15)
 
 
+@pytest.mark.full
 def test_prompt_tokens(record, cli):
     assert record("--prompt-file", "a.txt", "--prompt-tokens", "17")["prompt_tokens"] == 17
     whole = record("--prompt-file", "a.txt")["prompt_tokens"]
@@ -303,6 +308,7 @@ def test_text_streams_to_the_same_text(record, cli):
     assert len(err.splitlines()) == 1 and "speedup" in err and "equal: yes" in err
 
 
+@pytest.mark.full
 def test_rows_are_printed_under_their_names(record, cli):
     files = ("--prompt-file", "a.txt", "--prompt-file", "b.txt")
     _, out, _ = cli("generate", "-m", "tiny", *SHORT, *files)
@@ -312,6 +318,7 @@ def test_rows_are_printed_under_their_names(record, cli):
     )
 
 
+@pytest.mark.full
 def test_end_tokens_end_the_text(record, cli, place):
     sampled = ("--prompt-file", "a.txt", "--temperature", "1")
     whole = record(*sampled)["token_ids"]
@@ -408,6 +415,7 @@ def test_demo(cli):
     assert ".py" in out and "GB/s" in out
 
 
+@pytest.mark.full
 def test_demo_asks_a_model_that_answers(cli, monkeypatch):
     """A model with a chat template is asked about the documentation, sampled, to its end token."""
     monkeypatch.setattr("longdraft.cli.demo_scene.QUESTION", "Why?")
@@ -431,6 +439,7 @@ def test_demo_asks_a_model_that_answers(cli, monkeypatch):
     assert "documentation, then: Why?" in out and "temperature 0.3" in out
 
 
+@pytest.mark.full
 def test_demo_lets_a_coder_change_a_file(cli, monkeypatch, tmp_path):
     """The coder that was fetched is the default, and gets a source file."""
     load = common.load_target
@@ -463,6 +472,7 @@ def test_demo_lets_a_coder_change_a_file(cli, monkeypatch, tmp_path):
     assert cli("demo", "--context", "900000")[0] == 2
 
 
+@pytest.mark.full
 def test_demo_without_a_network(cli, monkeypatch, tmp_path):
     """If the real model cannot be fetched, the demo says so and uses the bundled one."""
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))

@@ -91,6 +91,7 @@ def test_places_are_checked_without_a_trace(tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.full
 def test_training_is_refused_before_it_starts(cli, place, monkeypatch):
     """An --out that could not be written at the end; without the check, the training runs."""
     started = []
@@ -233,6 +234,7 @@ def test_what_the_system_says_of_a_file_is_one_line(cli, monkeypatch):
     assert "/proc/nowhere/x" in said and os.strerror(2) in said
 
 
+@pytest.mark.full
 def test_text_of_the_whole_machine_is_refused(cli):
     for source in ("", "/", "//"):
         assert "--text" in refused(

@@ -47,6 +47,7 @@ def test_the_prefix_cache_has_room_for_the_context_by_default(kept, monkeypatch)
     assert kept("--prefix-tokens", "0") == [None]
 
 
+@pytest.mark.full
 def test_models_share_the_memory_and_a_folder_speaks_for_its_memory(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(prefix_room, "free_memory", lambda *_: 1 << 20)
     monkeypatch.setattr(prefix_room, "FLOOR", 64)

@@ -26,6 +26,7 @@ def idle_machine(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.full
 def test_costs_are_kept_and_used_from_then_on(cli, idle_machine):
     status, out, err = cli(*FEW, "--threads", "1", "--json")
     assert (status, err) == (0, "")
@@ -54,6 +55,7 @@ def test_a_table_says_what_each_term_is_and_how_far_off_predictions_are(cli):
         assert word in out, word
 
 
+@pytest.mark.full
 def test_nothing_is_kept_from_a_busy_machine(cli, idle_machine, monkeypatch):
     now = iter(range(1 << 30))
     monkeypatch.setattr(stopwatch, "waited", lambda: float(next(now)))

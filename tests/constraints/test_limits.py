@@ -78,6 +78,7 @@ BEFORE = [(0, A), (1, A), (2, A), (0, X), (4, Y)]
 AFTER = [(0, X), (0, A), (1, Y), (2, A), (4, X), (3, X)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "pairs", [BEFORE, AFTER], ids=["the others follow", "the others begin before"]
 )
@@ -124,6 +125,7 @@ def check_drafts() -> None:
     assert failed == {True, False}
 
 
+@pytest.mark.full
 def test_drafts_that_reach_the_limit_do_not_change_the_text():
     check_drafts()
 

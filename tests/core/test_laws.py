@@ -37,6 +37,7 @@ def test_match_keeps_the_law(widths, sampler, rows):
     check_law("match", widths=widths, sampler=sampler, rows=rows, limit=3, vocab=4)
 
 
+@pytest.mark.full
 @each_kind
 @pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
 def test_reject_keeps_the_law(widths, sampler):
@@ -48,6 +49,7 @@ def test_reject_keeps_the_law_at_more_rows():
     check_law("reject", widths=(3, 6), rows=3000, vocab=5)
 
 
+@pytest.mark.full
 def test_reject_keeps_the_law_when_refused_drafts_choose_the_next_law():
     check_law("reject", **remembering())
 
@@ -61,6 +63,7 @@ def test_a_coin_of_zero_accepts_nothing_impossible(monkeypatch):
     checks.check_impossible(monkeypatch)
 
 
+@pytest.mark.full
 def test_match_emits_the_same_tokens_whatever_was_drafted():
     """By equality, not by statistics: for each of many seeds the text is the one that plain
     decoding draws.
@@ -75,6 +78,7 @@ def test_match_emits_the_same_tokens_whatever_was_drafted():
             )
 
 
+@pytest.mark.full
 def test_shared_noise_couples_draft_and_target():
     """Equal laws always agree; laws at total variation distance d agree with probability
     (1-d)/(1+d) or more.

@@ -303,6 +303,7 @@ def test_a_temperature_near_0_is_greedy(temperature):
     assert seqs.sampler.draw(logits, Tree.root(seqs.last), seqs).tolist() == [[63]]
 
 
+@pytest.mark.full
 @given(trees(rows=2), st.lists(st.integers(0, 95), min_size=1, max_size=9), st.data())
 def test_frequency_and_presence_count_each_nodes_own_generated_tokens(tree, text, data):
     """Against the definition: the text after the prompt, and the node's path below the root."""

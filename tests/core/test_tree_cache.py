@@ -36,6 +36,7 @@ def accepted(draw) -> tuple[Tree, list[int]]:
     return tree, [draw(st.sampled_from(nodes)) for nodes in real]
 
 
+@pytest.mark.full
 @given(trees(rows=3))
 @settings(max_examples=100)
 def test_mask_is_ancestor_or_self_and_depth_counts(tree):
@@ -107,6 +108,7 @@ def test_keep_on_every_model(model):
     check_keep(branching(3), [6, 5, 0], model)
 
 
+@pytest.mark.full
 @given(
     st.data(),
     st.sampled_from(["llama", "gpt-oss", "mistral-window"]),
@@ -131,6 +133,7 @@ def test_rounds_of_random_trees_and_acceptance_leave_what_plain_decoding_writes(
     structure.check_rounds(rounds, lengths, model)
 
 
+@pytest.mark.full
 @given(trees())
 @settings(max_examples=15)
 def test_a_pass_over_any_tree_is_one_stock_pass_per_path(tree):

@@ -48,6 +48,7 @@ def test_all_is_well(run):
     assert f"ok: {BUILDS[0]} computes" in said(lines) and "read at 40 GB/s" in said(lines)
 
 
+@pytest.mark.full
 def test_json_has_the_same(run, capsys):
     status, lines = run()
     assert main(["doctor", "--json"]) == status

@@ -102,6 +102,7 @@ def run(
 # What is drafted ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_drafts_begin_at_the_first_step_that_can_draft_and_go_to_the_full_depth():
     share, inner = run(lambda n: 7)
     assert (
@@ -112,6 +113,7 @@ def test_drafts_begin_at_the_first_step_that_can_draft_and_go_to_the_full_depth(
     assert share < 0.25  # 8 tokens in 1.77 plain steps
 
 
+@pytest.mark.full
 def test_the_depth_follows_what_a_draft_costs_and_brings():
     # what is never accepted is not drafted
     assert max(run(lambda n: 3, Stated(0.2))[1].depths[-50:]) <= 4
@@ -149,6 +151,7 @@ def test_a_budget_that_allows_everything_is_caught(monkeypatch):
         test_text_that_drafts_badly_costs_two_percent_at_most(BAD[2], 96, 1.04)
 
 
+@pytest.mark.full
 def test_nothing_is_drafted_where_not_even_right_drafts_would_pay():
     share, inner = run(lambda n: 7, Stated(1.0, fixed=1.0))
     assert len(inner.depths) < 10 and share < 1.02
@@ -183,6 +186,7 @@ def test_a_draft_that_finds_nothing_is_no_refusal():
     assert sum(depth > 0 for depth in inner.depths) > 30
 
 
+@pytest.mark.full
 def test_pauses_grow_with_what_drafting_has_cost():
     def pauses(each: float) -> list[int]:
         inner = run(lambda n: 0, Stated(each))[1]
@@ -194,6 +198,7 @@ def test_pauses_grow_with_what_drafting_has_cost():
     assert len(cheap) > len(dear) > 1 and cheap == sorted(cheap) and dear == sorted(dear)
 
 
+@pytest.mark.full
 def test_the_forecast_is_what_is_expected_at_the_start():
     """usual 0.8, at 0.11 plain steps a token: 1 + 0.8 + .. + 0.8^7 tokens in 1.77 plain steps."""
     stats = decode(AdaptiveDraft(Prophet([text()], 7, lambda n: 7), Stated(0.1)))
@@ -208,6 +213,7 @@ def test_the_forecast_is_what_is_expected_at_the_start():
 # What is kept -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_was_refused_in_one_text_is_known_in_the_next():
     inner = Prophet([text()], 7, lambda n: 0)
     drafter = AdaptiveDraft(inner, Stated(0.1))
@@ -351,6 +357,7 @@ def widths_of(rank: int, node: float) -> list[int]:
     return [wide for _, wide in inner.shapes[-30:]]
 
 
+@pytest.mark.full
 def test_the_width_follows_where_the_right_drafts_stand():
     for rank, node, best in ((0, 0.05, 1), (1, 0.05, 2), (3, 0.05, 4), (5, 0.02, 6)):
         assert (found := widths_of(rank, node)).count(best) >= 27, (rank, found)

@@ -49,6 +49,7 @@ def test_rounds_that_were_left_out_are_caught_up(monkeypatch):
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=12)
 
 
+@pytest.mark.full
 @given(STEPS, st.integers(1, 6), st.integers(0, 4))
 def test_a_ring_holds_what_was_appended_and_not_taken_back(steps, size, begin):
     """Each key is its position's number, and a position that comes again has another value."""

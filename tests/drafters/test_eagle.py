@@ -260,6 +260,7 @@ def test_the_tree_is_that_of_a_slow_search(kind, sampler, path):
     assert seen == [13]
 
 
+@pytest.mark.full
 @given(st.data())
 def test_the_best_nodes_are_a_tree(data):
     """Random trees whose values never rise from parent to child; many are equal, some -inf."""
@@ -371,6 +372,7 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
             build("eagle2", lm, random_eagle2(lm, 0), **options)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8)])
 def test_shortcuts_change_no_draft(sampler, monkeypatch):

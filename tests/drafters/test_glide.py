@@ -200,6 +200,7 @@ def test_its_memory_does_not_grow_with_the_context():
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_it_reads_verified_keys_of_one_layer_and_all_of_them():
     target = tiny.target("gpt-oss")

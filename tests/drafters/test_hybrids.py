@@ -52,6 +52,7 @@ def plain(*lengths: int, new: int) -> list[list[int]]:
     return generate(tiny.target(MODEL), tiny.prompts(*lengths), max_new_tokens=new)
 
 
+@pytest.mark.full
 def test_every_drafter_on_states_is_tried():
     """What captures hidden states, or has the prefill keep them, may have to read tokens again."""
     lm = tiny.target(MODEL)
@@ -261,6 +262,7 @@ def one_late(mp) -> None:
     mp.setattr("longdraft.drafters.eagle.drafter.read_again", wrong)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [begun_anew, one_late], ids=lambda x: x.__name__)
 @torch.inference_mode()
 def test_wrong_states_are_harmless_and_caught(fault, monkeypatch):

@@ -149,6 +149,7 @@ def test_a_prompt_within_the_budget_is_seen_whole():
     )
 
 
+@pytest.mark.full
 def test_an_end_token_inside_an_accepted_branch():
     check_eos(CASES["chain"])
     check_eos(CASES["tree"], "gpt-oss", (70, 31, 50))

@@ -133,12 +133,14 @@ def test_other_layouts(option):
     check_native_drafts(options={option: True})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("widths", [CHAIN, TREE], ids=["chain", "tree"])
 def test_draft_probabilities(widths):
     """verify="reject" needs each node's distribution, so a chain is drafted node by node."""
     check_native_drafts(widths=widths, verify=reject)
 
 
+@pytest.mark.full
 def test_a_chain_of_one_layer_is_one_call(monkeypatch):
     calls = []
     drawn = NativeStep.draw_chain

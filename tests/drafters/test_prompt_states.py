@@ -268,6 +268,7 @@ def test_what_is_kept_from_answer_to_answer_is_recomputation(watched, cut, early
     assert drafter.checked > 4
 
 
+@pytest.mark.full
 @with_window
 @pytest.mark.parametrize("reach", [20, 512])
 def test_a_conversation_reads_nothing_again(method, reach):

@@ -232,6 +232,7 @@ def test_measured_costs_are_caught(drafter, monkeypatch):
         check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=16)
 
 
+@pytest.mark.full
 def test_the_clock_changes_the_output_where_it_chooses_the_trees(monkeypatch):
     """The planted fault changes the output, not the trees alone."""
     time_everything(monkeypatch)
@@ -252,6 +253,7 @@ def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
     assert any(shapes != found[0][1] for _, shapes in found), "the clocks chose nothing"
 
 
+@pytest.mark.full
 @needs_native
 def test_under_reject_trees_change_the_output_of_any_model(monkeypatch):
     """It keeps draft probabilities, so not even on the native step may a clock choose."""
@@ -265,6 +267,7 @@ def test_under_reject_trees_change_the_output_of_any_model(monkeypatch):
 # Prices -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @needs_native
 def test_what_fits_a_target():
     """Costs that were measured at load, and measurements that correct them, only where the output

@@ -96,6 +96,7 @@ def test_following_another_text(text, within):
         assert {t: index.count[s] for t, s in index.next[at[0]].items()} == followers(within, want)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_text_of_one_token_takes_linear_time():
     least = []  # of three: the collection of other tests' garbage takes time too

@@ -50,6 +50,7 @@ def test_four_threads_give_what_one_gives(model):
         assert texts(lm, name, prompts, THREADS) == alone[name], f"round {r}: {name}"
 
 
+@pytest.mark.full
 def test_four_threads_give_what_one_gives_in_bfloat16():
     lm = LM(tiny.stock("llama", dtype=torch.bfloat16))
     prompts = tiny.prompts(40, 31, 52, 23)
@@ -57,6 +58,7 @@ def test_four_threads_give_what_one_gives_in_bfloat16():
     assert all(texts(lm, "vegas", prompts, THREADS) == alone for _ in range(10))
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_states_and_logits_of_a_pass_are_its_own():
     """While one thread reads states and projects them, others run passes of other tokens."""

@@ -58,6 +58,7 @@ def test_compare(cli, fault, pace, monkeypatch):
     assert found["plain"]["new_tokens"] == 24
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("native", [True, False])
 def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypatch):
     """Elsewhere it may be a tie: the record says how close."""
@@ -77,12 +78,14 @@ def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypat
     assert found["equal"] is False and found["exact"] is native and status == (1 if native else 0)
 
 
+@pytest.mark.full
 def test_compare_says_so_in_words(cli, monkeypatch):
     broken.zeroed_once(monkeypatch)
     status, _, err = cli(*COMPARED)
     assert status == 1 and err.endswith(f"equal: NO: the method changed {KEYS}\n")
 
 
+@pytest.mark.full
 def test_plain_decoding_is_over_before_the_method_runs(cli, monkeypatch):
     """Its text is that of a sound cache, though the fault comes with the very first thing that the
     method does.

@@ -159,6 +159,7 @@ def test_a_long_chain_of_drafts_is_not_taken_for_a_prompt(where, deep):
     assert generate(lm, [text[0]], drafter, max_new_tokens=len(text[1]))[0] == text[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [(40,), (40, 30)], ids=str)
 def test_a_long_text_that_a_grammar_forces(rows):
     lm = tiny.target("qwen3.5")

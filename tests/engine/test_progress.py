@@ -117,6 +117,7 @@ def slowly():
     return commit
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_pipe_shows_nothing(cli, monkeypatch):
     patience(monkeypatch, 0)

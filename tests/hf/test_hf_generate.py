@@ -121,6 +121,7 @@ def test_greedy(method):
     assert method == "plain" or (stats.steps and stats.mean_acceptance_length > 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["mistral-window", "gpt-oss", "gemma3"]
 )  # gemma3 is compared when it is wrapped
@@ -267,6 +268,7 @@ def test_sampled_output_is_that_of_longdraft_with_the_seed(name):
     assert MODEL.generate(**given, **mine).tolist() != first.tolist()
 
 
+@pytest.mark.full
 def test_other_warpers_are_applied_by_transformers_own():
     mine = {
         "custom_generate": longdraft.hf_generate,
@@ -294,6 +296,7 @@ def test_other_warpers_are_applied_by_transformers_own():
 # The model ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_model_is_as_it_was_and_wrapped_once(monkeypatch):
     made: list[LM] = []
 

@@ -189,6 +189,7 @@ def test_a_field_without_effect(name):
 # Several sequences per prompt ---------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["plain", "vegas-tree", "suffix"])
 def test_each_of_several_sequences_is_that_of_its_own_seed(method):
     given = inputs(*LENGTHS)

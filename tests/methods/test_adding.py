@@ -34,6 +34,7 @@ def test_the_page_has_every_file_of_its_steps():
     assert [*FILES] == [*PACKAGE, "src/longdraft/methods/table.py", "tests/support/listed.py"]
 
 
+@pytest.mark.full
 def test_the_package_of_the_page_adds_its_method(install, place, capsys):
     install()
     assert main(["methods", "--json"]) == 0
@@ -84,6 +85,7 @@ def test_the_server_offers_the_method(install, monkeypatch):
     assert entry["label"] == family.NGRAMS.label and entry["options"]["count"]["default"] == "5"
 
 
+@pytest.mark.full
 def test_the_test_of_the_page_passes_and_can_fail(install, monkeypatch):
     install()
     names: dict = {}
@@ -132,6 +134,7 @@ def test_the_method_passes_the_list(added, model):
             test_lossless.test_output_is_plain_decoding(model, rows, sampler, "bigram")
 
 
+@pytest.mark.full
 def test_the_method_drafts_as_it_declares_and_not_in_vain(added):
     test_lossless.test_the_matrix_is_not_vacuous("bigram")
     test_declared.test_drafts_are_as_declared("bigram")

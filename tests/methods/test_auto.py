@@ -39,6 +39,7 @@ def lm_of(**sizes) -> LM:
     return LM(LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)))
 
 
+@pytest.mark.full
 @NATIVE
 def test_a_copy_comes_first():
     lm = lm_of()
@@ -63,6 +64,7 @@ def test_the_saving_is_what_the_copy_saves():
             assert copy.saving(kind) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["int4", "eager", "odd"])
 def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
     if kind == "int4":

@@ -186,6 +186,7 @@ def test_the_import_of_longdraft_looks_nothing_up():
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.full
 def test_nothing_is_imported_from_a_models_folder_or_the_current_one(
     install, place, monkeypatch, tmp_path, capsys
 ):

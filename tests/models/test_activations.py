@@ -207,6 +207,7 @@ def test_a_model_without_packed_weights_is_refused(folder, cli):
     )
 
 
+@pytest.mark.full
 def test_generate_compares_with_its_own_plain_decoding(record):
     found = record(*WORDS, "--activations", "int8", "--compare")
     assert found["equal"] is True and found["activations"] == "int8"
@@ -214,6 +215,7 @@ def test_generate_compares_with_its_own_plain_decoding(record):
     assert usual["activations"] is None and usual["text"] != found["text"]
 
 
+@pytest.mark.full
 def test_a_prompt_of_the_other_kind_is_refused(cli, tmp_path):
     words = [
         "generate",

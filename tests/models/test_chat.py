@@ -234,6 +234,7 @@ def say(cli, talker, monkeypatch, kept):
     return call
 
 
+@pytest.mark.full
 @read_in_any_parts
 def test_it_answers_each_line(say):
     status, out, err = say(
@@ -248,6 +249,7 @@ def test_it_answers_each_line(say):
     )
 
 
+@pytest.mark.full
 def test_a_chat_ends_its_process(cli, talker, monkeypatch):
     made: list[Templates] = []
     start = Templates.start
@@ -257,6 +259,7 @@ def test_a_chat_ends_its_process(cli, talker, monkeypatch):
     assert len(made) == 2 and all(templates._process is None for templates in made)
 
 
+@pytest.mark.full
 def test_a_line_is_sent_as_it_was_written(say, monkeypatch):
     sent: list[str] = []
     say_of = Talk.say
@@ -338,6 +341,7 @@ def test_settings_that_are_not_given_are_the_models(config, given, expected):
     assert sampling(model, usual | given) == expected
 
 
+@pytest.mark.full
 def test_templates_have_the_limits_of_the_server(say, talker, kept, monkeypatch):
     """A template that does not end is one line, and the conversation goes on."""
     assert kept.limit_s == Templates().limit_s == 2
@@ -358,16 +362,19 @@ def test_templates_have_the_limits_of_the_server(say, talker, kept, monkeypatch)
     assert "tokens/s" in err.splitlines()[1] and len(err.splitlines()) == 2
 
 
+@pytest.mark.full
 def test_every_method_says_the_same(say):
     said = [say("hello\nand you?\n", "--method", m)[1] for m in ("plain", "lookup", "vegas")]
     assert len(set(said)) == 1 and said[0]
 
 
+@pytest.mark.full
 def test_reset_forgets(say):
     status, out, _ = say("hello\n/reset\nhello\n", "--temperature", "0")
     assert status == 0 and len(out) % 2 == 0 and out[: len(out) // 2] == out[len(out) // 2 :]
 
 
+@pytest.mark.full
 def test_a_conversation_that_becomes_too_long_says_so(say):
     status, _, err = say("a " * 600 + "\nhello\n/stats\n")
     assert status == 0 and "positions" in err.splitlines()[0] and "/reset" in err.splitlines()[0]
@@ -393,6 +400,7 @@ def test_an_interrupt_ends_the_answer_alone(say, monkeypatch, after):
     assert (calls[1][: len(calls[0])] == calls[0]) is (after > 0) and len(out.splitlines()) >= 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words, why",
     [

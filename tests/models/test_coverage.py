@@ -38,6 +38,7 @@ EVERY_KIND_OF_LAYER += ["falcon", "bloom", "nemotron", "gemma3"]
 FEW = {name: coverage.METHODS[name] for name in ("recycle", "vegas-tree")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", EVERY_KIND_OF_LAYER)
 def test_every_kind_of_layer_runs(kind):
     record = coverage.examined(kind, FEW)
@@ -72,6 +73,7 @@ def refused(kinds: list[str]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.full
 def test_what_the_table_says_runs_is_not_refused(monkeypatch):
     kinds = one_of_each_combination_of_layers()
     assert len(kinds) >= 12 and "deepseek_v4" in kinds and refused(kinds) == {}
@@ -114,6 +116,7 @@ def test_a_method_that_says_something_else_is_a_failure(monkeypatch):
     assert record["why"] == "lookup: another output (T=1)"
 
 
+@pytest.mark.full
 def test_a_model_that_says_something_else_is_a_failure(monkeypatch):
     project = longdraft.models.lm.LM.__call__
     monkeypatch.setattr(

@@ -17,6 +17,7 @@ from longdraft.models.export import export
 TEXT = "hello <|end|> the tëxt"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("quantized", [None, "Q4_1", "Q8_0"])
 def test_a_gguf_file_is_exported_with_its_numbers(tmp_path, arch, quantized):

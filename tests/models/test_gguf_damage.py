@@ -184,6 +184,7 @@ def try_to_load(path: Path) -> None:
         assert peak < 64 << 20
 
 
+@pytest.mark.full
 def test_a_truncated_file_is_refused_at_every_length(tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(small())
@@ -198,6 +199,7 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path):
             gguf.read(path)
 
 
+@pytest.mark.full
 @given(
     st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=6),
     st.booleans(),

@@ -126,6 +126,7 @@ def test_each_difference_to_llama_matters(tmp_path, monkeypatch, patch, options)
     assert not torch.allclose(ours(saved(tmp_path, **options)), logits(stock()), atol=1e-2)
 
 
+@pytest.mark.full
 def test_a_quantized_file_is_the_dequantized_model(tmp_path):
     path = saved(tmp_path, quantized="Q8_0")
     lm, tokenizer = load(str(path), "float32")

@@ -126,6 +126,7 @@ def test_a_file_without_types_has_them_too(tmp_path):
     assert token_ids(tokenizer, "<|im_end|>", True) == [FIRST]
 
 
+@pytest.mark.full
 def test_the_command_line_says_so(tmp_path, cli):
     path = saved(tmp_path, change=having("<|im_end|>", "<|fim_pad|>", kind=OWN))
     status, _, err = cli("generate", "a", "-m", str(path), "--max-new-tokens", "2", "--json")

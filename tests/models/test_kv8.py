@@ -191,6 +191,7 @@ def test_another_kind_is_refused(folder, kind, cli):
     assert status == 2 and len(err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_generate_compares_with_its_own_plain_decoding(record):
     found = record(*WORDS, "--kv", "int8", "--compare")
     assert found["equal"] is True and found["kv"] == "int8"

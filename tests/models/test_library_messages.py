@@ -61,6 +61,7 @@ def test_all_warnings_hidden_as_before_is_seen(shown):
     assert shown() == []
 
 
+@pytest.mark.full
 def test_a_configuration_that_contradicts_itself_is_shown(tmp_path, shown):
     """Transformers warns of the factor, and goes on."""
     tiny.stock("llama").save_pretrained(tmp_path)

@@ -65,6 +65,7 @@ def test_methods_are_plain_decoding_with_scales_of_both_sides(method, side):
     assert not borders.fault(LM(borders.longrope("phimoe"), "phimoe"), method, *SIDES[side])
 
 
+@pytest.mark.full
 def test_a_text_that_may_cross_the_border_is_long_from_its_start(lm):
     """Transformers decodes its first tokens with the short factors, and computes all keys again at
     the border.
@@ -115,6 +116,7 @@ def answers(lm: LM, prefixes: PrefixCache | None) -> list[list[int]]:
     return said
 
 
+@pytest.mark.full
 def test_requests_share_keys_of_their_own_side_alone(monkeypatch, lm):
     expected = [borders.plain(lm, EDGE, new=new)[0] for new in (NEW, 2 * NEW, NEW)]
     assert expected[0] != expected[1][:NEW]
@@ -126,6 +128,7 @@ def test_requests_share_keys_of_their_own_side_alone(monkeypatch, lm):
     assert answers(lm, PrefixCache(256, 4)) != expected
 
 
+@pytest.mark.full
 def test_a_saved_prompt_is_of_its_side(tmp_path, lm):
     (prompt,), file = borders.prompts(EDGE), PromptFile(tmp_path / "prompt.safetensors", lm)
     for _ in range(2):
@@ -137,6 +140,7 @@ def test_a_saved_prompt_is_of_its_side(tmp_path, lm):
         generate(lm, [prompt], max_new_tokens=NEW + 1, eos=(), prompt_cache=file)
 
 
+@pytest.mark.full
 def test_a_conversation_that_grows_beyond_the_border_is_read_again(monkeypatch, lm):
     def say(talk: Conversation) -> list[list[int]]:
         said = []

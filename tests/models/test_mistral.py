@@ -79,6 +79,7 @@ def test_tekkens_vocabulary_is_split_by_its_rule(tmp_path):
     assert pieces(theirs) == ["'T", "he"]  # which is the fault
 
 
+@pytest.mark.full
 def test_the_command_line_says_so(tmp_path, cli):
     _, _, err = cli(
         "generate", "a", "-m", str(folder(tmp_path, tokenizer())), "--max-new-tokens", "2", "--json"

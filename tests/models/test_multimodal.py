@@ -102,6 +102,7 @@ def of_images(names):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_is_what_the_whole_model_says(kind, tmp_path, read):
     hf = whole(kind, tmp_path)
@@ -164,6 +165,7 @@ def test_weights_under_a_wrong_prefix_are_missing(tmp_path):
         load_lm(str(tmp_path), "float32", "cpu")
 
 
+@pytest.mark.full
 def test_inside_transformers_generate(tmp_path):
     hf = whole("qwen3_vl", tmp_path)
     given = {
@@ -184,6 +186,7 @@ def test_inside_transformers_generate(tmp_path):
         hf.generate(**given | image)
 
 
+@pytest.mark.full
 def test_text_is_exported_without_the_rest(tmp_path):
     for kind in ("mistral3", "qwen3_vl"):
         (folder := tmp_path / kind).mkdir()
@@ -301,6 +304,7 @@ def test_decoders_are_none_of_these():
 # Which class --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_class_outside_the_mapping_is_found_in_its_package(tmp_path):
     config = tiny_models.config("mistral4")
     config.architectures = ["Mistral4ForCausalLM", "os.system"]

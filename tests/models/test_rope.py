@@ -66,6 +66,7 @@ def test_the_own_positions_are_those_that_are_extended(folder):
     )
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize("rope", SCALED)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2", "mistral-window", "glm4", "deepseek"])
@@ -141,6 +142,7 @@ def test_it_is_part_of_the_fingerprint(folder, tmp_path):
     KINDS["medusa"].load(str(tmp_path / "heads"), two)
 
 
+@pytest.mark.full
 def test_a_prompt_beyond_the_own_positions(cli, record):
     words = ("--prompt-file", "long.txt", "--prompt-tokens", f"{PROMPT}", "--compare")
     status, _, err = cli("generate", "-m", "tiny", *SHORT, *words)
@@ -150,6 +152,7 @@ def test_a_prompt_beyond_the_own_positions(cli, record):
     assert record("--prompt-file", "a.txt")["rope"] is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rope", ["yarn:2", "linear:2"])
 def test_the_audit_under_it_finds_no_difference(cli, tmp_path, rope):
     words = [
@@ -172,10 +175,12 @@ def test_the_audit_under_it_finds_no_difference(cli, tmp_path, rope):
     assert status == 2 and "another rope" in err
 
 
+@pytest.mark.full
 def test_benchmarks_record_it(cli, tmp_path):
     check_bench(cli, tmp_path, "rope", ["yarn:2", "yarn:3"], context=PROMPT)
 
 
+@pytest.mark.full
 def test_trained_drafters_beside_the_model_are_not_used(cli):
     """They were trained for its own rotations."""
     words = ["generate", "hello", "--max-new-tokens", "4", "--rope", "yarn:2", "--json"]

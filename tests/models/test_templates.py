@@ -108,6 +108,7 @@ def test_a_template_that_misbehaves_ends_one_request(templates, template, said):
     }
 
 
+@pytest.mark.full
 def test_a_template_that_writes_too_much_is_refused():
     patient = Templates(limit_s=60, most=1 << 20)
     try:
@@ -130,6 +131,7 @@ def test_without_its_limit_the_loop_takes_longer():
     assert time.monotonic() - begin >= 2.5
 
 
+@pytest.mark.full
 def test_a_process_that_was_killed_is_started_again(templates):
     templates.render(asked("a"))
     os.kill(templates._process.pid, signal.SIGKILL)
@@ -137,6 +139,7 @@ def test_a_process_that_was_killed_is_started_again(templates):
     assert templates.render(asked("b")) == {"marked": "b"}
 
 
+@pytest.mark.full
 def test_an_interrupt_leaves_no_answer_behind(templates, monkeypatch):
     """Ctrl-C does not reach the process, and what it was asked before is not taken for the next
     answer.
@@ -193,6 +196,7 @@ CALLED = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_tools_and_their_calls_are_read_by_the_template(http):
     _, tokenizer = loaded()
     found = [ask(http), ask(http, tools=[WEATHER]), ask(http, tools=[WEATHER], tool_choice="none")]

@@ -68,6 +68,7 @@ def chats_and_completions(tokenizer) -> int:
     return sum(one != alone[i % len(alone)] for i, one in enumerate(found))
 
 
+@pytest.mark.full
 def test_chats_and_completions_in_six_threads(tokenizer, monkeypatch):
     assert chats_and_completions(tokenizer) == 0
     monkeypatch.setattr(reading, "_reader", lambda tokenizer, control: tokenizer)
@@ -92,6 +93,7 @@ def longest_wait(call: Callable[[], object]) -> float:
         return longest / (last - begin)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_long_text_does_not_stop_other_threads(tokenizer):
     """The event loop is one. `encode` of the Rust tokenizer keeps the interpreter's lock;

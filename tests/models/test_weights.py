@@ -181,6 +181,7 @@ def test_one_layer_is_quantized_after_the_other(monkeypatch):
     assert len(seen) == 22
 
 
+@pytest.mark.full
 def test_layers_of_as_few_bits_stay(tmp_path):
     config = LlamaConfig(**{**tiny.BASE, "vocab_size": 96})
     torch.manual_seed(0)
@@ -226,6 +227,7 @@ def test_single_entries_are_those_of_the_whole_matrix(bits):
     assert torch.equal(packed.entries(torch.arange(480)), packed.dequantized().flatten())
 
 
+@pytest.mark.full
 def test_drafters_know_the_model_whether_quantized_or_not(folder, tmp_path):
     plain, four, eight = (
         load_lm(folder, "float32", "cpu", weights=w) for w in (None, "int4", "int8")
@@ -245,6 +247,7 @@ def test_drafters_know_the_model_whether_quantized_or_not(folder, tmp_path):
     KINDS["medusa"].load(str(tmp_path / "plain"), other, any_target=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_generate_compares_with_its_own_plain_decoding(record, temperature):
     words = ("--prompt-file", "a.txt", "--temperature", temperature)
@@ -263,6 +266,7 @@ def test_benchmarks_record_it(cli, tmp_path):
     check_bench(cli, tmp_path, "weights", ["int4", "int8"])
 
 
+@pytest.mark.full
 def test_trained_drafters_beside_the_model_are_used(cli):
     words = [
         "generate",

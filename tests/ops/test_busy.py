@@ -57,6 +57,7 @@ def team(tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_the_barrier_and_the_team(team):
     assert team() == (0, "")
 
@@ -67,6 +68,7 @@ def test_waits_for_a_processor_are_counted(team):
     assert (0, "") in (team("clock") for _ in range(20))
 
 
+@pytest.mark.full
 @on_linux
 @torch.inference_mode()
 def test_the_same_bits_beside_a_busy_process_and_the_processors_given_back(monkeypatch):

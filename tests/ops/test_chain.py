@@ -199,6 +199,7 @@ WARPERS = st.builds(
 )
 
 
+@pytest.mark.full
 @given(
     WARPERS,
     st.sampled_from([5, 17, 300]),

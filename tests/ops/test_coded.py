@@ -307,6 +307,7 @@ def test_a_view_of_pages_cannot_be_encoded():
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "wide"])
 def test_better_codes_are_accepted_more(model):
     """8 bits of every key are all but the target itself, and 4 bits are better than none."""

@@ -134,6 +134,7 @@ def test_taps_equal_transformers(name, split, rows):
     torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.usefixtures("build")
 def test_every_build_is_right_in_bfloat16():

@@ -114,6 +114,7 @@ def check_implementation(attend, case: dict, dtype: torch.dtype) -> None:
     assert found.out.dtype == dtype
 
 
+@pytest.mark.full
 @each_implementation
 @given(cases())
 @settings(max_examples=300)

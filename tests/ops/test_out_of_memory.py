@@ -334,6 +334,7 @@ def test_partial_results_are_held_a_part_at_a_time(rows, of, split):
         assert torch.equal(alone.scores[1][0], captured.scores[1][b])
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_a_pass_of_many_rows_over_a_long_text_is_within_bounds():
     """8 rows, a tree of 69 at 128K took 1.2 GB of partial results; here the blocks of 64K of a tiny

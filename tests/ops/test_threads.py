@@ -71,6 +71,7 @@ def test_left_alone_where_someone_else_decides(pool, monkeypatch):
     assert not threads.pin()
 
 
+@pytest.mark.full
 def test_a_command_lets_them_go(pool, capsys):
     seen = []
     good = threads.pin

@@ -95,6 +95,7 @@ def turns(model: str, prefixes: PrefixCache, lengths: tuple[int, ...], seed: int
     return known
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["llama", "llama-torch"])
 def test_a_conversation_beyond_the_room_is_told_of_once(model):
     told = list[str]()
@@ -107,6 +108,7 @@ def test_a_conversation_beyond_the_room_is_told_of_once(model):
     assert turns(model, PrefixCache(128, BLOCK), (170, 180)) == [0, 128]  # nobody to tell
 
 
+@pytest.mark.full
 def test_a_hybrid_beyond_the_room_keeps_its_beginning():
     """Blocks and states of one prompt pushed out its own first blocks, so that all of it was read
     in every turn.

@@ -163,6 +163,7 @@ def test_states_that_a_drafter_wants_are_those_of_the_whole_prompt(tmp_path):
     assert states.keys() == want.keys() and all(torch.equal(states[n], want[n]) for n in want)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("model", "counts"),
@@ -411,6 +412,7 @@ def altered(path: Path, at: int, change: bytes) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.full
 def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path):
     file = kept("llama", tmp_path / "p")
     path = tmp_path / "q"

@@ -184,6 +184,7 @@ def test_prefixes_are_loaded_into_a_cache_that_was_never_written(model):
     assert [known for _, known in found] == [0, 64]
 
 
+@pytest.mark.full
 def test_generate_writes_a_trace(cli, place, tmp_path):
     file = tmp_path / "a.json"
     line = [

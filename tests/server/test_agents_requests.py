@@ -297,6 +297,7 @@ def test_a_field_with_an_effect_stays_an_error_and_empty_ones_do_not(
 # Lengths ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wanted", [-1, 257, 32_000])
 def test_max_tokens_is_lowered(http, wanted):
     room = 512 - len(tokens_of(TEXT * 20))
@@ -308,6 +309,7 @@ def test_max_tokens_is_lowered(http, wanted):
         assert found.json()["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.full
 def test_a_strict_server_refuses_too_many_tokens(strict):
     for body in (asked(max_tokens=257), asked(prompt=TEXT * 20, max_tokens=250)):
         found = strict.post("/v1/completions", json=body)
@@ -373,6 +375,7 @@ def test_an_effort_of_none_turns_the_reasoning_off(http, says):
         assert found.status_code == 200 and read(asked).startswith("[False]")
 
 
+@pytest.mark.full
 def test_allowed_tools_are_offered_alone(http, says):
     asked = says(WITH_TOOLS, "Done.")
     assert http.post("/v1/chat/completions", json=OPENAI_AGENTS).status_code == 200

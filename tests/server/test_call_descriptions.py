@@ -111,6 +111,7 @@ def dialect_text(dialect: Dialect, text: str) -> str:
     return text
 
 
+@pytest.mark.full
 def test_templates_with_tools_are_left_alone():
     assert needs_description(CHAT, [USER], [WEATHER]) and needs_description(CHAT, TALK, None)
     assert not needs_description(CHAT, [USER], None)

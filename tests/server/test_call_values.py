@@ -63,6 +63,7 @@ def read(text: str, cuts: list[int]) -> tuple[str, int]:
     return said + value.close(), used
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(
     st.dictionaries(TEXT, JSON, max_size=4),
@@ -75,6 +76,7 @@ def test_valid_json_is_unchanged(value, indent, escaped, cuts):
     assert read(text + ' }"tail', cuts) == (text, len(text))
 
 
+@pytest.mark.full
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from([*PIECES, "NaN", "1e999"]), max_size=25),

@@ -90,6 +90,7 @@ def test_an_answer_has_the_calls_that_it_says(said: Said):
         assert reply.reasoning_tokens > 0 if said.reasoning else reply.reasoning_tokens <= 6
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(sorted(FORMATS)),

@@ -163,6 +163,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=120, deadline=None)
 @given(
     st.sampled_from(["hermes text", "coder", "think", "r1", "llama", "mistral"]),

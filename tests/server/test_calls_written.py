@@ -205,6 +205,7 @@ PIECES = [text for _, text, _, _ in CALLS] + [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=250, deadline=None)
 @given(
     st.sampled_from(["hermes text", "coder", "think", "r1", "llama", "mistral"]),

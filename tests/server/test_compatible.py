@@ -113,6 +113,7 @@ def test_the_document_has_every_status_that_a_path_answers(http):
     assert set(error["error"]) == set(shape["properties"]["error"]["required"])
 
 
+@pytest.mark.full
 def test_a_method_that_is_not_allowed_is_told_which_is(http):
     refused = http.get("/v1/completions")
     assert refused.status_code == 405 and refused.headers["Allow"] == "POST"

@@ -136,6 +136,7 @@ def test_more_tokens_at_least_than_at_most_are_refused(http):
 # The chat template --------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_template_is_told_what_a_request_says(reading):
     tokenizer = loaded()[1]
     for fields, variables in (
@@ -277,6 +278,7 @@ def test_a_tokenizer_is_described(http):
     assert found["eos_token"] == loaded()[1].eos_token and found["chat_template"] == CHAT
 
 
+@pytest.mark.full
 def test_the_head_of_a_path_is_answered(http):
     for path in ("/health", "/v1/models"):
         found = http.head(path)

@@ -89,6 +89,7 @@ def test_codestral_has_the_suffix_first_and_no_middle_token():
     assert prompt(plain, TEXT, SUFFIX) == pieces(plain, "[SUFFIX]", SUFFIX, "[PREFIX]", TEXT)
 
 
+@pytest.mark.full
 def test_a_text_begins_with_the_tokenizers_own_token_once():
     tokenizer = with_tokens(("<s>", *DEEPSEEK), first="<s>")
     found = prompt(tokenizer, TEXT, SUFFIX)
@@ -210,6 +211,7 @@ def completed(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     return found.json()
 
 
+@pytest.mark.full
 def test_a_completion_with_a_suffix_is_plain_decoding(middle, wanted):
     found = completed(middle, suffix=SUFFIX)
     assert found["choices"][0]["text"] == wanted

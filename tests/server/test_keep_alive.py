@@ -94,6 +94,7 @@ def lines(http: httpx.Client, path: str) -> list[str]:
         return [line for line in reply.iter_lines() if line]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", SENT)
 def test_a_silent_stream_has_signs(server, http, says, path, monkeypatch):
     says(CHAT)

@@ -536,6 +536,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(inner, (*path, key))
 
 
+@pytest.mark.full
 def test_odd_values_are_answered_or_refused(http, says):
     """One odd value at a time, in every place of a request: none is the server's own error."""
     says(HERMES, "one")
@@ -648,6 +649,7 @@ def agent_request(billing: str = "cch=00001;") -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_the_first_request_of_an_agent_is_answered(http, says):
     call = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
     asked = says(HERMES.replace(" | tojson", ".function.name"), call)

@@ -66,6 +66,7 @@ def test_a_stream_is_lines_of_json(http):
     assert last["done"] and last["message"]["content"] == ""
 
 
+@pytest.mark.full
 def test_generation_is_a_chat_or_a_text_that_goes_on(http):
     body = {"model": "tiny", "prompt": TEXT, "options": OPTIONS, "stream": False}
     assert http.post("/api/generate", json=body).json()["response"] == wanted(http)
@@ -90,6 +91,7 @@ def test_a_format_is_a_structure(http):
     assert set(found) == {"n"} and found["n"] in (1, 22)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("limit", [{}, {"num_predict": -1}, {"num_predict": -2}], ids=str)
 def test_an_answer_without_a_limit_has_the_servers(http, limit):
     body = {
@@ -316,6 +318,7 @@ def test_calls_and_results_are_read_as_openais():
     assert made[5]["tool_call_id"] == "own" and made[6] == "no message"
 
 
+@pytest.mark.full
 def test_a_conversation_with_calls_is_the_templates(http, says):
     earlier = "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments.city }}"
     asked = says(HERMES + earlier + "{% endfor %}", "Fine.")

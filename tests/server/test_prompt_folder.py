@@ -400,6 +400,7 @@ def by_keys(tmp_path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.full
 @read_in_any_parts
 def test_a_key_finds_its_prompts_in_a_later_server_wherever_it_stands(tmp_path):
     first, again, other = by_keys(tmp_path)

@@ -65,6 +65,7 @@ def test_prompts_of_token_ids_are_those_of_texts(http):
     assert texts(found[0]["choices"]) == texts(found[1]["choices"])
 
 
+@pytest.mark.full
 def test_each_prompt_of_a_list_draws_a_seed_of_its_own_where_none_is_given(http, monkeypatch):
     """With a seed, equal prompts have equal answers, as two requests with this seed would."""
     body = asked(prompt=[TEXT] * 3, temperature=2.0)

@@ -148,6 +148,7 @@ def test_a_response_is_the_chat(http):
     assert events[-1]["response"]["usage"]["output_tokens"] == NEW
 
 
+@pytest.mark.full
 def test_choices_are_rows_of_generate(http):
     found = http.post("/v1/completions", json=asked(n=3)).json()["choices"]
     assert [c["text"] for c in found] == [
@@ -297,6 +298,7 @@ def check_metrics(found: dict, new_tokens: int) -> None:
     assert accepted + steps <= new_tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_an_answer_has_the_metrics_of_vllm(http, path):
     body = asked(prompt=TEXT * 6, max_tokens=64)
@@ -400,6 +402,7 @@ def said_in(answer: dict) -> str:
     return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", PENALIZED)
 def test_a_penalty_that_is_sent_replaces_the_models(http, path, monkeypatch):
     """And 1 turns it off; one that is not sent leaves the model's, 1.3."""
@@ -421,6 +424,7 @@ def test_a_penalty_that_is_sent_replaces_the_models(http, path, monkeypatch):
         assert said_in(answer) == said_with[applied], sent
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keys", [["7", "07"], ["007"], ["-1"], ["7.0"]])
 def test_biases_name_each_token_once(http, keys):
     found = http.post("/v1/completions", json=asked(logit_bias=dict.fromkeys(keys, 5)))

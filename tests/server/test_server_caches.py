@@ -95,6 +95,7 @@ def unbounded(self: Recent, tokens: list[int]) -> None:
         self.index.extend(token)
 
 
+@pytest.mark.full
 @read_in_any_parts
 def test_the_prefix_cache_never_has_more_than_its_room():
     """Blocks were added first and dropped afterward (found here)."""

@@ -94,6 +94,7 @@ def seen(server: Server, kept: Any) -> list[int]:
     return [r.status_code for r in probes + refused]
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_draining_server_says_so_and_ends_with_its_last_request():
     with draining() as (server, kept, running, go_on):

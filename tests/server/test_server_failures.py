@@ -26,6 +26,7 @@ class Failing(Drafter):
         return tree
 
 
+@pytest.mark.full
 def test_one_failure_is_an_error_and_the_server_goes_on():
     with serving(drafter=Failing()) as server, client(server) as http:
         bad = http.post("/v1/completions", json=asked(prompt=[5, 7, 9]))

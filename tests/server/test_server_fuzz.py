@@ -101,6 +101,7 @@ async def unbounded(self: Guard, scope: Scope, receive: Receive, send: Send) -> 
     await self.app(scope, receive, send)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
 def test_large_bodies_are_refused_however_they_come(fault, monkeypatch):
     if fault:

@@ -124,6 +124,7 @@ def test_a_cut_answer_is_incomplete_in_its_last_item(http, says):
     assert plain(followed(events_of(http, BODY))) == plain(whole["output"])
 
 
+@pytest.mark.full
 def test_an_empty_answer_is_an_empty_message(http, says):
     says(HERMES, "")
     [message] = http.post("/v1/responses", json=BODY).json()["output"]
@@ -204,6 +205,7 @@ def test_tools_of_other_types_are_not_offered(http, says):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -118,6 +118,7 @@ def test_what_unpickles_is_noticed(fault):
     assert unpickles(fault)
 
 
+@pytest.mark.full
 def test_nothing_is_unpickled():
     """CVE-2026-3059, CVE-2026-3060, CVE-2026-3989 (SGLang unpickled messages and files),
     CVE-2025-10164.
@@ -381,6 +382,7 @@ def unguarded(server: Server) -> set[str]:
     return found
 
 
+@pytest.mark.full
 def test_every_route_needs_the_key_unless_it_is_open(monkeypatch):
     """CVE-2025-59425 (vLLM compared keys byte by byte); routes that were added and forgotten."""
     calls = []
@@ -396,6 +398,7 @@ def test_every_route_needs_the_key_unless_it_is_open(monkeypatch):
         assert "/metrics" in unguarded(server)  # the check can fail
 
 
+@pytest.mark.full
 def test_a_client_does_not_choose_its_address(monkeypatch):
     """A share counted by X-Forwarded-For would be none (found here)."""
     seen = []

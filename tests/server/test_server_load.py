@@ -49,6 +49,7 @@ def server() -> Iterator[Server]:
         yield found
 
 
+@pytest.mark.full
 def test_a_full_queue_answers_429():
     with serving(session={"batch": 1, "queue": 1}) as server, ThreadPoolExecutor(8) as pool:
 
@@ -64,6 +65,7 @@ def test_a_full_queue_answers_429():
         assert quiet(server)
 
 
+@pytest.mark.full
 def test_free_rows_are_not_a_queue():
     """Simultaneous requests find all rows of an idle server, and the queue behind them."""
     with serving(session={"batch": 4, "queue": 1}) as server, ThreadPoolExecutor(5) as pool:
@@ -100,6 +102,7 @@ def test_a_client_that_leaves_ends_its_request(server, stream):
     assert quiet(server) and server.engine.session.stats.emitted - before < 250
 
 
+@pytest.mark.full
 def test_a_request_that_takes_too_long_ends():
     with (
         serving(request_s=0.3, queue_s=0.2, session={"batch": 1}) as server,
@@ -126,6 +129,7 @@ def overloaded(clients: int = 60) -> Counter[str]:
     return found
 
 
+@pytest.mark.full
 def test_overload_answers_everybody():
     found = overloaded()
     assert found["200"] == 60 and found["429"] and set(found) == {"200", "429"}
@@ -165,6 +169,7 @@ def left(server: Server, count: int) -> StepsAfter:
     return watch
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_clients_that_leave_leave_nothing(server):
     left(server, 50)
@@ -224,6 +229,7 @@ def test_slow_clients_are_not_waited_for(monkeypatch):
         assert set(pool.map(lambda how: drip(address(server), how, 1.5), ways)) == {None}
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch):
     made = Connection.connection_made

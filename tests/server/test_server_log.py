@@ -46,6 +46,7 @@ def of(lines: list[dict], message: str) -> list[dict]:
     return [line for line in lines if line["message"] == message]
 
 
+@pytest.mark.full
 def test_a_request_is_a_line_with_what_its_answer_says():
     with logged() as (server, lines), client(server) as http:
         whole = http.post("/v1/completions", json=asked(n=2))
@@ -94,6 +95,7 @@ def test_a_client_that_leaves_is_a_line():
     assert line["finish"] == "abort" and line["new_tokens"] < 250
 
 
+@pytest.mark.full
 def test_a_client_may_name_its_request():
     with logged() as (server, lines), client(server) as http:
         for name, taken in (("ab-1.c_D", True), ("a b", False), ("x" * 65, False), ("a=b", False)):
@@ -206,6 +208,7 @@ def refused(most: int) -> tuple[int, list[dict]]:
     return len(of(lines, "refused")), of(lines, "more refused")
 
 
+@pytest.mark.full
 def test_many_refusals_do_not_flood():
     count, [others] = refused(10)
     assert count == 10 and (others["count"], others["status_404"], others["status_400"]) == (

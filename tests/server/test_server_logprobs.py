@@ -36,6 +36,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.full
 @given(VALUES)
 def test_pieces_are_the_json(value):
     with pytest.MonkeyPatch.context() as patch:
@@ -57,6 +58,7 @@ def longest_piece(monkeypatch, value: dict) -> int:
     return max(sizes)
 
 
+@pytest.mark.full
 def test_no_piece_is_long(monkeypatch):
     alternatives = {f"token {i}": -1.25 for i in range(21)}
     logprobs = {"tokens": ["token"] * 2000, "top_logprobs": [alternatives] * 2000}
@@ -283,6 +285,7 @@ def test_the_most_log_probabilities_do_not_hold_up_others(frozen, monkeypatch, s
             assert http.post("/v1/completions", json=body | {"n": 3}).status_code == 400
 
 
+@pytest.mark.full
 def test_the_command_leaves_what_it_loaded_out_of_garbage_collections(cli, monkeypatch):
     """One that reads all of it takes up to half a second, in which nothing is answered."""
     counts = []
@@ -295,6 +298,7 @@ def test_the_command_leaves_what_it_loaded_out_of_garbage_collections(cli, monke
     assert counts[0] > 10_000 and gc.get_freeze_count() == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prompt_of_one_token_has_none_itself(http, stream):
     """Nothing comes before it that could predict it."""

@@ -204,6 +204,7 @@ def test_what_follows_a_refusal_is_bounded(server):
             s.sendall(b"x" * (1 << 16))
 
 
+@pytest.mark.full
 def test_keys_hosts_and_a_clients_share():
     with (
         serving(keys=(b"one", b"two"), hosts=("127.0.0.1",), client_requests=2) as server,

@@ -83,6 +83,7 @@ def test_a_trace_shows_what_generate_gives(http, method):
         assert lane.rounds[0].texts[0] and isinstance(lane.rounds[0], Round)
 
 
+@pytest.mark.full
 def test_a_trace_of_a_model_without_a_template_continues_the_text(http, monkeypatch):
     lm, tokenizer = loaded()
     monkeypatch.setattr(tokenizer, "chat_template", None)
@@ -94,6 +95,7 @@ def test_a_trace_of_a_model_without_a_template_continues_the_text(http, monkeypa
     assert http.get("/v1/longdraft/methods").json()["chat"] is True
 
 
+@pytest.mark.full
 def test_other_requests_do_not_notice_a_trace(http):
     lm, tokenizer = loaded()
     prompt = token_ids(tokenizer, TEXT)
@@ -203,6 +205,7 @@ def test_the_page_can_be_left_out():
         assert http.post("/v1/longdraft/trace", json=ASKED).status_code == 404
 
 
+@pytest.mark.full
 def test_the_page_needs_no_key_and_its_traces_do():
     with serving("lookup", keys=[b"right"]) as server, client(server) as http:
         first = http.get("/")

@@ -261,6 +261,7 @@ def objectives(lm: LM) -> dict:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ALL)
 def test_the_loss_falls_and_only_the_module_learns(kind):
     lm = tiny.target("llama")

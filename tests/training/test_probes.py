@@ -12,6 +12,7 @@ from support import tiny
 from longdraft.training import guide, observed, probes, rows, target, trainer
 
 
+@pytest.mark.full
 def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
     model = target.build(vocab=64, layers=3, hidden=32, heads=2, mlp=32, positions=64, seed=0)
     made = trainer.optimizers(model, 0.02, 0.01)

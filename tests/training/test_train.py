@@ -173,6 +173,7 @@ def test_exported_model_loads_offline_and_is_described(run):
     assert not list(Path("out").glob("*.bin")) and not list(Path().glob(".out*"))
 
 
+@pytest.mark.full
 def test_a_hybrid_is_exported_stored_in_8_bits_and_reads_back(run):
     hybrid = "--architecture qwen3_5_text --layers 4 --work run --out out --contexts="
     assert run(f"{hybrid} --stop-at 3")[0] == 0
@@ -336,6 +337,7 @@ def test_bad_input_is_one_line_and_exit_2(run, extra, said):
     assert status == 2 and out == "" and said in err and err.count("\n") == 1, err
 
 
+@pytest.mark.full
 def test_a_tiny_corpus_is_refused_and_a_run_is_never_overwritten(run):
     Path("tiny").mkdir()
     Path("tiny/a.txt").write_text("one two three " * 40)

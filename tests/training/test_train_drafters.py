@@ -82,6 +82,7 @@ def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
     assert METHODS[method].needs
 
 
+@pytest.mark.full
 def test_a_run_of_some_minutes_is_resumed_to_the_same_losses(cli, tmp_path, monkeypatch):
     line = f"glide {QUICK} --steps 6".split()
     assert cli("train", *line, "--out", str(tmp_path / "whole"))[0] == 0
@@ -116,6 +117,7 @@ def test_bad_input_is_one_line(cli, tmp_path, line):
     assert len(err.splitlines()) == 1 and BAD[line] in err
 
 
+@pytest.mark.full
 def test_json_lines_are_documents(cli, tmp_path):
     lines = "\n".join(json.dumps({"text": words(300, seed)}) for seed in range(8))
     (tmp_path / "t.jsonl").write_text(lines)
@@ -191,6 +193,7 @@ def test_a_drafter_with_some_of_the_tokens(cli, record, tmp_path, kind, method):
     assert found["equal"]
 
 
+@pytest.mark.full
 def test_a_run_begins_with_a_drafters_weights(cli, tmp_path):
     line = f"glide {QUICK} --steps 3".split()
     assert cli("train", *line, "--out", str(tmp_path / "first"))[0] == 0
@@ -213,6 +216,7 @@ def test_patience_exports_the_best_weights(cli, tmp_path, monkeypatch):
     assert sorted(losses(f"{tmp_path}/m.run")) == [1, 2, 3, 4]
 
 
+@pytest.mark.full
 def test_a_small_model_with_the_targets_tokenizer(cli, tmp_path):
     line = (
         "target --no-environment --text corpus.txt --layers 1 --hidden 32 --heads 2 --mlp 32 "
@@ -234,6 +238,7 @@ def test_a_small_model_with_the_targets_tokenizer(cli, tmp_path):
     assert status == 2 and "holds no run" in err
 
 
+@pytest.mark.full
 def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
     out = tmp_path / "own.jsonl"
     line = [
@@ -267,6 +272,7 @@ def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_conversations_of_the_target(cli, tmp_path, monkeypatch):
     """With --chat every text holds whole conversations, also those that a second run adds."""
     monkeypatch.setattr(
@@ -418,6 +424,7 @@ def test_parts_that_cannot_be_shared_out_are_refused():
         Team(0, 2).share(3)
 
 
+@pytest.mark.full
 def test_text_of_another_tokenizer_is_not_taken(cli, tmp_path):
     line = f"medusa {QUICK} --steps 2 --out {tmp_path}/m".split()
     assert cli("train", *line)[0] == 0

@@ -78,6 +78,7 @@ def test_recurrences_remember_from_one_to_thousands_of_tokens():
     )
 
 
+@pytest.mark.full
 def test_the_attention_of_a_hybrid_is_guided_to_what_it_copies():
     model = built()
     row = tokens()[:, :25]
@@ -98,6 +99,7 @@ def test_the_attention_of_a_hybrid_is_guided_to_what_it_copies():
     assert guide.guided(model, lambda: target.loss(model, row, row, False), nothing)[1] == 0
 
 
+@pytest.mark.full
 def test_it_learns():
     model = built()
     row = tokens()[:1, :33]

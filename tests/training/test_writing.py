@@ -38,6 +38,7 @@ def test_a_row_that_reads_another_rows_padding_is_noticed(monkeypatch):
         check(3)
 
 
+@pytest.mark.full
 def test_sampled_text_is_that_of_its_seed():
     lm = tiny.target("llama")
     first, again, other = (

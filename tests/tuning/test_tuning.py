@@ -125,6 +125,7 @@ def test_trees_branch():
     )
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_costs_at_load_predict_this_machine():
     model = tiny.target("llama")
@@ -146,6 +147,7 @@ def test_a_slow_model_is_not_measured_at_load(monkeypatch):
     assert measured_briefly(model, 0.6) is None
 
 
+@pytest.mark.full
 def test_measuring_ends_in_time(monkeypatch):
     """On a clock that moves by 0.01 s with every pass."""
     model = tiny.target("llama")
@@ -291,6 +293,7 @@ def test_where_outputs_could_depend_on_costs_nothing_is_measured(monkeypatch):
         check()
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_asking_takes_less_than_a_second():
     model = tiny.target("llama")

@@ -66,6 +66,7 @@ def seen(view, layer: int, head: int, b: int, length: int) -> list[int]:
     return [*indices[indices >= 0].tolist(), *range(int(view.tail_start[b]), length)]
 
 
+@pytest.mark.full
 @given(
     st.integers(4, 20),
     st.integers(0, 6),
