@@ -17,7 +17,7 @@ OLDEST_PYTHON ?= $(shell for p in python3.12 $$HOME/.pyenv/versions/3.12.*/bin/p
   "$$p" -c 'import venv' 2>/dev/null && echo "$$p" && break; done)
 CHROMIUM ?= $(shell command -v chromium)
 
-.PHONY: help setup wheels try-wheels demo test test-all test-full test-native test-versions test-weekly test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
+.PHONY: help setup wheels try-wheels demo test test-all test-full test-native test-versions test-weekly test-server test-page test-clients test-vllm test-oldest lint lint-style lint-types lint-strict lint-pages fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (5 to 12 minutes on 2 cores)"
@@ -139,11 +139,21 @@ test-vllm:
 test-server: $(READY)
 	@$(BIN)/python benchmarks/hostile.py
 
+# Two at a time: each has one thread, and together they take minutes.
 lint: $(READY)
+	@$(MAKE) --no-print-directory -j 2 lint-types lint-strict lint-style lint-pages
+
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types:
 	$(BIN)/pyright
+
+lint-strict:
 	$(BIN)/pyright -p pyright-strict.json
+
+lint-pages:
 	$(BIN)/python docs/check.py
 
 fix: $(READY)

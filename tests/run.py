@@ -63,6 +63,6 @@ def alone(name: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    # compiled once: each worker, and each process that a test starts, took seconds to compile the files
+    # Compiled once: it takes each worker 15 s, and each process that a test starts a second or two.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.exit(run(sys.argv[1:]))

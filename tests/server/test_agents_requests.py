@@ -8,10 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from support.formats_of_calls import HERMES
 from support.served import CHAT, TEXT, asked, client, loaded, serving, tokens_of
 
 from longdraft.server.http.entry import Entry
 from longdraft.server.openai import request_fields
+from longdraft.server.openai.responses import ResponsesRequest
 
 USER = {"role": "user", "content": "Rename walk to visit."}
 WITH_TOOLS = (
@@ -254,6 +256,98 @@ def test_an_agents_message_is_served(http, says):
     prompt = read(asked)
     for text in ("You edit files.", "The folder is /work.", "path is missing", "Reads a file."):
         assert text in prompt
+
+
+STRICT_MESSAGE = {
+    "model": "tiny",
+    "max_tokens": 2,
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}],
+}
+UNKNOWN = {
+    "a field": {"context_management": {}},
+    "a field of a block": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi.", "nothing": 1}]}]
+    },
+    "a field of a tool": {"tools": [{"name": "a", "input_schema": SCHEMA, "nothing": 1}]},
+    "a tool that runs elsewhere": {"tools": [{"name": "a", "type": "web_search_20260209"}]},
+    "a block that is not read": {
+        "messages": [{"role": "user", "content": [{"type": "container_upload"}]}]
+    },
+    "another server": {"mcp_servers": [{"url": "x"}]},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_strict_server_refuses_what_a_message_asks_in_vain(http, strict, says, name):
+    says(WITH_TOOLS, "Done.")
+    body = STRICT_MESSAGE | UNKNOWN[name]
+    assert http.post("/v1/messages", json=body).status_code == 200
+    found = strict.post("/v1/messages", json=body)
+    assert found.status_code == 400 and found.json()["type"] == "error"
+    assert strict.post("/v1/messages", json=STRICT_MESSAGE).status_code == 200
+
+
+# Groups of functions ------------------------------------------------------------------------------
+
+GROUPED = {
+    "model": "tiny",
+    "input": [
+        {"role": "user", "content": "Ask."},
+        {
+            "type": "function_call",
+            "namespace": "team",
+            "name": "ask",
+            "arguments": "{}",
+            "call_id": "c1",
+        },
+        {"type": "function_call_output", "call_id": "c1", "output": "nobody"},
+    ],
+    "tools": [
+        {"type": "function", "name": "ask", "parameters": SCHEMA},
+        {
+            "type": "namespace",
+            "name": "team",
+            "description": "Others.",
+            "tools": [
+                {"type": "function", "name": "ask", "parameters": SCHEMA, "defer_loading": True},
+                {"type": "custom", "name": "patch"},
+            ],
+        },
+    ],
+}
+
+
+def test_a_group_of_functions_is_offered_and_its_calls_name_it(http, says):
+    written = '<tool_call>\n{"name": "team__ask", "arguments": {"path": "x"}}\n</tool_call>'
+    asked = says(HERMES, written)
+    found = http.post("/v1/responses", json=GROUPED)
+    assert found.status_code == 200, found.text
+    (call,) = found.json()["output"]
+    assert (call["namespace"], call["name"]) == ("team", "ask")
+    assert json.loads(call["arguments"]) == {"path": "x"}
+    assert [t.get("namespace") for t in found.json()["tools"]] == [None, "team"]
+    assert "tools.custom" in found.headers["x-longdraft-ignored"]
+    assert "team__ask" in read(asked)
+
+
+def test_an_earlier_call_of_a_group_has_the_name_that_the_model_wrote():
+    called = ResponsesRequest.model_validate(GROUPED).messages[1]
+    assert called["tool_calls"][0]["function"]["name"] == "team__ask"
+
+
+def test_a_function_of_a_group_can_be_chosen(http, says):
+    says(HERMES, "Done.")
+    choice = {"type": "function", "name": "ask", "namespace": "team"}
+    assert http.post("/v1/responses", json=GROUPED | {"tool_choice": choice}).status_code == 200
+    choice["namespace"] = "nobody"
+    found = http.post("/v1/responses", json=GROUPED | {"tool_choice": choice})
+    assert found.status_code == 400 and "nobody__ask" in found.text
+
+
+def test_a_call_of_another_group_stays_without_one(http, says):
+    says(HERMES, '<tool_call>\n{"name": "ask", "arguments": {"path": "x"}}\n</tool_call>')
+    (call,) = http.post("/v1/responses", json=GROUPED).json()["output"]
+    assert call["name"] == "ask" and "namespace" not in call
 
 
 # Fields -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The schema of requests in Anthropic's Messages API; unknown fields are ignored."""
+"""The schema of requests in Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pydantic import (
 
 from longdraft.constraints import closed
 from longdraft.server.decode.talk import Offer
+from longdraft.server.http.entry import current
 from longdraft.server.openai.conditions import Given, Rule, wrong
 from longdraft.server.openai.request_fields import Name, Strict, Text
 from longdraft.server.openai.schema import MOST_STOPS, SampledRequest, Stop, only_text
@@ -33,32 +34,27 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 WITHOUT_EFFECT = ("mcp_servers", "container")
 
 
-class Lenient(Strict):
-    """A part of a request whose unknown fields are ignored, because clients often add fields."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class TextBlock(Lenient):
+class TextBlock(Strict):
     type: Literal["text"]
     text: Text
 
 
-class ThinkingBlock(Lenient):
+class ThinkingBlock(Strict):
     type: Literal["thinking"]
     thinking: Text
 
 
-class ToolUseBlock(Lenient):
+class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: Name
     name: Name
     input: Annotated[Any, AfterValidator(is_shallow)] = None
 
 
-class OtherBlock(Lenient):
+class OtherBlock(Strict):
     """A block that says nothing to this model, such as a call of a tool on Anthropic's servers."""
 
+    model_config = ConfigDict(extra="ignore")
     type: Name
 
 
@@ -100,7 +96,7 @@ TextContent = Annotated[
 ]
 
 
-class ToolResultBlock(Lenient):
+class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: Name
     content: TextContent = ""
@@ -124,38 +120,40 @@ Content = Annotated[
 ]
 
 
-class InputMessage(Lenient):
+class InputMessage(Strict):
     role: Literal["user", "assistant", "system"]
     content: Content = ""
 
 
-class MessagesToolChoice(Lenient):
+class MessagesToolChoice(Strict):
     rules = (Rule("name", {"type": "tool"}, {"name": Given}, "name is missing: give a tool's"),)
     type: Literal["auto", "any", "tool", "none"] = "auto"
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class OutputFormat(Lenient):
+class OutputFormat(Strict):
     type: Literal["json_schema"]
     schema_: Annotated[Schema, Field(alias="schema")]
 
 
-class OutputConfig(Lenient):
+class OutputConfig(Strict):
     effort: Name | None = None
     format: OutputFormat | None = None
 
 
-class Thinking(Lenient):
+class Thinking(Strict):
     type: Name
 
 
 def _as_function(tool: Any) -> Any:
-    """A tool with the field names of a Function."""
+    """A tool with the field names of a Function, and on a strict server with its other fields."""
     if not isinstance(tool, dict):
         return tool
-    named = {key: tool.get(key) for key in ("name", "description", "strict")}
-    return named | {"parameters": tool.get("input_schema")}
+    kept = tool.keys() - {"type", "input_schema"}
+    if not current().strict:
+        kept &= {"name", "description", "strict"}
+    return {key: tool[key] for key in kept} | {"parameters": tool.get("input_schema")}
 
 
 def is_remote(tool: Any) -> bool:
@@ -176,7 +174,6 @@ class MessagesRequest(SampledRequest):
     Anthropic's API lacks, such as seed, work too.
     """
 
-    model_config = ConfigDict(extra="ignore")
     structure_field: ClassVar[str] = "output_config"
 
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MOST_TURNS)]

@@ -25,14 +25,20 @@ MOST_NAMED = 8  # ignored parts of a request in the header of its answer
 
 
 async def work_of(service: Service, body: MessagesRequest) -> RequestWork:
-    """The work of a request, with as many new tokens as it asks for and the server has room for."""
+    """The work of a request, with as many new tokens as it asks for and the server has room for.
+
+    Raises Problem, on a strict server, for a request with parts that the answer would not follow.
+    """
+    ignored = ", ".join(body.ignored[:MOST_NAMED])
+    if ignored and current().strict:
+        raise Problem(400, f"this server gives no effect to {ignored}: leave it out")
     messages = messages_of(body)
     turn = turn_of(body, messages, service.tokenizer)
     work = await service.talk(body, messages, None, offer=body.offer, turn=turn)
     if body.max_tokens is not None:
         work.limit = min(work.limit, body.max_tokens)
-    if ignored := body.ignored[:MOST_NAMED]:
-        current().warnings.append(f"ignored: {', '.join(ignored)}")
+    if ignored:
+        current().warnings.append(f"ignored: {ignored}")
     return work
 
 

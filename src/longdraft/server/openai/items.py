@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from longdraft.models.chat import Message
+from longdraft.server.http.entry import current
 from longdraft.server.openai import easing
 from longdraft.server.openai.contents import joined, only_text
 from longdraft.server.openai.request_fields import Name, Parsed, Strict, Text
@@ -54,13 +55,16 @@ class MessageItem(Item):
 
 
 class CallItem(Item, FunctionCall):
+    """A call of a function. namespace: see FunctionTool."""
+
     type: Literal["function_call"]
     call_id: Name
+    namespace: Name | None = None
 
     def add_to(self, messages: list[Message]) -> None:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        function = {"name": self.name, "arguments": self.given}
+        function = {"name": full_name(self), "arguments": self.given}
         messages[-1].setdefault("tool_calls", []).append(
             {"id": self.call_id, "type": "function", "function": function}
         )
@@ -134,23 +138,64 @@ def messages_of(
 
 
 class FunctionTool(Function):
+    """A function that a model may call; namespace: the name of the group that has it, if any."""
+
     type: Literal["function"]
+    namespace: Name | None = None
+
+    @property
+    def function(self) -> Function:
+        """The function by the name that the model reads and writes."""
+        fields = self.model_dump(exclude={"type", "namespace", "name"})
+        return Function(name=full_name(self), **fields)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The tool as a response repeats it."""
+        return self.model_dump(exclude=None if self.namespace else {"namespace"})
+
+
+class ChosenTool(Strict):
+    """The function that must be called. namespace: see FunctionTool."""
+
+    type: Literal["function"]
+    name: Name
+    namespace: Name | None = None
+
+
+def full_name(named: FunctionTool | ChosenTool | CallItem) -> str:
+    """A function's name, with that of its group before it."""
+    return f"{named.namespace}__{named.name}" if named.namespace else named.name
 
 
 def _functions(tools: Any) -> Any:
-    """The tools without those of other types, which only OpenAI's own servers can run."""
+    """The functions of all groups.
+
+    Tools of other types, which only OpenAI's own servers can run, are left out and reported; a
+    strict server refuses them.
+    """
     if not isinstance(tools, list):
         return tools
-    return [t for t in tools if not isinstance(t, dict) or t.get("type", "function") == "function"]
+    functions = list[Any]()
+    for tool in tools:
+        kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
+        if kind == "namespace" and isinstance(tool.get("tools"), list):
+            functions += _group(tool.get("name"), tool["tools"])
+        elif kind == "function" or current().strict:
+            functions.append(tool)
+        else:
+            current().ignore(f"tools.{kind}")
+    return functions
+
+
+def _group(namespace: Any, tools: list[Any]) -> list[Any]:
+    """The functions of a group, with its name."""
+    named = list[Any]()
+    for tool in _functions(tools):
+        named.append(tool | {"namespace": namespace} if isinstance(tool, dict) else tool)
+    return named
 
 
 FunctionTools = Annotated[
     list[FunctionTool], Field(max_length=MAX_TOOLS), BeforeValidator(_functions)
 ]
-
-
-class ChosenTool(Strict):
-    """The function that must be called."""
-
-    type: Literal["function"]
-    name: Name

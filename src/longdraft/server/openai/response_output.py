@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
 from longdraft.server.calls.answer_reader import AnswerPart
+from longdraft.server.openai.items import FunctionTool
 
 Json = dict[str, Any]
 Emit = Callable[..., bytes]
@@ -21,12 +22,13 @@ KINDS = {
 class ResponseOutput:
     """The items of an answer, in the order in which the model wrote them.
 
-    All but the last are complete. emit: writes an event.
+    All but the last are complete. emit: writes an event. tools: by the names that the model writes.
     """
 
-    def __init__(self, emit: Emit, call_id: Callable[[], str]):
+    def __init__(self, emit: Emit, call_id: Callable[[], str], tools: Mapping[str, FunctionTool]):
         self.emit = emit
         self.call_id = call_id
+        self.tools = tools
         self.items: list[Json] = []
         # of the open item
         self._kind = ""
@@ -54,7 +56,7 @@ class ResponseOutput:
         type_, letters, part, _ = KINDS[kind]
         item: Json = {"id": f"{letters}_{uuid4().hex}", "type": type_, "status": "in_progress"}
         if kind == "arguments":
-            item |= {"call_id": self.call_id(), "name": name, "arguments": ""}
+            item |= {"call_id": self.call_id(), **self._named(name), "arguments": ""}
         elif kind == "reasoning":
             item |= {"summary": [], "content": []}
         else:
@@ -67,6 +69,13 @@ class ResponseOutput:
         )
         if part:
             yield self.emit("response.content_part.added", **self._place, part=self._part())
+
+    def _named(self, name: str) -> Json:
+        """The name of a function as the request has it, with its group's."""
+        tool = self.tools.get(name)
+        if tool is None or tool.namespace is None:
+            return {"name": name}
+        return {"name": tool.name, "namespace": tool.namespace}
 
     def _part(self) -> Json:
         part = {"type": KINDS[self._kind][2], "text": self._text}

@@ -25,12 +25,12 @@ from longdraft.server.openai import easing
 from longdraft.server.openai.chat_options import Effort, Turn, turn
 from longdraft.server.openai.conditions import Given, Rule
 from longdraft.server.openai.formats import Json
-from longdraft.server.openai.items import ChosenTool, FunctionTools, Input, messages_of
+from longdraft.server.openai.items import ChosenTool, FunctionTools, Input, full_name, messages_of
 from longdraft.server.openai.request_fields import Limit, Name, Strict, Text
 from longdraft.server.openai.response_output import Emit, ResponseOutput
 from longdraft.server.openai.schema import SampledRequest
 from longdraft.server.openai.structured import Schema, Structure
-from longdraft.server.openai.tools import Function, check_choice
+from longdraft.server.openai.tools import check_choice
 
 STATELESS = "this server stores no responses: send the whole conversation as `input`"
 
@@ -134,13 +134,14 @@ class ResponsesRequest(SampledRequest):
 
     @property
     def offer(self) -> Offer:
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.name
-        functions = [Function(**tool.model_dump(exclude={"type"})) for tool in self.tools]
-        return Offer(functions, choice, self.parallel_tool_calls)
+        choice = self.tool_choice
+        name = choice if isinstance(choice, str) else full_name(choice)
+        functions = [tool.function for tool in self.tools]
+        return Offer(functions, name, self.parallel_tool_calls)
 
     @model_validator(mode="after")
     def _choice_is_a_tool(self) -> ResponsesRequest:
-        check_choice(self.tools, self.offer.choice)
+        check_choice(self.offer.functions, self.offer.choice)
         return self
 
 
@@ -176,7 +177,8 @@ class ResponseObject:
 
     def output(self, emit: Emit) -> ResponseOutput:
         assert self.work.talk is not None
-        return ResponseOutput(emit, self.work.talk.dialect.call_id)
+        tools = {full_name(tool): tool for tool in self.body.tools}
+        return ResponseOutput(emit, self.work.talk.dialect.call_id, tools)
 
     def response(
         self, status: str, items: Sequence[Json] = (), counted: Json | None = None
@@ -200,8 +202,10 @@ class ResponseObject:
             "store": False,
             "temperature": self.work.sampler.temperature,
             "text": {"format": self.format},
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [tool.model_dump() for tool in body.tools],
+            "tool_choice": choice
+            if isinstance(choice, str)
+            else choice.model_dump(exclude_none=True),
+            "tools": [tool.shown for tool in body.tools],
             "top_p": self.work.sampler.top_p,
             "truncation": "disabled",
             "usage": None if counted is None else self._usage(counted),
