@@ -160,7 +160,8 @@ def check_paths(kind: str, length: int = 37, seed: int = 0) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "kind", [*(pytest.param(k, marks=full if k in LATER else ()) for k in KINDS), TIES]
+    "kind",
+    [*(pytest.param(k, marks=pytest.mark.weekly if k in LATER else ()) for k in KINDS), TIES],
 )
 def test_each_node_reads_its_own_path(kind):
     check_paths(kind)

@@ -96,7 +96,7 @@ def test_every_rule_has_a_case():
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.full), LOOPS])
+@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.weekly), LOOPS])
 def test_greedy_text_is_that_of_generate(model, case):
     """Under the same generation_config, by plain decoding and by methods that draft chains and
     trees.
@@ -127,7 +127,7 @@ def test_the_cases_change_the_text():
 @pytest.mark.parametrize(
     "sampler",
     [
-        pytest.param(Sampler(temperature=1.0), marks=pytest.mark.full),
+        pytest.param(Sampler(temperature=1.0), marks=pytest.mark.weekly),
         Sampler(0.9, top_p=0.9, penalty=1.2, window=8),
     ],
     ids=str,

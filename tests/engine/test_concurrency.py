@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import tiny
-from support.listed import BUILD, full
+from support.listed import BUILD
 
 from longdraft import Sampler, generate
 from longdraft.core.capture import Captures, CaptureSpec
@@ -39,7 +39,7 @@ def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[lis
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-torch", marks=full)])
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-torch", marks=pytest.mark.weekly)])
 def test_four_threads_give_what_one_gives(model):
     """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
     lm = tiny.target(model)
@@ -137,9 +137,11 @@ os.waitpid(child, 0)
     [
         pytest.param("generate(lm, tiny.prompts(200), max_new_tokens=2)", id="generate"),
         pytest.param(
-            "lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))", id="prefill", marks=full
+            "lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))",
+            id="prefill",
+            marks=pytest.mark.weekly,
         ),
-        pytest.param("lm(tree, cache)", id="a pass", marks=full),
+        pytest.param("lm(tree, cache)", id="a pass", marks=pytest.mark.weekly),
     ],
 )
 def test_a_forked_child_is_told_and_does_not_hang(call):

@@ -41,7 +41,7 @@ COMPARED = (
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("pace", [pytest.param("on", marks=pytest.mark.full), "off"])
+@pytest.mark.parametrize("pace", [pytest.param("on", marks=pytest.mark.weekly), "off"])
 @each_fault
 def test_compare(cli, fault, pace, monkeypatch):
     plant, words = FAULTS[fault]

@@ -147,6 +147,7 @@ def test_the_list_catches_a_broken_one(added, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_pip_installs_the_package_of_the_page(tmp_path):
     """As a user does it, but for the network: `pip install .`, then `longdraft methods` and the
     package's own test.

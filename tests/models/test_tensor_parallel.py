@@ -162,6 +162,7 @@ def test_an_audit_and_a_benchmark_are_of_all_processes(halves):
 
 @pytest.mark.timing
 @pytest.mark.full
+@pytest.mark.weekly
 def test_processes_that_disagree_say_so_and_do_not_hang(tmp_path):
     begin = time.monotonic()
     found = both("faults", saved("llama", tmp_path), tmp_path)
@@ -213,6 +214,7 @@ def test_the_command_prints_one_record(tmp_path, capsys):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_an_error_is_one_line(tmp_path):
     saved("llama-mqa", tmp_path)
     running = longdraft(
@@ -230,6 +232,7 @@ def test_an_error_is_one_line(tmp_path):
 
 @pytest.mark.timing
 @pytest.mark.full
+@pytest.mark.weekly
 def test_an_interrupt_ends_all_with_the_tokens_so_far(tmp_path):
     words = [*GENERATE, "--max-new-tokens", "3000", "--method", "plain"]
     words.remove("--json")

@@ -96,6 +96,7 @@ def test_the_same_bits_beside_a_busy_process_and_the_processors_given_back(monke
 
 @on_linux
 @pytest.mark.full
+@pytest.mark.weekly
 def test_the_benchmark_prints_a_table_and_writes_records(tmp_path):
     """In a process of its own, because it changes where threads may run."""
     out = tmp_path / "busy.jsonl"

@@ -274,7 +274,7 @@ with torch.inference_mode():
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(LIMITED, id="a pass", marks=pytest.mark.full),
+        pytest.param(LIMITED, id="a pass", marks=pytest.mark.weekly),
         pytest.param(LIMITED_TREE, id="a tree"),
     ],
 )

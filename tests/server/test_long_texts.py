@@ -11,7 +11,6 @@ from attacks import LONG, long_body
 from hostile_table import table
 from long_prompts import PATHS, long_prompts
 from server_process import ServerProcess
-from support.listed import full
 from support.served import client, loaded, quiet, serving
 from support.templates import TOKENIZERS
 
@@ -41,7 +40,8 @@ def counted(name: str, text: str) -> int:
 @pytest.mark.each_value
 @pytest.mark.parametrize("text", sorted(TEXTS))
 @pytest.mark.parametrize(
-    "name", ["bundled", *(pytest.param(name, marks=full) for name in sorted(TOKENIZERS))]
+    "name",
+    ["bundled", *(pytest.param(name, marks=pytest.mark.weekly) for name in sorted(TOKENIZERS))],
 )
 def test_no_text_that_fits_is_refused(name, text, monkeypatch):
     """And one that is much too long is, unless it is one unknown token after another, which some
@@ -134,6 +134,7 @@ def test_there_may_be_nothing_to_give_memory_back_with(monkeypatch):
 
 @pytest.mark.timing
 @pytest.mark.full
+@pytest.mark.weekly
 def test_long_prompts_cost_little(tmp_path):
     """Memory of a process, and small chats beside them. benchmarks/hostile.py has the full
     sizes.

@@ -73,9 +73,9 @@ def grown(method: str, requests: int = 60, **options: Any) -> int:
     [
         ("lookup", {}),
         ("suffix", {"earlier": 64}),
-        pytest.param("recycle", {}, marks=pytest.mark.full),
-        pytest.param("vegas", {"min_budget": 16}, marks=pytest.mark.full),
-        pytest.param("vegas-reuse", {"min_budget": 16}, marks=pytest.mark.full),
+        pytest.param("recycle", {}, marks=pytest.mark.weekly),
+        pytest.param("vegas", {"min_budget": 16}, marks=pytest.mark.weekly),
+        pytest.param("vegas-reuse", {"min_budget": 16}, marks=pytest.mark.weekly),
     ],
 )
 def test_no_table_grows_with_what_was_served(method, options):

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from support import formats_of_calls
 from support.formats_of_calls import CITY, HERMES, QWEN3, R1, B, R
-from support.listed import full
 from support.served import CHAT, chunks, client, loaded, serving
 
 from longdraft.models.chat import chat_tokens
@@ -200,7 +199,9 @@ def answers(template: str, change: dict, **more) -> list[dict]:
 @pytest.mark.parametrize(
     ("template", "change"),
     [
-        pytest.param(template, change, marks=full if i and template != "HERMES" else ())
+        pytest.param(
+            template, change, marks=pytest.mark.weekly if i and template != "HERMES" else ()
+        )
         for template in ("HERMES", "LISTED", "LLAMA", "CODER")
         for i, change in enumerate(FORCED)
     ],

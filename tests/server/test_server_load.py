@@ -322,6 +322,7 @@ def test_a_look_at_a_row_that_begins_to_run_cannot_fail():
 
 @pytest.mark.timing
 @pytest.mark.full
+@pytest.mark.weekly
 def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
     """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the
     full counts.

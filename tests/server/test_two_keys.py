@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 from support import uncopied
-from support.listed import full
 from support.served import TEXT, chunks, client, loaded, quiet, said, serving, tokens_of
 
 from longdraft import PrefixCache, Sampler, generate
@@ -254,7 +253,7 @@ def fuzz(seed: int, acts: int, clients: int) -> Counter[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", [0, pytest.param(5000, marks=full)])
+@pytest.mark.parametrize("seed", [0, pytest.param(5000, marks=pytest.mark.weekly)])
 def test_every_answer_in_any_order_is_what_generate_says(seed):
     did = fuzz(seed, 30 if seed == 0 else 400, clients=1)
     assert (
@@ -263,7 +262,7 @@ def test_every_answer_in_any_order_is_what_generate_says(seed):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("acts", [16, pytest.param(600, marks=full)])
+@pytest.mark.parametrize("acts", [16, pytest.param(600, marks=pytest.mark.weekly)])
 def test_every_answer_beside_others_is_what_generate_says(acts):
     did = fuzz(2000, acts, clients=4)
     assert did["known"] and did["ask one"] and did["trace"] and did["leave"], did

@@ -52,7 +52,7 @@ def text(place, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
-    [k if k in ("glide", "eagle") else pytest.param(k, marks=pytest.mark.full) for k in USES],
+    [k if k in ("glide", "eagle") else pytest.param(k, marks=pytest.mark.weekly) for k in USES],
 )
 def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
     method, more = USES[kind]
@@ -330,7 +330,10 @@ def in_two() -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "how"), [("medusa", []), ("glide", ["--spread"])])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [pytest.param("medusa", [], marks=pytest.mark.weekly), ("glide", ["--spread"])],
+)
 def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     line = f"{kind} {QUICK} --steps 4 --accumulate 2 --probe-every 2".split()
     for name, start in (("alone", ALONE), ("both", [*in_two(), "-m"])):
@@ -402,6 +405,7 @@ Path(said + "-after").touch()
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_a_process_of_several_ends_without_finalization(place, tmp_path):
     """A thread of torch that drops a tensor while the interpreter is finalized aborts one run in
     five of --spread.
