@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from agents import AGENTS, MADE, SAID, Agent, Place
-from common import check, equal
+from common import Skip, check, equal
 from server import TEMPLATE
 from support.scripted import Script
 from support.served import loaded, serving, url_of
@@ -42,20 +42,20 @@ class Answer(Script):
 class ScriptedModel(logging.Handler):
     """Answers instead of the server's engine, and keeps what was asked and how requests ended.
 
-    asked: the tokens of each prompt that offered the agent's tool. refused: requests with an
+    mark: see Agent. asked: the tokens of each prompt that has it. refused: requests with an
     error, as the log has them.
     """
 
-    def __init__(self, tool: str, answers: list[str]):
+    def __init__(self, mark: str, answers: list[str]):
         super().__init__()
-        self.tool = f'"name": "{tool}"'
+        self.mark = mark
         self.answers = answers
         self.asked: list[list[int]] = []
         self.refused: list[dict[str, Any]] = []
 
     def submit(self, **request: Any) -> Answer:
         prompt = list(request["prompt"])
-        if self.tool not in text_of(loaded()[1], prompt):
+        if self.mark not in text_of(loaded()[1], prompt):
             return Answer(TITLE, "eos")
         self.asked.append(prompt)
         return Answer(self.answers[min(len(self.asked), len(self.answers)) - 1], "eos")
@@ -81,7 +81,7 @@ def run(agent: Agent) -> None:
         if shutil.which("git"):
             subprocess.run(["git", "init", "-q", str(work)], check=True)
         place = Place(url_of(server), Path(os.environ["CLIENT_FOLDER"]), home, work)
-        model = ScriptedModel(agent.tool, agent.answers(place))
+        model = ScriptedModel(agent.mark, agent.answers(place))
         LOG.addHandler(model)
         server.engine.submit = model.submit  # type: ignore[method-assign]
         try:
@@ -134,8 +134,10 @@ def test(agent: Agent, place: Place, model: ScriptedModel) -> None:
 
     @check
     def sends_the_results_of_its_tools() -> None:
+        without_tools(agent)
         texts = [text_of(loaded()[1], prompt) for prompt in model.asked]
-        equal([text.count("<tool>") for text in texts], [0, agent.errors, 1 + agent.errors])
+        counts = [text.count(agent.result) for text in texts]
+        equal(counts, [0, agent.errors, 1 + agent.errors])
 
     @check
     def is_never_refused() -> None:
@@ -144,10 +146,16 @@ def test(agent: Agent, place: Place, model: ScriptedModel) -> None:
     @check
     def goes_on_where_it_was() -> None:
         """Each prompt begins with the one before it, so that nothing is read twice."""
+        without_tools(agent)
         first, second, third = model.asked
         for before, after in ((first, second), (second, third)):
             known = before[:-TAIL]
             equal(after[: len(known)] == known, True)
+
+
+def without_tools(agent: Agent) -> None:
+    if not agent.tool:
+        raise Skip("it asks once, without tools")
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Agent:
-    """packages: see Client. tool: the agent's own, which makes the file. arguments, words and
-    variables: of a call of the tool, of the command line and of the environment. last: the model's
-    last answer.
+    """packages: see Client. tool: the agent's own, which makes the file; none: it reads edits in
+    the text. arguments, words and variables: of a call of the tool, of the command line and of the
+    environment. last: the model's last answer. result: the text before a result in a prompt.
     """
 
     name: str
@@ -65,9 +65,17 @@ class Agent:
     npm: bool = True
     last: str = SAID
     errors: bool = True  # a call that fails has a result
+    result: str = "<tool>"
+
+    @property
+    def mark(self) -> str:
+        """A text that prompts of the task have, and requests beside it have not."""
+        return f'"name": "{self.tool}"' if self.tool else TASK
 
     def answers(self, place: Place) -> list[str]:
         """What the model says: a call that lacks its arguments, the right one, the last answer."""
+        if not self.tool:
+            return [self.last]
         return [called(self.tool), called(self.tool, **self.arguments(place)), self.last]
 
 
@@ -169,6 +177,30 @@ def mini_variables(place: Place) -> dict[str, str]:
     }
 
 
+def aider(place: Place) -> list[str]:
+    how = ["--yes-always", "--no-auto-commits", "--no-check-update", "--no-show-model-warnings"]
+    edits = ["--edit-format", "whole", "--no-detect-urls", "--analytics-disable"]
+    return [place.pip("aider"), "--model", f"openai/{MODEL}", *how, *edits, "--message", TASK]
+
+
+def aider_variables(place: Place) -> dict[str, str]:
+    return {
+        "OPENAI_API_BASE": f"{place.url}/v1",
+        "OPENAI_API_KEY": "none",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def library(name: str) -> Callable[[Place], list[str]]:
+    """The command line of an agent that library_agent.py makes with a library."""
+    script = str(Path(__file__).parent / "library_agent.py")
+    return lambda place: [place.pip("python"), "-P", script, name, f"{place.url}/v1", MODEL, TASK]
+
+
+def file(place: Place) -> dict[str, Any]:
+    return {"name": MADE, "content": "hello\n"}
+
+
 AGENTS = [
     Agent("codex", ("@openai/codex@>=0.171.0",), "exec_command", shell, codex),
     Agent(
@@ -232,5 +264,42 @@ AGENTS = [
         npm=False,
         last=called("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{SAID}'"),
         errors=False,
+    ),
+    Agent(
+        "smolagents",
+        ("smolagents[openai]>=1.26.0",),
+        "write_file",
+        file,
+        library("smolagents"),
+        npm=False,
+        last=called("final_answer", answer=SAID),
+        errors=False,
+        result="<user>Observation:",
+    ),
+    Agent(
+        "openai-agents",
+        ("openai-agents>=0.1",),
+        "write_file",
+        file,
+        library("openai_agents"),
+        npm=False,
+    ),
+    Agent(
+        "openai-agents-responses",
+        ("openai-agents>=0.1",),
+        "write_file",
+        file,
+        library("openai_agents_responses"),
+        npm=False,
+    ),
+    Agent(
+        "aider",
+        ("aider-chat>=0.86",),
+        "",
+        lambda place: {},
+        aider,
+        aider_variables,
+        npm=False,
+        last=f"{SAID}\n\n{MADE}\n```\nhello\n```\n",
     ),
 ]
