@@ -1,4 +1,4 @@
-"""The rows of a session: the request in each row of the cache, and the prompt being read."""
+"""The rows of a session: the request in each row of the cache, and the prompts being read."""
 
 from __future__ import annotations
 
@@ -23,35 +23,61 @@ SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
 
 @dataclass
 class EnteringPrompt:
-    """A prompt whose first `position` tokens are in the cache.
+    """A prompt whose first `position` tokens are in row `row` of the cache.
 
     kept: how many of them are in the prefix cache. states: of the last ones that the drafter wants.
+    begun: when reading began. held_until: the position before which no prompt may overtake it.
     """
 
     request: Request
     position: int
     known: int
     kept: int
+    row: int = 0
+    begun: float = 0.0
+    held_until: int = 0
     states: dict[int, Tensor] = field(default_factory=dict)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
+    @property
+    def left(self) -> int:
+        """How many tokens are still to be read; the first step reads the last one."""
+        return len(self.request.prompt) - 1 - self.position
+
     def keep(self, states: dict[int, Tensor], count: int) -> None:
-        """Add the states of tokens that have been read; the last `count` of all stay."""
+        """Add the states of tokens that have been read; the last `count` of all stay.
+
+        Layers of which these tokens have no states are dropped, because a later part would follow a
+        gap. The drafter in use may change while a prompt is read.
+        """
+        added = dict[int, Tensor]()
         for layer, new in states.items():
             old = self.states.get(layer)
-            self.states[layer] = (new if old is None else torch.cat([old, new], 1))[:, -count:]
+            added[layer] = (new if old is None else torch.cat([old, new], 1))[:, -count:]
+        self.states = added
+
+    def progress(self) -> Event:
+        total = len(self.request.prompt)
+        done = self.position if self.left else total  # the first step reads the last token
+        seconds = perf_counter() - self.begun
+        return Event(self.request.id, [], reading=ReadingProgress(total, self.known, done, seconds))
 
 
 class RowPool:
-    """The rows of one cache: rows [0, n) run, and row n is the one being read.
+    """The rows of one cache: rows [0, n) run, and prompts are read into later ones.
 
-    When a row leaves, the last one moves to its index. A prompt's slots hold no other owner's keys
-    (remains.py). Pools of one target may share `prefixes`.
+    When a row leaves, the last one moves to its index. A prompt is read into row n, unless rows
+    leave meanwhile, and moves to the row after the running ones when it begins to run. A prompt
+    that is begun while another one is read pauses that one, which keeps its slots in the last row
+    of the cache. A prompt's slots hold no other owner's keys (remains.py). Pools of one target may
+    share `prefixes`.
 
     A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of
     LM.prompt_block, and only keys of whole blocks are kept for later prompts. reads: the facts
     about the prompts that were read, by request, until someone takes them.
     """
+
+    paused: EnteringPrompt | None = None  # until the one being read runs or is dropped
 
     def __init__(self, target: LM, batch: int, slots: int, prefixes: Prefixes | None = None):
         self.target = target
@@ -68,7 +94,6 @@ class RowPool:
         self.seqs = self.whole.first(0)
         self.reading: EnteringPrompt | None = None
         self.reads: dict[int, PromptRead] = {}
-        self._begun = 0.0  # when the newest prompt was begun
 
     @property
     def entering(self) -> Request | None:
@@ -77,27 +102,37 @@ class RowPool:
         return None if reading is None else reading.request
 
     @property
+    def unread(self) -> list[Request]:
+        """The requests whose prompts are being read: the entering one, and then the paused one."""
+        return [r.request for r in (self.reading, self.paused) if r is not None]
+
+    @property
     def free(self) -> int:
-        return self.whole.capacity - len(self.requests) - (self.reading is not None)
+        return self.whole.capacity - len(self.requests) - len(self.unread)
 
     @property
     def needed(self) -> int:
         """The slots that the requests in rows may fill."""
-        entering = self.entering
-        return sum(r.need for r in self.requests) + (entering.need if entering else 0)
+        return sum(r.need for r in [*self.requests, *self.unread])
 
     @property
     def is_drafted(self) -> bool:
-        """Whether a request in a row, or the one whose prompt is being read, may have drafts."""
-        entering = self.entering
-        running = any(request.deepest for request in self.requests)
-        return running or (entering is not None and entering.deepest > 0)
+        """Whether a request in a row, also one whose prompt is being read, may have drafts."""
+        return any(request.deepest for request in [*self.requests, *self.unread])
 
     def begin(self, request: Request) -> None:
-        """Begin to read a prompt into the next free row, after the part that is known."""
-        self._begun = perf_counter()
-        row = self._next_row()
+        """Begin to read a prompt into the next free row, after the part that is known.
+
+        A prompt that is being read is paused until the new one runs or is dropped. If this fails,
+        it goes on.
+        """
+        assert self.paused is None
+        begun = perf_counter()
         b = len(self.requests)
+        overtaken = self.reading
+        if overtaken is not None and overtaken.row == b:
+            self._move(overtaken, self.whole.capacity - 1)
+        row = self.whole.cache.row(b)
         row.clear()
         self.remains.enter(b, request.owner, len(request.prompt) - 1)
         row.keep_checkpoints(self.target.checkpoints if self.prefixes is not None else 0)
@@ -112,7 +147,8 @@ class RowPool:
                 self.remains.written(b, len(request.prompt))
                 raise
         self.remains.written(b, known)
-        self.reading = EnteringPrompt(request, known, known, known)
+        self.paused = overtaken
+        self.reading = EnteringPrompt(request, known, known, known, b, begun)
 
     def read(self, most: int, keep: PromptSpec) -> int:
         """Read at most this many tokens of the prompt, and the rest of their block.
@@ -123,11 +159,11 @@ class RowPool:
         reading = self.reading
         assert reading is not None
         prompt = reading.request.prompt
-        row = self._next_row()
+        row = self.whole.cache.row(reading.row)
         block = self.target.prompt_block
         end = min(len(prompt) - 1, -(-(reading.position + most) // block) * block)
         count = end - reading.position
-        self.remains.written(len(self.requests), end)
+        self.remains.written(reading.row, end)
         if reading.request.prompt_logprobs:
             reading.logprobs += self._scored(
                 prompt, reading.position, end, row, reading.request.logprobs or 0
@@ -137,7 +173,7 @@ class RowPool:
                 self.target.prefill(prompt[reading.position : end], row, keep=keep), keep.count
             )
         reading.position = end
-        if end == len(prompt) - 1:
+        if reading.left == 0:
             self._run(reading)
         else:
             self._keep_reading(reading, self.target.checkpoints)
@@ -152,32 +188,25 @@ class RowPool:
         if end > reading.kept:
             reading.kept = end
             read = reading.request.prompt[:end]
-            self._keep(read, len(self.requests), self._owner(reading.request), complete=False)
+            self._keep(read, reading.row, self._owner(reading.request), complete=False)
 
-    def progress(self) -> Event:
-        """The progress of the prompt of which a part has just been read."""
-        if self.reading is not None:
-            request = self.reading.request
-            known = self.reading.known
-            done = self.reading.position
-        else:  # it has begun to run
-            request = self.requests[-1]
-            known = self.reads[request.id].known
-            done = len(request.prompt)
-        seconds = perf_counter() - self._begun
-        reading = ReadingProgress(len(request.prompt), known, done, seconds)
-        return Event(request.id, [], reading=reading)
+    def drop(self, request: Request | None = None) -> EnteringPrompt:
+        """Forget a prompt that is being read or paused; None: the one being read.
 
-    def drop(self) -> None:
-        """Forget the prompt that is being read."""
-        self.reading = None
-
-    def stop_reading(self) -> None:
-        """Drop the prompt that is being read, but keep what was read of it for later prompts."""
+        A paused one goes on if another is dropped. Returns what was read of the dropped one.
+        """
+        paused = self.paused
         reading = self.reading
         assert reading is not None
-        self.reading = None
-        self._keep_reading(reading, 1)
+        self.paused = None
+        if paused is not None and paused.request is request:
+            return paused
+        self.reading = paused
+        return reading
+
+    def stop_reading(self, request: Request | None = None) -> None:
+        """Drop a prompt as `drop` does, but keep what was read of it for later prompts."""
+        self._keep_reading(self.drop(request), 1)
 
     def leave(self, b: int) -> Request:
         """Free row b, and return its request.
@@ -198,8 +227,6 @@ class RowPool:
             s.deepest[b] = s.deepest[last]
             self.samplers[b] = self.samplers[last]
             self.remains.move(last, b)
-        if self.reading is not None:
-            self.remains.move(last + 1, last)
         self.requests = without(self.requests, b)
         self.seqs = s.first(last)
         return request
@@ -209,13 +236,17 @@ class RowPool:
         rotation = self.target.rotation(planned(len(request.prompt), request.max_new_tokens))
         return f"{rotation} {request.owner}" if rotation else request.owner
 
-    def _next_row(self) -> KVCache:
-        return self.whole.cache.row(len(self.requests))
+    def _move(self, reading: EnteringPrompt, b: int) -> None:
+        """Go on with a prompt in row b, which is free."""
+        self.remains.move(reading.row, b)
+        reading.row = b
 
     def _run(self, reading: EnteringPrompt) -> None:
         """Let the row that was read run."""
         s = self.whole
         b = len(self.requests)
+        if reading.row != b:
+            self._move(reading, b)
         request = reading.request
         prompt = request.prompt
         s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
@@ -232,7 +263,7 @@ class RowPool:
         self.reads[request.id] = PromptRead(reading.known, logprobs)
         self.requests.append(request)
         self.seqs = s.first(len(self.requests))
-        self.reading = None
+        self.drop()
         self.seqs.prompt_states[b] = reading.states
 
     def _keep(self, tokens: list[int], b: int, owner: str, complete: bool = True) -> None:

@@ -5,7 +5,6 @@ Each of them enters, ends and fails independently of the others.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from longdraft.core import UNBOUNDED, Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.drafters.step import clock
+from longdraft.engine.admission import Admission
 from longdraft.engine.generate import Stats, step
 from longdraft.engine.newest_step import NewestStep
 from longdraft.engine.reading_pace import ReadingPace
@@ -39,8 +39,9 @@ class Session:
     the others.
 
     At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its
-    new tokens; the others wait in order of submission. `submit` and `cancel` may be called from any
-    thread at any time; `step` from one thread at a time.
+    new tokens; the others wait in order of submission, but a short prompt may overtake a long one
+    that is being read (admission.py). `submit` and `cancel` may be called from any thread at any
+    time; `step` from one thread at a time.
 
     If the target is exact (LM.exact), a request's output equals that of `generate` with the same
     sampler and seed, whatever runs beside it and whatever `prefixes` holds. Otherwise the two can
@@ -98,7 +99,7 @@ class Session:
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
         self._step_lock = Lock()  # held by the thread inside `step`
         self._lock = Lock()  # for the fields below
-        self._waiting = deque[Request]()
+        self._admission = Admission(self.total, chunk)
         self._count = 0
         self._closed = False
         self._open = dict[int, int]()  # requests that have not ended, and the slots that each needs
@@ -137,9 +138,8 @@ class Session:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the session is closed")
-            held = held_up(
-                [*self._waiting, request], self._open, self._rows.whole.capacity, self.total
-            )
+            waiting = [*self._admission.waiting, request]
+            held = held_up(waiting, self._open, self._rows.whole.capacity, self.total)
             if self.queue is not None and held > self.queue:
                 raise Busy(
                     f"{self.queue} requests are waiting, which is the limit: try again later"
@@ -147,7 +147,7 @@ class Session:
             self._count += 1
             self._open[self._count] = request.need
             named = replace(request, id=self._count, owner=owner, method=method, deepest=deepest)
-            self._waiting.append(named)
+            self._admission.waiting.append(named)
             return self._count
 
     def cancel(self, id: int) -> bool:
@@ -158,18 +158,16 @@ class Session:
         with self._lock:
             if id not in self._open:
                 return False
-            waiting = next((r for r in self._waiting if r.id == id), None)
-            if waiting is None:
+            if self._admission.take(id) is None:
                 self._cancelled.add(id)
             else:
-                self._waiting.remove(waiting)
                 self._end(id, "cancelled")
             return True
 
     def begun(self, id: int) -> bool:
         """Whether a request has left the queue: its prompt is being read, or was."""
         with self._lock:
-            return all(request.id != id for request in self._waiting)
+            return all(request.id != id for request in self._admission.waiting)
 
     @property
     def running(self) -> int:
@@ -177,8 +175,8 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that do not run yet, with the one whose prompt is being read."""
-        return len(self._waiting) + (self._rows.entering is not None)
+        """The number of requests that do not run yet, with those whose prompts are being read."""
+        return len(self._admission.waiting) + len(self._rows.unread)
 
     @property
     def needed(self) -> int:
@@ -218,7 +216,7 @@ class Session:
         with self._step_lock:
             with self._lock:
                 self._closed = True
-                self._waiting.clear()
+                self._admission.waiting.clear()
                 for id in sorted(self._open):
                     self._end(id, "cancelled")
                 events = self._events
@@ -253,41 +251,32 @@ class Session:
         for b in reversed(range(self.running)):
             if self._rows.requests[b].id in self._cancelled:
                 self._leave(b, how="cancelled")
-        entering = self._rows.entering
-        if entering is not None and entering.id in self._cancelled:
+        for entering in self._rows.unread:
+            if entering.id not in self._cancelled:
+                continue
             failure = None
             try:
-                self._rows.stop_reading()
+                self._rows.stop_reading(entering)
             except Exception as error:
                 failure = error
             with self._lock:
                 self._end(entering.id, "cancelled", failure)
 
     def _next(self) -> Request | None:
-        """The request whose prompt is to be read next, the first in the queue.
-
-        None: there is no room for it.
-        """
-        if self._rows.entering is not None:
-            return self._rows.entering
+        """The request whose prompt is to be read next. None: there is no room for it."""
         with self._lock:
-            fits = (
-                self._waiting
-                and self._rows.free
-                and self._rows.needed + self._waiting[0].need <= self.total
-                and self._drafters.may_enter(self._waiting[0], self._rows)
-            )
-            return self._waiting.popleft() if fits else None
+            return self._admission.next(self._rows, self._drafters)
 
     def _admit(self) -> None:
         """Read waiting prompts.
 
-        The first one is read whole if nothing runs, and `chunk` tokens of the others in all.
+        The first one is read whole if nothing runs, and `chunk` tokens of the others in all. After
+        a prompt that has overtaken another one, its row gets a step first.
         """
         left = self.chunk
         while left > 0 and (request := self._next()) is not None:
             try:
-                if self._rows.entering is None:
+                if self._rows.entering is not request:
                     if self._drafters.choose(request, self._rows):
                         self._started = False
                     self._rows.begin(request)
@@ -295,10 +284,12 @@ class Session:
                     left -= self._read(left)
                 else:
                     self._read(IDLE_PREFILL)
-                if self._rows.entering is None:
-                    self._enter()
-                else:
+                if self._rows.entering is request:
                     self._end_cancelled()
+                    continue
+                self._enter()
+                if self._rows.entering is not None:
+                    return
             except BaseException as error:
                 if self._rows.entering is request:
                     self._rows.drop()
@@ -317,10 +308,12 @@ class Session:
         Returns how many were read.
         """
         begin = perf_counter()
+        reading = self._rows.reading
+        assert reading is not None
         count = self._rows.read(most, self._drafters.now.prompt_captures())
         self.stats.prefill_s += perf_counter() - begin
         if self.watch is not None:
-            self.watch(self._rows.progress())
+            self.watch(reading.progress())
         return count
 
     def _enter(self) -> None:

@@ -41,8 +41,8 @@ class Remains:
         self.written(b, int(self.cache.length[b]) + self.spare)
 
     def move(self, source: int, target: int) -> None:
-        """Copy row `source` over row `to`: both hold its keys then."""
+        """Copy row `source` over row `target`: both hold its keys then."""
         self.leave(source)
-        self.cache.move(source, target)
         self.owners[target] |= self.owners[source]
         self.ends[target] = max(self.ends[target], self.ends[source])
+        self.cache.move(source, target)  # last: a copy that fails may have written some slots
