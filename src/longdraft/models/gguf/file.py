@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.models.gguf.blocks import NAMES, TYPES, Type
+from longdraft.models.gguf.blocks import NAMES, TYPES, Make, Type, outside
 from longdraft.ops.packed import Packed
 
 MAGIC = b"GGUF"
@@ -63,15 +63,15 @@ class Stored:
     shape: tuple[int, ...]  # as in torch: the inputs of a matrix are last
     data: Tensor  # uint8, memory-mapped
 
-    def read(self) -> Packed | Tensor:
-        """A packed matrix, or a tensor of the stored type.
+    def read(self, make: Make = outside) -> Packed | Tensor:
+        """A packed matrix, in memory of `make`, or a tensor of the stored type.
 
         Raises InputError for numbers that are not finite.
         """
         rows = self.data.view(
             prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size
         )
-        made = self.type.unpack(rows)
+        made = self.type.unpack(rows, make)
         if isinstance(made, Packed):
             numbers = [part for part in made.scales.parts.values() if part.is_floating_point()]
         else:
