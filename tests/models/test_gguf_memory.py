@@ -16,6 +16,8 @@ from longdraft.models.alignment import Area, align_weights
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer
+from longdraft.models.gguf.blocks import TYPES
+from longdraft.ops.packed import Packed
 
 LINE = 64  # bytes of a line of the processor's cache
 
@@ -100,3 +102,16 @@ def test_transformers_takes_the_tokenizer_without_copying_it(tmp_path, monkeypat
     copied = tokenizer.build(file)
     assert made.backend_tokenizer.to_str() == copied.backend_tokenizer.to_str()
     assert made("Hello, world!").input_ids == copied("Hello, world!").input_ids
+
+
+@pytest.mark.parametrize("kind", files.QUANTIZED)
+def test_numbers_of_parts_are_those_of_the_whole(kind, monkeypatch):
+    """Whether a part's scales are halves changes no number."""
+    entries, size = files.SIZES[kind]
+    data = torch.frombuffer(bytearray(files.blocks(kind, (48, 3 * entries))), dtype=torch.uint8)
+    stored = gguf.Stored("made", TYPES[files.NUMBER[kind]], (48, 3 * entries), data)
+    whole = stored.read()
+    assert isinstance(whole, Packed)
+    monkeypatch.setattr(gguf, "PART", 7 * 3 * size)
+    out = torch.empty(48, 3 * entries, dtype=torch.bfloat16)
+    assert torch.equal(stored.dequantized(out), whole.dequantized(torch.bfloat16))

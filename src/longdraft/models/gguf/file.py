@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.models.gguf.blocks import NAMES, TYPES, Make, Type, outside
+from longdraft.models.gguf.blocks import NAMES, PART, TYPES, Make, Type, outside
 from longdraft.ops.packed import Packed
 
 MAGIC = b"GGUF"
@@ -81,6 +81,20 @@ class Stored:
                 f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}"
             )
         return made if isinstance(made, Packed) else made.view(self.shape)
+
+    def dequantized(self, out: Tensor) -> Tensor:
+        """The numbers of a packed matrix, without memory for all of it packed.
+
+        Raises InputError as `read` does.
+        """
+        row = self.data.nbytes // self.shape[0]
+        count = max(1, PART // row)
+        parts = zip(self.data.split(count * row), out.split(count), strict=True)
+        for data, numbers in parts:
+            packed = replace(self, shape=tuple(numbers.shape), data=data).read()
+            assert isinstance(packed, Packed)
+            packed.dequantized(out=numbers)
+        return out
 
 
 @dataclass(frozen=True)

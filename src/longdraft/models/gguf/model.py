@@ -60,7 +60,7 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
     size = 0
     kind = file.required("general.architecture", str)
     for stored in file.tensors.values() if kind in CONFIGS else ():
-        packed = _stays_packed(stored, kind)
+        packed = _stays_packed(stored, kind) and not _is_only_table(stored, file)
         if packed:
             # rows may get another block, and each of at most four tensors begins at a line
             rows = prod(stored.shape[:-1])
@@ -72,6 +72,11 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
 
 def _stays_packed(stored: Stored, kind: str) -> bool:
     return stored.type.is_packed and len(stored.shape) == 2 and kind not in UNPACKED
+
+
+def _is_only_table(stored: Stored, file: GGUF) -> bool:
+    """Whether these are embeddings that are not the output matrix too."""
+    return stored.name == TABLE and HEAD in file.tensors
 
 
 def build(
@@ -265,10 +270,11 @@ def _weights(
             continue
         name = module_of(stored.name, kind) or ""
         stays = _stays_packed(stored, kind)
+        if stays and _is_only_table(stored, file):
+            plain[name] = stored.dequantized(make(stored.shape, dtype))
+            continue
         rotated = config.model_type == "llama" and re.search(r"\.attn_([qk])\.", stored.name)
-        # a table beside an output matrix is packed only until it is dequantized
-        brief = rotated or (stored.name == TABLE and HEAD in file.tensors)
-        weights = stored.read(make if stays and not brief else outside)
+        weights = stored.read(make if stays and not rotated else outside)
         if kind == gemma3.KIND and name.endswith("norm.weight"):
             numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
             weights = numbers - 1
