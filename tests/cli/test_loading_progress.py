@@ -130,11 +130,11 @@ def test_an_interrupted_command_ends(cli, terminal, long, model, monkeypatch):
     read = Stored.read
     rest = iter([read] * 5)
 
-    def until_interrupted(stored):
+    def until_interrupted(stored, *args):
         method = next(rest, None)
         if method is None:
             raise KeyboardInterrupt
-        return method(stored)
+        return method(stored, *args)
 
     monkeypatch.setattr(Stored, "read", until_interrupted)
     assert cli("generate", "--prompt-file", "a.txt", "-m", model, *SHORT)[0] == 130

@@ -78,8 +78,13 @@ class EightBitInputs(PackedLinear):
     ops/interleaved.py.
     """
 
-    def __init__(self, layer: PackedLinear):
-        super().__init__(interleaved.together(layer.packed), layer.bias)
+    def __init__(self, layer: PackedLinear, in_place: bool = False):
+        """in_place: the layer's own weights are reordered, and it must not be used any more."""
+        if in_place:
+            interleaved.put_together(layer.packed)
+        super().__init__(
+            layer.packed if in_place else interleaved.together(layer.packed), layer.bias
+        )
 
     @property
     def packed(self) -> Packed:
@@ -90,9 +95,12 @@ class EightBitInputs(PackedLinear):
 
 
 @torch.no_grad()
-def round_inputs(hf: Any, report: Callable[[float], None] = lambda fraction: None) -> int:
+def round_inputs(
+    hf: Any, report: Callable[[float], None] = lambda fraction: None, in_place: bool = False
+) -> int:
     """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs ->
-    how many do. report: called with the fraction that is done.
+    how many do. report: called with the fraction that is done. in_place: only if no other model
+    shares the weights.
     """
     names = [
         name
@@ -103,7 +111,7 @@ def round_inputs(hf: Any, report: Callable[[float], None] = lambda fraction: Non
         report(done / len(names))
         layer = hf.get_submodule(name)  # the last reference to it: memory holds one layer twice
         if not isinstance(layer, EightBitInputs):
-            _replace(hf, name, EightBitInputs(layer))
+            _replace(hf, name, EightBitInputs(layer, in_place))
     return len(names)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable
 from contextlib import suppress
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +28,48 @@ def pages(size: int) -> Tensor:
     return whole[-whole.data_ptr() % PAGE :][:size]
 
 
+def lines(size: int) -> int:
+    """`size` bytes, rounded up to whole cache lines."""
+    return -(-size // LINE) * LINE
+
+
+class Area:
+    """`size` bytes for tensors, which lie next to each other, each at the start of a cache line.
+
+    Memory that no tensor takes is never touched, so the system does not provide it.
+    """
+
+    def __init__(self, size: int):
+        self._whole = pages(size)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor with undefined values; one outside of the area if no room is left in it."""
+        size = prod(shape) * dtype.itemsize
+        if size > len(self._whole) - self._used:
+            return torch.empty(shape, dtype=dtype)
+        begin = self._used
+        self._used += lines(size)
+        return self._whole[begin : begin + size].view(dtype).view(shape)
+
+    def has(self, tensor: Tensor) -> bool:
+        mine = self._whole.untyped_storage().data_ptr()
+        return tensor.untyped_storage().data_ptr() == mine
+
+
 @torch.no_grad()
-def align_weights(weights: Iterable[nn.Parameter]) -> None:
+def align_weights(weights: Iterable[nn.Parameter], area: Area | None = None) -> None:
     """Move a CPU model's parameters next to each other, each to the start of a cache line.
 
-    This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into
-    a line.
+    Those that lie in `area` stay there. This saves 15 to 20% of a draft step of the bundled target,
+    whose file starts them 40 bytes into a line.
     """
     parameters = [p for p in weights if p.device.type == "cpu"]
-    sizes = [-(-p.numel() * p.element_size() // LINE) * LINE for p in parameters]
-    if not sum(sizes):
+    if area is not None:
+        parameters = [p for p in parameters if not area.has(p)]
+    size = sum(lines(p.nbytes) for p in parameters)
+    if not size:
         return
-    for p, place in zip(parameters, pages(sum(sizes)).split(sizes), strict=True):
-        mine = place[: p.numel() * p.element_size()].view(p.dtype).view(p.shape)
-        p.data = mine.copy_(p.data)
+    new = Area(size)
+    for p in parameters:
+        p.data = new.take(tuple(p.shape), p.dtype).copy_(p.data)

@@ -20,7 +20,7 @@ from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
 from longdraft.models import eight_bits, fetch, mistral
-from longdraft.models.alignment import align_weights
+from longdraft.models.alignment import Area, align_weights
 from longdraft.models.classes import class_of, is_multimodal
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import marks, others
@@ -156,9 +156,11 @@ def _read(
         )
     note = None
     file = None
+    area = None
     if path:
         file = gguf.read(path)
-        hf, note = _from_gguf(file, dtype, scaling, between(report, 0, READ))
+        area = gguf_model.area_for(file, DTYPES[dtype])
+        hf, note = _from_gguf(file, dtype, scaling, between(report, 0, READ), area)
     else:
         hf = _from_folder(name, dtype, scaling, team)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -174,14 +176,14 @@ def _read(
     whole = digest(hf) if rounds else whole
     if (
         rounds
-        and not (rounds := round_inputs(hf, between(report, READ, ALIGNED)) > 0)
+        and not (rounds := round_inputs(hf, between(report, READ, ALIGNED), in_place=True) > 0)
         and activations
     ):
         raise InputError(
             f"activations=int8 is for packed weights, and {name} has none: give a GGUF "
             "file, or weights=int8"
         )
-    align_weights(hf.parameters())
+    align_weights(hf.parameters(), area)
     loaded = {
         "name": name,
         "rope": None if scaling is None else str(scaling),
@@ -214,7 +216,7 @@ def _gguf(name: str) -> Path | None:
 
 
 def _from_gguf(
-    file: gguf.GGUF, dtype: str, scaling: Rope | None, report: Report
+    file: gguf.GGUF, dtype: str, scaling: Rope | None, report: Report, area: Area
 ) -> tuple[Any, str | None]:
     """A Transformers model, and notes, one a line.
 
@@ -228,20 +230,25 @@ def _from_gguf(
             f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
         )
     own = kind in gguf_model.CONFIGS
-    build = partial(_packed, report=report) if own else others.build
+    build = partial(_packed, report=report, area=area) if own else others.build
     hf = _try(str(path), lambda: build(file, kind, DTYPES[dtype], scaling))
     return hf, "\n".join(filter(None, notes)) or None
 
 
 def _packed(
-    file: gguf.GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None, report: Report
+    file: gguf.GGUF,
+    kind: str,
+    dtype: torch.dtype,
+    scaling: Rope | None,
+    report: Report,
+    area: Area,
 ) -> Any:
     """The model of a file of an architecture that longdraft reads itself."""
     config = gguf_model.config_of(file)
     refuse(config)
     if scaling is not None:
         scaling.extend(config)
-    return gguf_model.build(file, config, dtype, report)
+    return gguf_model.build(file, config, dtype, report, area)
 
 
 def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any:

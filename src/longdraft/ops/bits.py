@@ -15,3 +15,15 @@ def exchanged(words: Tensor, low: int, high: int) -> Tensor:
     mask = sum(1 << i for i in range(size) if i >> low & 1 and not i >> high & 1)
     differ = (words >> distance ^ words) & mask  # the mask drops what the sign was shifted into
     return words ^ differ ^ differ << distance
+
+
+def exchange_halves(first: Tensor, second: Tensor, bits: int, mask: int) -> None:
+    """Exchange, in place, bits of two tensors: those of `mask` in `second` with those that lie
+    `bits` positions higher in `first`.
+    """
+    differ = first >> bits
+    differ ^= second
+    differ &= mask  # drops what the sign was shifted into
+    second ^= differ
+    differ <<= bits
+    first ^= differ

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longdraft.ops.bits import exchanged
+from longdraft.ops.bits import exchange_halves, exchanged
 from longdraft.ops.packed import GROUP, Packed
 from longdraft.ops.scales import SixBitScales
 
@@ -21,6 +21,7 @@ WORD = 4  # bytes of codes, or of codes of scales, of one output that stay toget
 PART = 1 << 10  # outputs whose high bits are rearranged at a time
 # Exchanges of digits that bring bits of `high` into the order of words: with 5 bits per code, the
 # bit of entry 8j+4h+c of 32 goes to position 8c+2j+h.
+LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
 SWAPS = ((0, 1), (0, 2), (1, 3), (2, 4))
 
 
@@ -41,6 +42,14 @@ def together(p: Packed) -> Packed:
     if p.high is not None:
         parts = parts | {"high": _in_words(p.high, p.bits - 4)}
     return p.of({name: _turned(x, _piece(p, name)) for name, x in parts.items()})
+
+
+def put_together(p: Packed) -> None:
+    """Bring a matrix's own tensors into this order, a part in the processor's cache at a time."""
+    for begin in range(0, p.shape[0], PART):
+        part = p.rows(slice(begin, begin + PART))
+        for mine, turned in zip(part.parts.values(), together(part).parts.values(), strict=True):
+            mine.copy_(turned)
 
 
 def apart(p: Packed) -> Packed:
@@ -105,14 +114,8 @@ def _pairs_transposed(high: Tensor) -> Tensor:
     """Transpose pairs of bits in each 16 bytes, four words of four: pair i of word j becomes pair
     j of word i.
     """
-    grid = high.contiguous().view(torch.int32).unflatten(-1, (-1, 4))
-    words = [grid[..., i].contiguous() for i in range(4)]
-    for bits, mask, places in (
-        (2, 0x33333333, ((0, 1), (2, 3))),
-        (4, 0x0F0F0F0F, ((0, 2), (1, 3))),
-    ):
-        for i, j in places:
-            differ = (words[i] >> bits ^ words[j]) & mask
-            words[i] = words[i] ^ differ << bits
-            words[j] = words[j] ^ differ
-    return torch.stack(words, -1).flatten(1).view(torch.uint8)
+    # of words 0 and 1, and of words 2 and 3
+    words = exchanged(high.contiguous().view(torch.int64), 1, 5)
+    pairs = words.unflatten(-1, (-1, 2))
+    exchange_halves(pairs[..., 0], pairs[..., 1], 4, LOW_4)
+    return words.view(torch.uint8)

@@ -105,12 +105,12 @@ class Packed:
         """The matrix of these outputs."""
         return self.of({name: x[which] for name, x in self.parts.items()})
 
-    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantized(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """[outputs,inputs]: the specification of the numbers that kernels compute with.
 
-        They are computed in float32, and then rounded to another dtype.
+        They are computed in float32, and then rounded to another dtype, that of `out` if given.
         """
-        made = self.low.new_empty(self.shape, dtype=dtype)
+        made = self.low.new_empty(self.shape, dtype=dtype) if out is None else out
         rows = max(1, PART // self._room)
         for begin in range(0, len(made), rows):
             some = self.rows(slice(begin, begin + rows))
@@ -135,15 +135,19 @@ class Packed:
 
         Those of fewer than 8 bits are signed where there are no offsets.
         """
+        return self._codes(self.low, self.high)
+
+    def _codes(self, low: Tensor, high: Tensor | None) -> Tensor:
+        """The codes of some blocks [..,bytes]."""
         if self.bits == 8:
-            return self.low
-        low = self.low.unflatten(-1, (-1, 32))
+            return low
+        low = low.unflatten(-1, (-1, 32))
         codes = torch.cat([low & 15, low >> 4], -1)
-        if self.high is not None:
+        if high is not None:
             width = self.bits - 4  # bits of an entry
             size = HIGH[self.bits]
             shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=low.device)
-            high = self.high.unflatten(-1, (-1, size))
+            high = high.unflatten(-1, (-1, size))
             if self.bits == 5:
                 bits = high[..., None] >> shifts & 1
             else:
@@ -156,24 +160,25 @@ class Packed:
         """float32: the entries at these places of the matrix, counted row by row."""
         row = places // self.inputs
         column = places % self.inputs
-        # inputs of a part that is a separate matrix
+        # inputs whose scales cannot be taken apart
         size = max(BLOCK, self.scales.together * self.group)
-        which = column // size
-        parts = dict[str, Tensor]()
-        for name, x in self.parts.items():
-            parts[name] = x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which]
-        some = self.of(parts, size)
-        column %= size
 
-        def chosen(numbers: Tensor, inputs: int) -> Tensor:
-            """The number of each row that holds for the entry; one holds for so many inputs."""
-            return numbers.gather(1, column[:, None] // inputs).squeeze(1)
+        def around(x: Tensor, inputs: int) -> Tensor:
+            """Of each place, the part of its row that holds so many inputs."""
+            return x.unflatten(1, (-1, x.shape[1] * inputs // self._room))[row, column // inputs]
 
-        scale, offset = some.scales.numbers()
+        def chosen(numbers: Tensor, index: Tensor) -> Tensor:
+            return numbers.gather(1, index[:, None]).squeeze(1)
+
+        high = None if self.high is None else around(self.high, BLOCK)
+        codes = self._codes(around(self.low, BLOCK), high)
+        parts = {name: around(x, size) for name, x in self.scales.parts.items()}
+        scale, offset = self.scales.of(parts).numbers()
+        group = column % size // self.group
         return self._numbers(
-            chosen(some.codes(), 1),
-            chosen(scale, self.group),
-            None if offset is None else chosen(offset, self.group),
+            chosen(codes, column % BLOCK),
+            chosen(scale, group),
+            None if offset is None else chosen(offset, group),
         )
 
     @property

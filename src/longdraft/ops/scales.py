@@ -28,6 +28,11 @@ class Scales(ABC):
     def numbers(self) -> tuple[Tensor, Tensor | None]:
         """Scale and offset, float32 [outputs,groups]."""
 
+    @property
+    def is_shortest(self) -> bool:
+        """Whether `shortest` returns the same tensors, whatever their numbers are."""
+        return True
+
     def shortest(self) -> Scales:
         """The same numbers in as few bytes as hold them exactly."""
         return self
@@ -74,9 +79,13 @@ class PlainScales(Scales):
     def numbers(self) -> tuple[Tensor, Tensor | None]:
         return self.scale.float(), None if self.offset is None else self.offset.float()
 
+    @property
+    def is_shortest(self) -> bool:
+        return self.scale.dtype == torch.float16
+
     def shortest(self) -> PlainScales:
         """The same scales as float16, where that changes no number."""
-        if self.scale.dtype == torch.float16:
+        if self.is_shortest:
             return self
         scale = self.scale.half()
         same = torch.equal(scale.float(), self.scale.float())

@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longdraft.ops.bits import exchanged
+from longdraft.ops.bits import exchange_halves, exchanged
 from longdraft.ops.packed import Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, Scales, SixBitScales
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# of each byte of a word, the four and the two lowest bits
-LOW_4 = 0x0F0F0F0F0F0F0F0F
-LOW_2 = 0x0303030303030303
+LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
 PART = 1 << 20  # bytes of blocks that are regrouped at a time
+# (shape, dtype) -> a tensor for values
+Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def outside(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A Make that takes new memory."""
+    return torch.empty(shape, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,25 @@ class Type:
     size: int
     regroup: Callable[[Tensor], Packed | Tensor]
 
-    def unpack(self, blocks: Tensor) -> Packed | Tensor:
+    @property
+    def is_packed(self) -> bool:
+        return self.entries > 1
+
+    def unpack(self, blocks: Tensor, make: Make = outside) -> Packed | Tensor:
         """uint8 [rows,blocks,size] -> the values, computed PART bytes at a time.
 
-        Temporary tensors of that size stay in the processor's cache.
+        Temporary tensors of that size stay in the processor's cache. `make` is not called for
+        values that might be replaced.
         """
         parts = blocks.split(max(1, PART // blocks[0].numel()))
         first = self.regroup(blocks if self.entries == 1 else parts[0])
         if isinstance(first, Tensor):
             return first
+        if not first.scales.is_shortest:
+            make = outside
         made = dict[str, Tensor]()
         for name, x in first.parts.items():
-            made[name] = x.new_empty(len(blocks), x.shape[1])
+            made[name] = make((len(blocks), x.shape[1]), x.dtype)
         begin = 0
         for part in parts:
             regrouped = self.regroup(part) if begin else first
@@ -103,10 +115,8 @@ def _even(blocks: Tensor) -> Tensor:
 def _low_of_32(codes: Tensor) -> Tensor:
     """[rows,blocks,16] bytes, of entries i and i+16 -> [rows,16*blocks], of entries i and i+32."""
     words = codes.view(torch.int64).unflatten(1, (-1, 2))
-    first, second = (words[:, :, i].contiguous() for i in (0, 1))
-    low = first & LOW_4 | (second & LOW_4) << 4
-    high = first >> 4 & LOW_4 | second & ~LOW_4
-    return torch.stack([low, high], 2).flatten(1).view(torch.uint8)
+    exchange_halves(words[:, :, 0], words[:, :, 1], 4, LOW_4)
+    return codes.flatten(1)
 
 
 def _q4_0(blocks: Tensor) -> Packed:
@@ -201,28 +211,20 @@ def _q5_k(blocks: Tensor) -> Packed:
 
 
 def _q6_k(blocks: Tensor) -> Packed:
-    parts = _parts(blocks, 32, 32, 32, 32, 16, 16, 16, 16, 16, 2)
-    words = [part.view(torch.int64) for part in parts[:8]]
-    low = []
-    high = []
-    for i in (0, 1):  # halves of the block, 128 entries each
-        # a byte of the low bits is of entries i and i+64
-        first, second = words[2 * i : 2 * i + 2]
-        low += [first & LOW_4 | (second & LOW_4) << 4, first >> 4 & LOW_4 | second & ~LOW_4]
-        # and byte i of the high bits of entries i, i+32, i+64 and i+96; Packed has them of entries
-        # i, i+16, i+32 and i+48
-        first, second = words[4 + 2 * i : 6 + 2 * i]
-        for shift in (0, 4):
-            both = first >> shift & LOW_4, second >> shift & LOW_4
-            even = both[0] & LOW_2 | (both[1] & LOW_2) << 2
-            odd = (both[0] & ~LOW_2) << 2 | (both[1] & ~LOW_2) << 4
-            high.append(even | odd)
-    scales, units = parts[8:]
+    low, high, scales, units = _parts(blocks, 128, 64, 16, 2)
+    # both halves of the block, 128 entries each: a byte of the low bits is of entries i and i+64
+    words = low.view(torch.int64).unflatten(-1, (2, 2, 4))
+    exchange_halves(words[..., 0, :], words[..., 1, :], 4, LOW_4)
+    # and byte i of the high bits of entries i, i+32, i+64 and i+96; Packed has them of entries i,
+    # i+16, i+32 and i+48
+    words = high.view(torch.int64).unflatten(-1, (2, 2, 2))
+    exchange_halves(words[..., 0, :], words[..., 1, :], 4, LOW_4)
+    high = exchanged(high.view(torch.int64), 1, 2).view(torch.uint8)
     return Packed(
         6,
         256 * blocks.shape[1],
-        torch.stack(low, 2).flatten(1).view(torch.uint8),
-        torch.stack(high, 2).flatten(1).view(torch.uint8),
+        low.flatten(1),
+        high.flatten(1),
         EightBitScales(scales.view(torch.int8).flatten(1), _halves(units)),
         16,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.models.gguf.blocks import NAMES, TYPES, Type
+from longdraft.models.gguf.blocks import NAMES, PART, TYPES, Make, Type, outside
 from longdraft.ops.packed import Packed
 
 MAGIC = b"GGUF"
@@ -63,15 +63,15 @@ class Stored:
     shape: tuple[int, ...]  # as in torch: the inputs of a matrix are last
     data: Tensor  # uint8, memory-mapped
 
-    def read(self) -> Packed | Tensor:
-        """A packed matrix, or a tensor of the stored type.
+    def read(self, make: Make = outside) -> Packed | Tensor:
+        """A packed matrix, in memory of `make`, or a tensor of the stored type.
 
         Raises InputError for numbers that are not finite.
         """
         rows = self.data.view(
             prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size
         )
-        made = self.type.unpack(rows)
+        made = self.type.unpack(rows, make)
         if isinstance(made, Packed):
             numbers = [part for part in made.scales.parts.values() if part.is_floating_point()]
         else:
@@ -81,6 +81,20 @@ class Stored:
                 f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}"
             )
         return made if isinstance(made, Packed) else made.view(self.shape)
+
+    def dequantized(self, out: Tensor) -> Tensor:
+        """The numbers of a packed matrix, without memory for all of it packed.
+
+        Raises InputError as `read` does.
+        """
+        row = self.data.nbytes // self.shape[0]
+        count = max(1, PART // row)
+        parts = zip(self.data.split(count * row), out.split(count), strict=True)
+        for data, numbers in parts:
+            packed = replace(self, shape=tuple(numbers.shape), data=data).read()
+            assert isinstance(packed, Packed)
+            packed.dequantized(out=numbers)
+        return out
 
 
 @dataclass(frozen=True)

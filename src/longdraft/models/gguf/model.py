@@ -6,6 +6,7 @@ Its packed matrices stay packed.
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
 from longdraft.families import FAMILIES
+from longdraft.models.alignment import LINE, Area, lines
 from longdraft.models.gguf import gemma3, marks, rope
+from longdraft.models.gguf.blocks import Make, outside
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
 from longdraft.ops.packed import Packed
@@ -52,18 +55,49 @@ def module_of(name: str, kind: str) -> str | None:
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
 
 
-def build(file: GGUF, config: Any, dtype: torch.dtype, report: Report = unseen) -> Any:
+def area_for(file: GGUF, dtype: torch.dtype) -> Area:
+    """Memory for the weights of `build`, those that stay packed and those that do not."""
+    size = 0
+    kind = file.required("general.architecture", str)
+    for stored in file.tensors.values() if kind in CONFIGS else ():
+        packed = _stays_packed(stored, kind) and not _is_only_table(stored, file)
+        if packed:
+            # rows may get another block, and each of at most four tensors begins at a line
+            rows = prod(stored.shape[:-1])
+            size += stored.data.nbytes + rows * stored.type.size + 4 * LINE
+        if not packed or stored.name == TABLE:
+            size += lines(prod(stored.shape) * dtype.itemsize)
+    return Area(size)
+
+
+def _stays_packed(stored: Stored, kind: str) -> bool:
+    return stored.type.is_packed and len(stored.shape) == 2 and kind not in UNPACKED
+
+
+def _is_only_table(stored: Stored, file: GGUF) -> bool:
+    """Whether these are embeddings that are not the output matrix too."""
+    return stored.name == TABLE and HEAD in file.tensors
+
+
+def build(
+    file: GGUF,
+    config: Any,
+    dtype: torch.dtype,
+    report: Report = unseen,
+    area: Area | None = None,
+) -> Any:
     """The model of a file and its config.
 
     Matrices that are packed in the file stay packed, except in architectures of UNPACKED; all else
-    is in `dtype`. The embedding is always in `dtype`, because single rows of it are read. Raises
-    InputError.
+    is in `dtype`. The embedding is always in `dtype`, because single rows of it are read. Weights
+    are put into `area`, as far as their size is known beforehand. Raises InputError.
     """
+    make = outside if area is None else area.take
     with torch.device("meta"):
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)
-    packed, plain = _weights(file, config, dtype, report)
+    packed, plain = _weights(file, config, dtype, report, make)
     for name, tensor in plain.items():
         module, _, leaf = name.rpartition(".")
         hf.get_submodule(module).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
@@ -71,7 +105,8 @@ def build(file: GGUF, config: Any, dtype: torch.dtype, report: Report = unseen) 
         packed["lm_head"] = packed["model.embed_tokens"]
     table = packed.pop("model.embed_tokens", None)
     if table is not None:
-        hf.model.embed_tokens.weight = nn.Parameter(table.dequantized(dtype), requires_grad=False)
+        numbers = table.dequantized(out=make(table.shape, dtype))
+        hf.model.embed_tokens.weight = nn.Parameter(numbers, requires_grad=False)
     if config.tie_word_embeddings:
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed.items())
@@ -217,7 +252,7 @@ def _check(file: GGUF, hf: Any) -> None:
 
 
 def _weights(
-    file: GGUF, config: Any, dtype: torch.dtype, report: Report
+    file: GGUF, config: Any, dtype: torch.dtype, report: Report, make: Make
 ) -> tuple[dict[str, Packed], dict[str, Tensor]]:
     """Packed matrices by the name of their module, and other tensors by that of the parameter.
 
@@ -234,19 +269,28 @@ def _weights(
         if stored.name == rope.FACTORS:
             continue
         name = module_of(stored.name, kind) or ""
-        weights = stored.read()
+        stays = _stays_packed(stored, kind)
+        if stays and _is_only_table(stored, file):
+            plain[name] = stored.dequantized(make(stored.shape, dtype))
+            continue
+        rotated = config.model_type == "llama" and re.search(r"\.attn_([qk])\.", stored.name)
+        weights = stored.read(make if stays and not rotated else outside)
         if kind == gemma3.KIND and name.endswith("norm.weight"):
             numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
             weights = numbers - 1
-        if config.model_type == "llama" and (match := re.search(r"\.attn_([qk])\.", stored.name)):
-            heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
-            weights = permuted(weights, order_of(stored.shape[0], heads))
-        if isinstance(weights, Packed) and len(stored.shape) == 2 and kind not in UNPACKED:
+        if rotated:
+            heads = config.num_attention_heads if rotated[1] == "q" else config.num_key_value_heads
+            order = order_of(stored.shape[0], heads)
+            weights = permuted(weights, order, make if stays else outside)
+        if isinstance(weights, Packed) and stays:
             packed[name.removesuffix(".weight")] = weights
         else:
+            made = make(stored.shape, dtype)
             if isinstance(weights, Packed):
-                weights = weights.dequantized(dtype)
-            plain[name] = weights.to(dtype).view(stored.shape)
+                weights.dequantized(out=made.view(weights.shape))
+            else:
+                made.copy_(weights.view(stored.shape))
+            plain[name] = made
     return packed, plain
 
 
@@ -258,5 +302,10 @@ def order_of(rows: int, heads: int) -> Tensor:
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
 
-def permuted(weights: Packed | Tensor, order: Tensor) -> Packed | Tensor:
-    return weights.rows(order) if isinstance(weights, Packed) else weights[order]
+def permuted(weights: Packed | Tensor, order: Tensor, make: Make = outside) -> Packed | Tensor:
+    if isinstance(weights, Tensor):
+        return weights[order]
+    parts = dict[str, Tensor]()
+    for name, x in weights.parts.items():
+        parts[name] = torch.index_select(x, 0, order, out=make(tuple(x.shape), x.dtype))
+    return weights.of(parts)

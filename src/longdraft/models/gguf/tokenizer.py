@@ -70,8 +70,23 @@ def build(file: GGUF) -> PreTrainedTokenizerFast:
     }
     template = file.get("tokenizer.chat_template", str)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, chat_template=template, clean_up_tokenization_spaces=False, **options
+        tokenizer_object=Uncopied(made),
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        **options,
     )
+
+
+class Uncopied:
+    """Gives a new tokenizer to Transformers, which would make a deep copy of it: by way of JSON,
+    which takes about as long as building it.
+    """
+
+    def __init__(self, made: Tokenizer):
+        self._made = made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
+        return self._made
 
 
 def _texts(file: GGUF, name: str) -> list[str] | None:
