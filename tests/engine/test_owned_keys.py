@@ -214,7 +214,11 @@ def test_rows_are_wiped_between_owners_alone():
         """
         request = make_request(lm, SLOTS, prompt, NEW, 0, (), SAMPLER, None, False)
         pool.begin(replace(request, id=1, owner=owner))
-        k = pool.whole.cache.row(len(pool.requests)).stored(0, 0)[0] if pool.whole.cache.layers else torch.zeros(1, 1, 1)
+        k = (
+            pool.whole.cache.row(len(pool.requests)).stored(0, 0)[0]
+            if pool.whole.cache.layers
+            else torch.zeros(1, 1, 1)
+        )
         written = (k != 0).any(0).any(-1).nonzero()[:, 0].tolist()
         pool.read(most, PromptSpec())
         return (written[0], written[-1] + 1) if written else (0, 0)
