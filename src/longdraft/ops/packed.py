@@ -164,7 +164,7 @@ class Packed:
         size = max(BLOCK, self.scales.together * self.group)
 
         def around(x: Tensor, inputs: int) -> Tensor:
-            """Of each place, the part of its row that holds so many inputs."""
+            """The part of a row that holds so many inputs, for each place."""
             return x.unflatten(1, (-1, x.shape[1] * inputs // self._room))[row, column // inputs]
 
         def chosen(numbers: Tensor, index: Tensor) -> Tensor:
