@@ -278,7 +278,7 @@ AGENTS = [
     ),
     Agent(
         "openai-agents",
-        ("openai-agents>=0.1",),
+        ("openai-agents>=0.24.0",),
         "write_file",
         file,
         library("openai_agents"),
@@ -286,7 +286,7 @@ AGENTS = [
     ),
     Agent(
         "openai-agents-responses",
-        ("openai-agents>=0.1",),
+        ("openai-agents>=0.24.0",),
         "write_file",
         file,
         library("openai_agents_responses"),
@@ -294,7 +294,7 @@ AGENTS = [
     ),
     Agent(
         "aider",
-        ("aider-chat>=0.86",),
+        ("aider-chat>=0.86.2",),
         "",
         lambda place: {},
         aider,

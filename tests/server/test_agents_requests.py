@@ -344,6 +344,16 @@ def test_a_function_of_a_group_can_be_chosen(http, says):
     assert found.status_code == 400 and "nobody__ask" in found.text
 
 
+def test_a_group_in_a_group_is_left_out(http, says):
+    says(HERMES, "Done.")
+    tool = GROUPED["tools"][1]
+    for _ in range(400):
+        tool = {"type": "namespace", "name": "outer", "tools": [tool]}
+    found = http.post("/v1/responses", json=GROUPED | {"tools": [tool]})
+    assert found.status_code == 200 and found.json()["tools"] == []
+    assert "tools.namespace" in found.headers["x-longdraft-ignored"]
+
+
 def test_a_call_of_another_group_stays_without_one(http, says):
     says(HERMES, '<tool_call>\n{"name": "ask", "arguments": {"path": "x"}}\n</tool_call>')
     (call,) = http.post("/v1/responses", json=GROUPED).json()["output"]

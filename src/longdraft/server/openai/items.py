@@ -178,22 +178,29 @@ def _functions(tools: Any) -> Any:
         return tools
     functions = list[Any]()
     for tool in tools:
-        kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
-        if kind == "namespace" and isinstance(tool.get("tools"), list):
-            functions += _group(tool.get("name"), tool["tools"])
-        elif kind == "function" or current().strict:
+        if _type(tool) == "namespace" and isinstance(tool.get("tools"), list):
+            name = tool.get("name")
+            functions += [_in_group(name, one) for one in tool["tools"] if _is_taken(one)]
+        elif _is_taken(tool):
             functions.append(tool)
-        else:
-            current().ignore(f"tools.{kind}")
     return functions
 
 
-def _group(namespace: Any, tools: list[Any]) -> list[Any]:
-    """The functions of a group, with its name."""
-    named = list[Any]()
-    for tool in _functions(tools):
-        named.append(tool | {"namespace": namespace} if isinstance(tool, dict) else tool)
-    return named
+def _type(tool: Any) -> Any:
+    return tool.get("type", "function") if isinstance(tool, dict) else "function"
+
+
+def _is_taken(tool: Any) -> bool:
+    """Whether a tool is checked as a function; another one is reported. Groups have no groups."""
+    kind = _type(tool)
+    if kind == "function" or current().strict:
+        return True
+    current().ignore(f"tools.{kind}")
+    return False
+
+
+def _in_group(name: Any, tool: Any) -> Any:
+    return tool | {"namespace": name} if isinstance(tool, dict) else tool
 
 
 FunctionTools = Annotated[
