@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROCESSES := -n logical --maxprocesses 8 --dist worksteal
 PYTEST := $(BIN)/python tests/run.py $(PROCESSES)
+# pip compiles no bytecode, which takes a minute of each setup: Python does, once, of what is imported.
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
 PAGE := .venv-page
@@ -45,7 +47,7 @@ $(READY): pyproject.toml setup.py constraints.txt longdraft-drafters/pyproject.t
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
 	  then $(PYTHON) -m venv --system-site-packages $(VENV) && grep -v '^torch' constraints.txt >$(VENV)/constraints.txt; \
 	  else $(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; fi
-	@$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  -c $(VENV)/constraints.txt -e '.[dev]' -e ./longdraft-drafters
 	@$(BIN)/python -c 'import triton' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check 'triton>=3.4' 2>/dev/null || \
@@ -82,12 +84,9 @@ test-full: $(READY)
 	else echo "test-full: left out, no change reaches these tests"; fi
 
 test-native: $(READY)
-	@set -e; tests=; for part in $$($(BIN)/python tests/changed.py); do case $$part in \
-	  oldest|architectures) ;; \
-	  products) tests="$$tests tests/ops/test_products.py" ;; \
-	  kinds) tests="$$tests tests/models/test_coverage.py tests/models/test_multimodal.py" ;; \
-	  gpu) tests="$$tests tests/backends/test_gpu.py tests/backends/test_gpu_bench.py" ;; \
-	  *) $(BIN)/python tests/harder.py $$part ;; esac; done; \
+	@set -e; for part in $$($(BIN)/python tests/changed.py); do case $$part in \
+	  haswell|asan) $(BIN)/python tests/harder.py $$part ;; esac; done; \
+	tests=$$($(BIN)/python tests/changed.py --weekly); \
 	[ -z "$$tests" ] || $(PYTEST) -m weekly -k "not all_methods" $$tests
 
 test-versions: $(READY)
@@ -105,7 +104,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt tests/oldest.py $(READY)
 	@echo "setting up $(OLDEST), once; this takes a minute or a few, and downloads torch with CUDA unless TORCH_INDEX has another"
 	@rm -rf $(OLDEST) && $(OLDEST_PYTHON) -m venv $(OLDEST)
 	@$(BIN)/python tests/oldest.py constraints.txt >$(OLDEST)/constraints.txt
-	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	@$(OLDEST)/bin/python -m pip install -q --no-compile --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  -c $(OLDEST)/constraints.txt $$($(BIN)/python tests/oldest.py --names) pytest pytest-timeout pytest-xdist hypothesis httpx 'jsonschema[format-nongpl]' setuptools
 	@touch $@
 

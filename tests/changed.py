@@ -3,6 +3,7 @@
     python tests/changed.py            # since LONGDRAFT_BASE, or a commit 12 hours before HEAD
     python tests/changed.py COMMIT     # since this one
     python tests/changed.py --folders  # the folders whose tests marked `full` the change needs
+    python tests/changed.py --weekly   # the tests marked `weekly` that it needs
 
 Where the commit cannot be told (no git, a shallow clone), everything is printed. `make test-weekly`
 runs it all.
@@ -25,6 +26,14 @@ NATIVE = (
     "tests/harder.py",
 )
 VERSIONS = ("pyproject.toml", "constraints.txt")
+GPU = (
+    "constraints.txt",
+    "src/longdraft/ops/triton/*",
+    "src/longdraft/backends/cuda/*",
+    "benchmarks/gpu.py",
+    "tests/support/gpu_*",
+    "tests/support/scan_checks.py",
+)
 PARTS = {  # by patterns of paths
     "haswell": NATIVE,
     "asan": NATIVE,
@@ -33,21 +42,29 @@ PARTS = {  # by patterns of paths
         "src/longdraft/ops/native/*.cpp",
         "tests/support/native_products.cpp",
     ),
-    "gpu": (
-        "constraints.txt",
-        "src/longdraft/ops/triton/*",
-        "src/longdraft/backends/*",
-        "benchmarks/gpu.py",
-        "tests/support/gpu_*",
-    ),
-    "kinds": (
-        *VERSIONS,
-        "src/longdraft/backends/*",
-        "src/longdraft/models/*",
-        "benchmarks/coverage.py",
+    "gpu": GPU,
+    "gpu_step": (*GPU, "src/longdraft/backends/*"),
+    "kinds": (*VERSIONS, "benchmarks/coverage.py"),
+    "processes": (
+        "src/longdraft/backends/divided.py",
+        "src/longdraft/core/processes.py",
+        "src/longdraft/models/tensor_parallel.py",
+        "tests/support/divided.py",
+        "tests/models/test_tensor_parallel.py",
     ),
     "architectures": ("src/longdraft/backends/*",),  # with the oldest versions
     "oldest": VERSIONS,
+}
+
+# The tests marked `weekly` that each part runs.
+WEEKLY = {
+    "products": ["tests/ops/test_products.py"],
+    "gpu": ["tests/backends/test_gpu.py", "tests/backends/test_gpu_bench.py"],
+    "gpu_step": [
+        "tests/backends/test_gpu.py::test_kernels_and_the_step_are_right_under_the_interpreter"
+    ],
+    "kinds": ["tests/models/test_coverage.py", "tests/models/test_multimodal.py"],
+    "processes": ["tests/models/test_tensor_parallel.py"],
 }
 
 # Tests marked `full` run where these rooms of src/longdraft changed, or the tests of their folder.
@@ -133,6 +150,11 @@ def needed(changed: list[str] | None) -> list[str]:
     ]
 
 
+def weekly(parts: list[str]) -> list[str]:
+    """The tests marked `weekly` of these parts."""
+    return [test for part in parts for test in WEEKLY.get(part, [])]
+
+
 def folders(changed: list[str] | None) -> list[str]:
     """The folders whose tests marked `full` these files need; all where the files are not known."""
     if changed is None or any(fnmatch(path, p) for path in changed for p in SHARED):
@@ -143,11 +165,13 @@ def folders(changed: list[str] | None) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    commits = [word for word in words if word != "--folders"]
+    commits = [word for word in words if not word.startswith("--")]
     base = commits[0] if commits else os.environ.get("LONGDRAFT_BASE") or before()
     changed = files(base)
     if "--folders" in words:
         print(*(f"tests/{folder}" for folder in folders(changed)))
+    elif "--weekly" in words:
+        print(*weekly(needed(changed)))
     else:
         print(*needed(changed))
 

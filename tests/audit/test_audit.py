@@ -140,6 +140,7 @@ PLANTED = {
         for i, name in enumerate(PLANTED)
     ],
 )
+@pytest.mark.whole
 def test_a_planted_fault_is_flagged(fault, monkeypatch):
     plant, make, model = PLANTED[fault]
     plant(monkeypatch)

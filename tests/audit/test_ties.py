@@ -79,6 +79,7 @@ def test_ties_by_rounding_are_as_many_as_the_controls():
 @pytest.mark.parametrize(
     "fault", ["drafts are favored by a little", "drafts near the best are accepted"]
 )
+@pytest.mark.weekly
 def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch):
     """All of it lies within the tolerance. (That a lenient verifier accepts what its own pass did
     not choose is not looked at where a verifier is given.)

@@ -130,6 +130,7 @@ def test_siblings_that_see_each_other_are_noticed(kind, monkeypatch):
 @pytest.mark.parametrize(
     "kind", ["bloom", *(pytest.param(k, marks=pytest.mark.full) for k in ("mpt", "falcon-alibi"))]
 )
+@pytest.mark.whole
 def test_a_bias_by_slot_instead_of_position_is_noticed(kind, monkeypatch):
     right = DensePass._bias
 

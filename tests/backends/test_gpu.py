@@ -21,13 +21,13 @@ OTHERS = "Kimi-Linear", "Nemotron-3-Nano"  # of gpu_compiled.RECURRENT
 CHANGED = (pytest.mark.full, pytest.mark.weekly)
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> list[str]:
-    """What all checks and planted faults print. Triton reads the variable when it defines kernels:
-    a new process.
+def interpreted(part: str) -> list[str]:
+    """What the checks or the planted faults print. Triton reads the variable when it defines
+    kernels: a new process.
     """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, "-c", "from support import gpu_interpreted; gpu_interpreted.main()"]
+    code = f"from support import gpu_interpreted; gpu_interpreted.main({part!r})"
+    program = [sys.executable, "-c", code]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=HERE)
     if "only 0-dimensional arrays" in done.stderr:
         pytest.skip("this Triton's interpreter does not run with this numpy")
@@ -38,21 +38,19 @@ def interpreted() -> list[str]:
 @pytest.mark.full
 @pytest.mark.weekly
 @pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
-def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
+def test_kernels_and_the_step_are_right_under_the_interpreter():
     from support.gpu_interpreted import CHECKS
 
-    assert {f"right: {check.__name__}" for check in CHECKS} <= set(interpreted)
+    assert interpreted("checks") == [f"right: {check.__name__}" for check in CHECKS]
 
 
 @pytest.mark.full
 @pytest.mark.weekly
 @pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
-def test_every_planted_fault_is_caught(interpreted):
+def test_every_planted_fault_is_caught():
     from support.gpu_interpreted import FAULTS
 
-    assert [line for line in interpreted if not line.startswith("right: ")] == [
-        f"caught: {name}" for name in FAULTS
-    ]
+    assert interpreted("faults") == [f"caught: {name}" for name in FAULTS]
 
 
 @pytest.mark.parametrize(

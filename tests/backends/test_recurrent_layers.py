@@ -186,6 +186,7 @@ LATE = {
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=full if f in LATE else ()) for f in FAULTS]
 )
+@pytest.mark.whole
 def test_a_fault_is_noticed(fault, monkeypatch):
     kind, owner, name, broken = FAULTS[fault]
     target(kind)

@@ -438,6 +438,7 @@ FAULTS += [later_checkpoints, later_states, stale_inputs]
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.whole
 def test_wrong_states_would_be_noticed(fault, monkeypatch):
     """By a node that reads another state: an error of the library's own would be no proof that the
     tests compare.

@@ -60,6 +60,7 @@ def imported(code: str) -> set[str]:
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_generating_imports_no_benchmark_and_no_audit(place):
     words = ["generate", "hi", "-m", "tiny", "--max-new-tokens", "4"]
     found = imported(f"from longdraft.cli import main; main(['methods']); main({words})")
@@ -86,6 +87,7 @@ def test_shells_complete_commands_and_options(typed, offered):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_a_seed_gives_one_text_in_every_process(place):
     """Off the native step, in bfloat16, at its own pace, whatever Python's hashes are; prompts are
     UTF-8 everywhere.

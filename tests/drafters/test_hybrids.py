@@ -265,6 +265,7 @@ def one_late(mp) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [begun_anew, one_late], ids=lambda x: x.__name__)
 @torch.inference_mode()
+@pytest.mark.whole
 def test_wrong_states_are_harmless_and_caught(fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match=r"keys of other states|was dropped"):

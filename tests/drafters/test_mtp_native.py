@@ -205,6 +205,7 @@ def other_rows(mp: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("widths", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("fault", [shifted, other_rows])
+@pytest.mark.whole
 def test_broken_versions_are_caught(fault: Fault, widths, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError):

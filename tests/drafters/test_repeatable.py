@@ -225,6 +225,7 @@ def test_no_drafter_reads_a_clock(method, monkeypatch):
     "drafter",
     ["lookup", *(pytest.param(d, marks=pytest.mark.full) for d in DRAFTERS if d != "lookup")],
 )
+@pytest.mark.whole
 def test_measured_costs_are_caught(drafter, monkeypatch):
     """The planted fault: steps are timed on every target."""
     time_everything(monkeypatch)

@@ -57,6 +57,7 @@ def test_a_message_that_is_edited_twice(case):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_many_messages_that_are_edited_twice():
     for first in (1055, 1070, 1570, 2600):
         for cut in (1, 3, 5, 8):

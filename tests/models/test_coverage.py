@@ -46,8 +46,13 @@ def test_every_kind_of_layer_runs(kind):
 
 
 @pytest.mark.full
-@pytest.mark.weekly
-@pytest.mark.parametrize("methods", [FEW, coverage.METHODS], ids=["two_methods", "all_methods"])
+@pytest.mark.parametrize(
+    "methods",
+    [
+        pytest.param(FEW, id="two_methods"),
+        pytest.param(coverage.METHODS, id="all_methods", marks=pytest.mark.weekly),
+    ],
+)
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_every_model_type_runs_or_is_refused(kind, methods):
     record = coverage.examined(kind, methods)

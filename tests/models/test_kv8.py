@@ -101,6 +101,7 @@ def other_when_committed(read, self: KVCache, layer: int, b: int) -> tuple[Tenso
 @pytest.mark.parametrize(
     "where, name, fault", [(coded, "encode", shared_scale), (KVCache, "read", other_when_committed)]
 )
+@pytest.mark.whole
 def test_codes_that_depend_on_the_pass_are_caught(where, name, fault, monkeypatch):
     check = partial(
         check_lossless, BUILD["vegas tree"], "llama-torch-kv8", SAMPLERS["T=1"], (70, 31, 90), 32

@@ -330,7 +330,6 @@ def test_no_class_is_taken_from_elsewhere():
 
 
 @pytest.mark.full
-@pytest.mark.weekly  # and when backends, models or versions changed (tests/changed.py)
 @pytest.mark.parametrize(
     "kind", [*tiny_models.MULTIMODAL, "gemma3", "gemma3n", "gemma4", "phi4_multimodal", "git"]
 )

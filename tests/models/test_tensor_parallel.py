@@ -99,6 +99,7 @@ def halves(tmp_path_factory):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_every_method_says_what_plain_decoding_says(halves):
     folder, found = halves
     first, second = (each["methods"] for each in found)
@@ -114,6 +115,7 @@ def test_every_method_says_what_plain_decoding_says(halves):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_each_process_holds_its_share(halves):
     folder = halves[0]
     found = [each["models"] for each in halves[1]]
@@ -150,6 +152,7 @@ def test_each_process_holds_its_share(halves):
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_an_audit_and_a_benchmark_are_of_all_processes(halves):
     out = halves[0].parent
     found = halves[1]
@@ -192,6 +195,7 @@ GENERATE = [
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_the_command_prints_one_record(tmp_path, capsys):
     from longdraft.cli import main
 

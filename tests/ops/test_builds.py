@@ -142,6 +142,7 @@ def test_a_build_that_cannot_run_is_an_error(choice, names, monkeypatch, capsys)
 
 @pytest.mark.full
 @pytest.mark.parametrize("choice", [pytest.param("avx512", marks=pytest.mark.weekly), "avx1024"])
+@pytest.mark.weekly
 def test_the_command_line_reports_it_in_one_line(choice):
     """In a process of its own, which an illegal instruction would end."""
     environment = {**os.environ, "LONGDRAFT_NATIVE": choice, "LONGDRAFT_CPU": "haswell"}

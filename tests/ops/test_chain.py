@@ -113,6 +113,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.whole
 def test_what_a_chain_leaves_out_is_noticed(fault, monkeypatch):
     target = tiny.target("llama")
     sampler = (
@@ -226,6 +227,7 @@ def test_the_kernel_draws_by_transformers_law(warpers, vocab, seed, spread):
     ],
     ids=str,
 )
+@pytest.mark.whole
 def test_a_wrong_law_is_noticed(right, wrong):
     logits = torch.linspace(4, 0, 40)
     wanted = law(right, logits)

@@ -357,6 +357,7 @@ FAULTS = {
 @pytest.mark.full
 @pytest.mark.parametrize("shape", ["chain, window", "tree, window"])
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.whole
 def test_a_fault_is_noticed(fault, shape):
     lm = tiny.target("llama")
     both = Both(lm, made(lm, "eagle3, 40 tokens"), *SHAPES[shape], narrow=False)

@@ -303,6 +303,7 @@ PAIRED = "pair"
 
 
 @pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.whole
 def test_it_finds_planted_faults(fault, tmp_path):
     name, right, wrong, found = PLANTED[fault]
     kind = "_avx512bf16" if PAIRED in name or PAIRED in fault else "_avx2"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.covering import CHOICES, covering, each_value, pairs, thin
 
+FAULT = re.compile("fault|planted|caught|would_be_noticed|is_noticed")
 SIZES = {
     "methods x models x samplers x rows": (54, 8, 4, 2),
     "one axis": (5,),
@@ -65,13 +66,16 @@ def test_every_value_occurs_and_none_is_preferred():
 class Item:
     """A test of a product, as far as `thin` knows it."""
 
-    def __init__(self, params: dict[str, int], *marks: str):
-        self.nodeid = f"test_x.py::test_x{[*params.values()]}"
+    def __init__(self, params: dict[str, int], *marks: str, function: str = "test_x"):
+        self.nodeid = f"test_x.py::{function}{[*params.values()]}"
         self.callspec = Params(params)
         self.marks = {*marks}
 
     def get_closest_marker(self, name: str) -> bool:
         return name in self.marks
+
+    def iter_markers(self) -> list[pytest.Mark]:
+        return [getattr(pytest.mark, name).mark for name in self.marks]
 
     add_marker = property(lambda self: self.marks.add)
 
@@ -106,27 +110,65 @@ def test_what_repeats_values_moves_to_the_next_tier():
     daily = [x.callspec.params for x in items if "full" not in x.marks]
     kept = [x.callspec.params for x in items if "weekly" not in x.marks]
     assert len(daily) == 4 and {x["b"] for x in daily} == {0, 1, 2, 3}
-    assert len(kept) == 10 and {x["a"] for x in kept if x not in daily} == set(range(6))
+    assert len(kept) == 4 + 2  # a third of the six that have every value once more
 
 
-def test_other_tests_stay_where_they_are():
-    items = [Item({"a": a, "b": b}) for a, b in product(range(3), range(3))]
+def test_a_third_of_what_is_full_runs_on_each_commit():
+    """Always the same tests, and other parameters in each function."""
+    kept = {}
+    for function in ("test_x", "test_y"):
+        items = [Item({"a": a}, "full", function=function) for a in range(30)]
+        items += [Item({"a": a}, function=function) for a in range(30, 40)]
+        thin(items)
+        kept[function] = [x.callspec.params["a"] for x in items if "weekly" not in x.marks]
+        again = [Item({"a": a}, "full", function=function) for a in range(30)]
+        thin(again)
+        assert [x.marks for x in again] == [x.marks for x in items[:30]]
+    assert {len(values) for values in kept.values()} == {10 + 10}
+    assert kept["test_x"] != kept["test_y"]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+def test_each_function_keeps_a_test(count, kept):
+    items = [Item({"a": a}, "full") for a in range(count)]
     thin(items)
-    assert not any(x.marks for x in items)
+    assert sum("weekly" not in x.marks for x in items) == kept
+
+
+@pytest.mark.parametrize("marks", [["full", "whole"], ["full", "weekly"], []])
+def test_other_tests_stay_where_they_are(marks):
+    items = [Item({"a": a, "b": b}, *marks) for a, b in product(range(3), range(3))]
+    thin(items)
+    assert all(x.marks == {*marks} for x in items)
 
 
 def thinned_faults(text: str) -> list[str]:
-    """The tests of planted faults in a file that are marked to be thinned."""
+    """The tests of planted faults in a file that are marked to be thinned, or would be sampled."""
+    tree = ast.parse(text)
     found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and re.search("fault|planted|caught", node.name):
-            marks = {ast.unparse(d).removeprefix("pytest.mark.") for d in node.decorator_list}
-            found += [node.name] * bool(marks & set(CHOICES))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and FAULT.search(node.name):
+            marks = [ast.unparse(d).removeprefix("pytest.mark.") for d in node.decorator_list]
+            several = any(mark.startswith(("parametrize", "each_method")) for mark in marks)
+            sampled = several and {"full", "pytestmark"} & {*marks, *assigned(tree)}
+            if set(marks) & set(CHOICES) or (sampled and "whole" not in marks):
+                found.append(node.name)
     return found
+
+
+def assigned(tree: ast.Module) -> list[str]:
+    """The names that a module assigns."""
+    targets = [
+        target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+    ]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def test_no_planted_fault_is_thinned():
     files = Path(__file__).parents[1].glob("*/test_*.py")
     assert [name for p in files for name in thinned_faults(p.read_text(encoding="utf-8"))] == []
+    planted = "@pytest.mark.full\n@pytest.mark.parametrize('x', [1, 2])\ndef test_a_fault(x): ...\n"
+    assert thinned_faults(planted) == ["test_a_fault"]
+    assert thinned_faults("@pytest.mark.whole\n" + planted) == []
     planted = "@pytest.mark.product\ndef test_planted_faults_are_caught(): ..."
     assert thinned_faults(planted) == ["test_planted_faults_are_caught"]

@@ -49,6 +49,7 @@ def test_the_example_runs(name, tmp_path, monkeypatch, capsys):
         for number, name in enumerate(CLAIMS)
     ],
 )
+@pytest.mark.weekly
 def test_the_example_runs_in_a_process_of_its_own(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],

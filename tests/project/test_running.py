@@ -79,17 +79,27 @@ def test_only_tests_of_a_clock_get_a_second_run(tests, status, named, tmp_path):
         (["src/longdraft/ops/native/interface.py"], ["haswell", "asan"]),
         (
             ["src/longdraft/backends/native/step.py"],
-            ["haswell", "asan", "gpu", "kinds", "architectures"],
+            ["haswell", "asan", "gpu_step", "architectures"],
         ),
-        (["src/longdraft/backends/features/latent.py"], ["gpu", "kinds", "architectures"]),
-        (["src/longdraft/models/lm.py"], ["kinds"]),
+        (["src/longdraft/backends/features/latent.py"], ["gpu_step", "architectures"]),
+        (["src/longdraft/backends/cuda/step.py"], ["gpu", "gpu_step", "architectures"]),
+        (["src/longdraft/backends/divided.py"], ["gpu_step", "processes", "architectures"]),
+        (["src/longdraft/models/lm.py"], []),
         (["pyproject.toml", "setup.py"], ["haswell", "asan", "kinds", "oldest"]),
-        (["src/longdraft/ops/triton/kernels.py"], ["gpu"]),
+        (["src/longdraft/ops/triton/kernels.py"], ["gpu", "gpu_step"]),
         (None, [*changed.PARTS]),
     ],
 )
 def test_slow_parts_follow_what_changed(files, parts):
     assert changed.needed(files) == parts
+
+
+def test_weekly_tests_of_parts_are_there():
+    """Each is a file, or a test in one, and each part that is no other program's has some."""
+    for test in changed.weekly([*changed.PARTS]):
+        file, _, name = test.partition("::")
+        assert f"def {name or 'test_'}" in (ROOT / file).read_text(encoding="utf-8")
+    assert changed.PARTS.keys() - changed.WEEKLY == {"haswell", "asan", "architectures", "oldest"}
 
 
 @pytest.mark.parametrize(

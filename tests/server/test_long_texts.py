@@ -62,6 +62,7 @@ def test_pieces_are_the_text(text):
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.weekly
 def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
     """By every path that takes one, whatever field it is in."""
     read = list[int]()

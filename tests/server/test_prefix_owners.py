@@ -73,6 +73,7 @@ def test_keys_may_share(path, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.whole
 def test_an_owner_that_is_lost_would_be_noticed(path, monkeypatch):
     monkeypatch.setattr(Guard, "_owner", lambda *_: "")
     assert known(path, ["one", "two"], monkeypatch)[1] > 0

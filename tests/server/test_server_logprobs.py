@@ -263,6 +263,7 @@ def longest_pause(server: Server, body: dict) -> float:
 @pytest.mark.timing
 @pytest.mark.full
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.weekly
 def test_the_most_log_probabilities_do_not_hold_up_others(frozen, monkeypatch, stream):
     """24,000 echoed tokens with 20 alternatives, twice: about as many as one answer may have."""
     with serving() as server:

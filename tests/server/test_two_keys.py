@@ -270,6 +270,7 @@ def test_every_answer_beside_others_is_what_generate_says(acts):
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [uncopied.shapes_of_the_latest_row, uncopied.counted_only])
+@pytest.mark.whole
 def test_the_fuzz_catches_keys_that_were_not_copied(fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError):

@@ -1,5 +1,5 @@
-"""Covering arrays: of a product of test parameters, a few combinations in which every pair of
-values, or every value, occurs.
+"""Which combinations of test parameters each commit runs: covering arrays, in which every pair of
+values or every value occurs, and samples.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import combinations
+from zlib import crc32
 
 import pytest
 
@@ -75,16 +76,29 @@ def each_value(candidates: Sequence[Values], covered: Iterable[Values] = ()) -> 
     return sorted(chosen)
 
 
+def a_third(names: Sequence[str]) -> list[int]:
+    """Indices of a third of the names, rounded up: always the same ones of the same names."""
+    mixed = sorted(range(len(names)), key=lambda i: crc32(names[i].encode()))
+    return sorted(mixed[: (len(names) + 2) // 3])
+
+
 CHOICES = {"product": covering, "each_value": each_value}  # by mark
 
 
-def thin(items: Iterable[pytest.Item]) -> None:
-    """Move tests that repeat pairs of values (the mark `product`) or values (`each_value`) to the
-    next tier: from `make test` to `full` to `weekly`.
+def thin(items: Sequence[pytest.Item]) -> None:
+    """Move tests to the next tier: from `make test` to `full` to `weekly`.
 
-    Every pair of a function's parameters is still tested in the first two tiers; or every value is,
-    in both of them, in other combinations. What is marked `weekly` stays there.
+    The mark `product` moves those that repeat pairs of values; every pair of a function's
+    parameters is still tested in the first two tiers. The mark `each_value` moves those that repeat
+    values. Then two thirds of each function's tests in `full` move to `weekly`, other parameters in
+    each function, but none of a function marked `product` or `whole`. What is marked `weekly` stays
+    there.
     """
+    _cover(items)
+    _sample(items)
+
+
+def _cover(items: Iterable[pytest.Item]) -> None:
     functions = defaultdict[tuple[str, str], list[pytest.Item]](list)
     for item in items:
         for mark in CHOICES:
@@ -100,6 +114,19 @@ def thin(items: Iterable[pytest.Item]) -> None:
         for item in rest:
             item.add_marker("full")
             if id(item) not in second_ids:
+                item.add_marker("weekly")
+
+
+def _sample(items: Iterable[pytest.Item]) -> None:
+    functions = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "full" in marks and not marks & {"weekly", "product", "whole"}:
+            functions[item.nodeid.split("[")[0]].append(item)
+    for tests in functions.values():
+        kept = a_third([item.nodeid for item in tests])
+        for i, item in enumerate(tests):
+            if i not in kept:
                 item.add_marker("weekly")
 
 

@@ -160,21 +160,29 @@ def plant(file: Path, good: str, bad: str, folder: Path) -> None:
                 setattr(user, name, vars(module)[name])
 
 
-def main() -> None:
+def main(part: str) -> None:
+    """Run the checks, or plant the faults, and print a line for each."""
     torch.set_num_threads(1)
     gpu.PROGRAMS = 4  # each costs the interpreter its time
     slots.BLOCK = 1024
     torch.empty = gpu_checks.poisoned
+    with torch.inference_mode():
+        {"checks": run_checks, "faults": plant_faults}[part]()
+
+
+def run_checks() -> None:
+    for check in CHECKS:
+        check()
+        print(f"right: {check.__name__}", flush=True)
+
+
+def plant_faults() -> None:
     modules = gpu, slots, scans, cuda, gpu_checks
     good = {(m, n): v for m in modules for n, v in vars(m).items() if not n.startswith("__")}
-    with torch.inference_mode():
-        for check in CHECKS:
-            check()
-            print(f"right: {check.__name__}", flush=True)
-        for name, fault in FAULTS.items():
-            print(f"{'caught' if caught(*fault) else 'NOT CAUGHT'}: {name}", flush=True)
-            for (module, key), value in good.items():
-                setattr(module, key, value)
+    for name, fault in FAULTS.items():
+        print(f"{'caught' if caught(*fault) else 'NOT CAUGHT'}: {name}", flush=True)
+        for (module, key), value in good.items():
+            setattr(module, key, value)
 
 
 def caught(file: Path, before: str, after: str, check: Callable[[], None]) -> bool:
@@ -188,4 +196,4 @@ def caught(file: Path, before: str, after: str, check: Callable[[], None]) -> bo
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

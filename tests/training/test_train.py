@@ -113,6 +113,7 @@ def kill_in_the_middle(extra: str, log: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.weekly
 def test_killed_run_resumes_to_the_same_losses(run):
     status, _, err = run("--work whole --out whole-out --contexts=")
     assert status == 0, err
