@@ -183,6 +183,26 @@ def test_quantized_matrices_stay_packed(tmp_path, kind, tied):
         assert torch.equal(lm.hf.lm_head.weight.bfloat16(), table)
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0"])
+def test_threads_load_what_one_thread_loads(tmp_path, kind):
+    """Bit for bit, also weights that are regrouped for inputs of 8 bits."""
+    path = str(saved(tmp_path, hf=stock(**WIDE), quantized=kind))
+    loaded = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            loaded.append(load_lm(path, activations="int8"))
+        finally:
+            torch.set_num_threads(1)
+    one, several = loaded
+    assert fingerprint(one) == fingerprint(several)
+    several_parts = dict(several.hf.named_parameters())
+    for name, part in one.hf.named_parameters():
+        assert torch.equal(part, several_parts.pop(name)), name
+    assert not several_parts
+    assert any(name.endswith("proj.low") for name, _ in one.hf.named_parameters())
+
+
 @pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
 @pytest.mark.parametrize("kind", files.QUANTIZED)
 @torch.inference_mode()

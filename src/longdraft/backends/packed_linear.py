@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from longdraft.backends.features.latent import absorbed_linears
 from longdraft.errors import InputError
 from longdraft.ops import interleaved
+from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import BLOCK, GROUP, Packed, quantized
 
 BITS = {"int8": 8, "int4": 4}
@@ -94,7 +95,6 @@ class EightBitInputs(PackedLinear):
         return super().forward(interleaved.rounded(x).to(x.dtype))
 
 
-@torch.no_grad()
 def round_inputs(
     hf: Any, report: Callable[[float], None] = lambda fraction: None, in_place: bool = False
 ) -> int:
@@ -107,11 +107,15 @@ def round_inputs(
         for name, m in hf.named_modules()
         if isinstance(m, PackedLinear) and interleaved.fits(m.stored)
     ]
-    for done, name in enumerate(names):
-        report(done / len(names))
-        layer = hf.get_submodule(name)  # the last reference to it: memory holds one layer twice
+
+    def round_those_of(name: str) -> None:
+        # the last reference to it: memory holds few layers twice
+        layer = hf.get_submodule(name)
         if not isinstance(layer, EightBitInputs):
             _replace(hf, name, EightBitInputs(layer, in_place))
+
+    for done, _ in enumerate(in_threads(round_those_of, names), 1):
+        report(done / len(names))
     return len(names)
 
 

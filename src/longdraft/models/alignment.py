@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Iterable
 from contextlib import suppress
 from math import prod
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +37,23 @@ def lines(size: int) -> int:
 class Area:
     """`size` bytes for tensors, which lie next to each other, each at the start of a cache line.
 
-    Memory that no tensor takes is never touched, so the system does not provide it.
+    Several threads may take some. Memory that no tensor takes is never touched, so the system does
+    not provide it.
     """
 
     def __init__(self, size: int):
         self._whole = pages(size)
         self._used = 0
+        self._taking = Lock()
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined values; one outside of the area if no room is left in it."""
         size = prod(shape) * dtype.itemsize
-        if size > len(self._whole) - self._used:
-            return torch.empty(shape, dtype=dtype)
-        begin = self._used
-        self._used += lines(size)
+        with self._taking:
+            begin = self._used
+            if size > len(self._whole) - begin:
+                return torch.empty(shape, dtype=dtype)
+            self._used = begin + lines(size)
         return self._whole[begin : begin + size].view(dtype).view(shape)
 
     def has(self, tensor: Tensor) -> bool:

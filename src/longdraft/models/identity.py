@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from longdraft.backends.layer_configs import values_of
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.models.lm import LM
+from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
 SIZES = (
@@ -60,8 +61,12 @@ def digest(hf: Any) -> str:
     total = sha256()
     table = _sample(hf.get_input_embeddings().weight)[1]
     head = {f"{name}.weight" for name, m in hf.named_modules() if m is hf.get_output_embeddings()}
-    for name, weight in sorted(_weights(hf), key=lambda item: item[0]):
-        shape, some = _sample(weight)
+    weights = sorted(_weights(hf), key=lambda item: item[0])
+    # processes that hold parts of a weight gather it, all in the same order
+    divided = any(isinstance(weight, DTensor) for _, weight in weights)
+    compute = map if divided else in_threads
+    samples = compute(_sample, [weight for _, weight in weights])
+    for (name, _), (shape, some) in zip(weights, samples, strict=True):
         if name in head and torch.equal(some, table):
             continue
         total.update(f"{name} {shape} ".encode())

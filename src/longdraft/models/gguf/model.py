@@ -22,6 +22,7 @@ from longdraft.models.gguf import gemma3, marks, rope
 from longdraft.models.gguf.blocks import Make, outside
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
+from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
@@ -258,40 +259,51 @@ def _weights(
 
     The other tensors are in `dtype`.
     """
-    packed = {}
-    plain = {}
+    packed = dict[str, Packed]()
+    plain = dict[str, Tensor]()
     kind = file.required("general.architecture", str)
-    size = sum(stored.data.nbytes for stored in file.tensors.values())
+    tensors = [stored for stored in file.tensors.values() if stored.name != rope.FACTORS]
+    size = sum(stored.data.nbytes for stored in tensors)
     done = 0
-    for stored in file.tensors.values():
-        report(done / size)
-        done += stored.data.nbytes
-        if stored.name == rope.FACTORS:
-            continue
+    report(0)
+    made = in_threads(lambda stored: _weight(file, stored, config, dtype, make), tensors)
+    for stored, weight in zip(tensors, made, strict=True):
         name = module_of(stored.name, kind) or ""
-        stays = _stays_packed(stored, kind)
-        if stays and _is_only_table(stored, file):
-            plain[name] = stored.dequantized(make(stored.shape, dtype))
-            continue
-        rotated = config.model_type == "llama" and re.search(r"\.attn_([qk])\.", stored.name)
-        weights = stored.read(make if stays and not rotated else outside)
-        if kind == gemma3.KIND and name.endswith("norm.weight"):
-            numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
-            weights = numbers - 1
-        if rotated:
-            heads = config.num_attention_heads if rotated[1] == "q" else config.num_key_value_heads
-            order = order_of(stored.shape[0], heads)
-            weights = permuted(weights, order, make if stays else outside)
-        if isinstance(weights, Packed) and stays:
-            packed[name.removesuffix(".weight")] = weights
+        if isinstance(weight, Packed):
+            packed[name.removesuffix(".weight")] = weight
         else:
-            made = make(stored.shape, dtype)
-            if isinstance(weights, Packed):
-                weights.dequantized(out=made.view(weights.shape))
-            else:
-                made.copy_(weights.view(stored.shape))
-            plain[name] = made
+            plain[name] = weight
+        done += stored.data.nbytes
+        report(done / size)
     return packed, plain
+
+
+def _weight(
+    file: GGUF, stored: Stored, config: Any, dtype: torch.dtype, make: Make
+) -> Packed | Tensor:
+    """One tensor of a file: packed, or in `dtype`."""
+    kind = file.required("general.architecture", str)
+    name = module_of(stored.name, kind) or ""
+    stays = _stays_packed(stored, kind)
+    if stays and _is_only_table(stored, file):
+        return stored.dequantized(make(stored.shape, dtype))
+    rotated = config.model_type == "llama" and re.search(r"\.attn_([qk])\.", stored.name)
+    weights = stored.read(make if stays and not rotated else outside)
+    if kind == gemma3.KIND and name.endswith("norm.weight"):
+        numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
+        weights = numbers - 1
+    if rotated:
+        heads = config.num_attention_heads if rotated[1] == "q" else config.num_key_value_heads
+        order = order_of(stored.shape[0], heads)
+        weights = permuted(weights, order, make if stays else outside)
+    if isinstance(weights, Packed) and stays:
+        return weights
+    made = make(stored.shape, dtype)
+    if isinstance(weights, Packed):
+        weights.dequantized(out=made.view(weights.shape))
+    else:
+        made.copy_(weights.view(stored.shape))
+    return made
 
 
 def order_of(rows: int, heads: int) -> Tensor:
