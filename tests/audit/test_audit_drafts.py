@@ -26,7 +26,7 @@ def test_reported_drafts_are_counted(capsys):
         status, found = audit(capsys, url)
     assert status == 0 and not found["notes"]
     assert found["drafts"]["plain"] == {"answers": 4, "reporting": 4, "drafted": 0, "accepted": 0}
-    assert found["drafts"]["silent"] == {
+    assert found["drafts"]["greedy"] == {
         "answers": 2,
         "reporting": 2,
         "drafted": 40,
@@ -48,7 +48,7 @@ def test_a_server_compared_with_itself_does_not_pass(drafts, reason, capsys):
 def test_a_server_that_reports_no_drafts_at_all_can_pass(capsys):
     with audited_server(form="content") as url:
         status, found = audit(capsys, url)
-    assert status == 0 and found["drafts"]["silent"]["reporting"] == 0
+    assert status == 0 and found["drafts"]["greedy"]["reporting"] == 0
 
 
 def test_faults_come_before_doubts(capsys):
@@ -61,7 +61,7 @@ def test_the_table_is_followed_by_the_drafts(capsys):
     with audited_server(form="content", drafts="told") as url:
         words = ["audit", "--url", url, "--off", "speculative=false", "--samples", "0"]
         assert main([*words, "--lengths", "100", "--tokens", "20", "--at-once", "1"]) == 0
-    assert "reports 40 drafted tokens, 20 of them accepted" in capsys.readouterr().out
+    assert "40 (20) in 2 answers greedy" in capsys.readouterr().out
 
 
 def test_requests_with_log_probabilities_may_go_without_drafts(capsys):

@@ -17,7 +17,7 @@ from longdraft.audit.remote.differences import (
 from longdraft.audit.remote.endpoint import STANDARD, Endpoint, EndpointReply, Refused
 from longdraft.audit.remote.frequencies import FrequencyTest, by_rank, by_text, unscored
 from longdraft.audit.remote.passages import RemotePassage
-from longdraft.audit.remote.reported_drafts import ReportedDrafts, SpeculationSeen
+from longdraft.audit.remote.reported_drafts import SpeculationSeen
 from longdraft.errors import InputError
 
 WORDS_OF_LENGTH = ("context", "too long", "maximum", "exceed", "length", "tokens", "too large")
@@ -75,7 +75,7 @@ class RemoteAudit:
     compared: list[ComparedText] = field(default_factory=list)
     tests: list[SampledTest] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    seen: SpeculationSeen = field(default_factory=SpeculationSeen.nothing)
+    seen: SpeculationSeen = field(default_factory=SpeculationSeen)
 
     @property
     def steps(self) -> int:
@@ -173,7 +173,8 @@ class RemoteAudit:
         for i, reply in at_once(calls, level):
             tick(1, f"{name}, {level} at once")
             checked = _checked(reply, chosen[i].name)
-            self._kind(endpoint, top).add(checked)
+            kind = self.seen.plain if endpoint is self.plain else self.seen.greedy
+            kind.add(checked)
             yield chosen[i], checked
 
     def _sample(self, prefixes: list[RemotePassage], tick: Tick) -> None:
@@ -218,15 +219,12 @@ class RemoteAudit:
         for i, reply in at_once(calls, max(plan.levels)):
             tick(1, f"samples: {passage.name}")
             checked = _checked(reply, passage.name)
-            self._kind(endpoint, top).add(checked)
+            kind = self.seen.silent if top is None else self.seen.scored
+            if endpoint is self.plain:
+                kind = self.seen.plain
+            kind.add(checked)
             replies.append((i, checked))
         return [reply for _, reply in sorted(replies, key=lambda pair: pair[0])]
-
-    def _kind(self, endpoint: Endpoint, top: int | None) -> ReportedDrafts:
-        """The sums that an answer belongs to."""
-        if endpoint is self.plain:
-            return self.seen.plain
-        return self.seen.silent if top is None else self.seen.scored
 
     def threshold(self, control: bool) -> float:
         """The error rate of one test, so that all together have the one that was asked for."""

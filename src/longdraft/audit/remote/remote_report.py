@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from longdraft.audit.remote.remote_audit import ComparedText, RemoteAudit
+from longdraft.audit.remote.reported_drafts import sentence
 
 FIRST = 10  # faults that are told in words
 
@@ -39,7 +40,7 @@ def record(audit: RemoteAudit) -> dict[str, Any]:
             }
             for t in audit.tests
         ],
-        "drafts": audit.seen.record() | {"sentence": audit.seen.sentence()},
+        "drafts": audit.seen.record(),
         "notes": [*audit.notes, *audit.seen.problems, *audit.seen.limits],
     }
     verdicts = [r["verdict"] for r in found["greedy"]]
@@ -128,8 +129,9 @@ def sentences(found: dict[str, Any]) -> list[str]:
         lines.append(
             "Plain samples do not follow the reported probabilities: tests by rank are not judged."
         )
-    if found["drafts"]["sentence"]:
-        lines.append(found["drafts"]["sentence"])
+    reported = sentence(found["drafts"])
+    if reported:
+        lines.append(reported)
     lines.append(
         f"Gaps up to {found['tolerance']:.3g} count as ties; an error rate of "
         f"{found['error_rate']:g} is shared by the tests of samples."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from longdraft.audit.remote.endpoint import EndpointReply
@@ -36,16 +36,14 @@ class ReportedDrafts:
 
 @dataclass
 class SpeculationSeen:
-    """Drafts by plain decoding, and by the audited server with and without log-probabilities."""
+    """Drafts by plain decoding, and by the audited server for each kind of request: greedy, sampled
+    with log-probabilities (scored) and without (silent).
+    """
 
-    plain: ReportedDrafts
-    scored: ReportedDrafts
-    silent: ReportedDrafts
-
-    @classmethod
-    def nothing(cls) -> SpeculationSeen:
-        """Before the first answer."""
-        return cls(ReportedDrafts(), ReportedDrafts(), ReportedDrafts())
+    plain: ReportedDrafts = field(default_factory=ReportedDrafts)
+    greedy: ReportedDrafts = field(default_factory=ReportedDrafts)
+    scored: ReportedDrafts = field(default_factory=ReportedDrafts)
+    silent: ReportedDrafts = field(default_factory=ReportedDrafts)
 
     @property
     def problems(self) -> list[str]:
@@ -55,14 +53,15 @@ class SpeculationSeen:
                 f"Plain decoding reports {self.plain.drafted} drafted tokens: speculation was not "
                 "off, so the server was compared with itself. Give another --off, or a --baseline."
             ]
-        if self.silent.none:
+        if self.greedy.none and not self.scored.drafted and not self.silent.drafted:
             return ["The audited server reports no drafted tokens: no speculation was audited."]
         return []
 
     @property
     def limits(self) -> list[str]:
         """Results that say less than they seem to."""
-        if self.silent.drafted and self.scored.none:
+        drafted = self.greedy.drafted or self.silent.drafted
+        if drafted and self.scored.none:
             return [
                 "The audited server reports no drafted tokens for requests with log-probabilities: "
                 "tests by rank say nothing about its drafts."
@@ -73,10 +72,20 @@ class SpeculationSeen:
         """For --json."""
         return asdict(self) | {"problems": self.problems}
 
-    def sentence(self) -> str | None:
-        """The numbers, if the audited server reports them."""
-        drafted = self.silent.drafted + self.scored.drafted
-        accepted = self.silent.accepted + self.scored.accepted
-        if not self.silent.reporting:
-            return None
-        return f"The audited server reports {drafted} drafted tokens, {accepted} of them accepted."
+
+def sentence(found: dict[str, Any]) -> str | None:
+    """The record's numbers of the audited server, if it reports any."""
+    kinds = {
+        "greedy": "greedy",
+        "scored": "sampled with log-probabilities",
+        "silent": "sampled without",
+    }
+    parts = [
+        f"{found[kind]['drafted']} ({found[kind]['accepted']}) in {found[kind]['answers']} "
+        f"answers {name}"
+        for kind, name in kinds.items()
+        if found[kind]["reporting"]
+    ]
+    if not parts:
+        return None
+    return f"Drafted (accepted) tokens that the audited server reports: {', '.join(parts)}."
