@@ -9,7 +9,9 @@ from support.audited_server import audited_server
 
 from longdraft.audit.remote.endpoint import Endpoint, EndpointReply, ScoredToken, reply_of
 from longdraft.audit.remote.frequencies import by_rank
+from longdraft.audit.remote.passages import passages
 from longdraft.cli import main
+from longdraft.cli.audit_url import BOOK
 from longdraft.errors import InputError
 
 
@@ -25,12 +27,12 @@ def test_reported_drafts_are_counted(capsys):
     with audited_server(form="content", drafts="told") as url:
         status, found = audit(capsys, url)
     assert status == 0 and not found["notes"]
-    assert found["drafts"]["plain"] == {"answers": 4, "reporting": 4, "drafted": 0, "accepted": 0}
+    assert found["drafts"]["plain"] == {"answers": 8, "reporting": 8, "drafted": 0, "accepted": 0}
     assert found["drafts"]["greedy"] == {
-        "answers": 2,
-        "reporting": 2,
-        "drafted": 40,
-        "accepted": 20,
+        "answers": 4,
+        "reporting": 4,
+        "drafted": 80,
+        "accepted": 40,
     }
 
 
@@ -61,7 +63,7 @@ def test_the_table_is_followed_by_the_drafts(capsys):
     with audited_server(form="content", drafts="told") as url:
         words = ["audit", "--url", url, "--off", "speculative=false", "--samples", "0"]
         assert main([*words, "--lengths", "100", "--tokens", "20", "--at-once", "1"]) == 0
-    assert "40 (20) in 2 answers greedy" in capsys.readouterr().out
+    assert "80 (40) in 4 answers greedy" in capsys.readouterr().out
 
 
 def test_requests_with_log_probabilities_may_go_without_drafts(capsys):
@@ -75,9 +77,9 @@ def test_drafted_tokens_without_log_probabilities_are_left_out(capsys):
     with audited_server(form="content", drafts="bare") as url:
         status, found = audit(capsys, url, 30)
     assert status == 0
-    assert "480 of 960 sampled tokens have no probabilities" in found["notes"][0]
+    assert "960 of 1920 sampled tokens have no probabilities" in found["notes"][0]
     ranks = {t["control"]: t["count"] for t in found["sampled"] if "all texts" in t["test"]}
-    assert ranks == {True: 960, False: 480}
+    assert ranks == {True: 1920, False: 960}
 
 
 def test_results_are_printed_when_a_server_dies(capsys, monkeypatch):
@@ -94,7 +96,7 @@ def test_results_are_printed_when_a_server_dies(capsys, monkeypatch):
     assert status == 1 and found["faults"] and "it died" in found["ended_early"]
     with audited_server() as url:
         status, found = audit(capsys, url, 5)
-    assert status == 2 and len(found["greedy"]) == 2
+    assert status == 2 and len(found["greedy"]) == 4
 
 
 def test_drafts_as_servers_report_them():
@@ -121,3 +123,23 @@ def test_a_whole_character_is_its_last_token():
     replies = [EndpointReply(b"", None, [token] * 180 + [other] * 20, [], None)]
     found = by_rank(replies, 2)
     assert found and found.p > 0.1 and "best token 180 times" in found.detail
+
+
+def test_samples_follow_phrases_that_drafts_can_copy():
+    made = passages([("book", BOOK.read_text(encoding="utf-8"))], [100, 400])
+    phrases = [p for p in made if p.sampled]
+    assert len(made) == 6 and len(phrases) == 2
+    for passage in phrases:
+        assert passage.length == 100
+        beginning = passage.text[:30]
+        assert passage.text.count(beginning) >= 6
+        assert passage.text[-12:] in passage.text[:60]
+
+
+def test_samples_are_drawn_after_phrases_first(capsys):
+    with audited_server(form="content") as url:
+        words = ["audit", "--url", url, "--off", "speculative=false", "--lengths", "100,200"]
+        main([*words, "--tokens", "4", "--at-once", "1", "--samples", "4", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    notes = [note for note in found["notes"] if "phrase" in note]
+    assert any("phrase" in t["test"] for t in found["sampled"]) or notes

@@ -142,7 +142,8 @@ class RemoteAudit:
                 difference = first_difference(replies[passage], reply)
                 self.compared.append(ComparedText(passage, level, len(reply.text), difference))
         if self.scored and self.plan.samples:
-            self._sample(list(replies)[:PREFIXES], tick)
+            first = sorted(replies, key=lambda p: not p.sampled)
+            self._sample(first[:PREFIXES], tick)
 
     def _references(self, tick: Tick) -> dict[RemotePassage, EndpointReply]:
         """Plain decoding's answers alone, to the texts that both servers have room for."""
