@@ -31,7 +31,7 @@ def test_a_lossless_server_passes(form, capsys):
     with audited_server(form=form) as url:
         status, found = audit(capsys, url, "--samples", "40")
     assert status == 0 and found["faults"] == found["unjudged"] == found["ties"] == 0
-    assert found["model"] == "toy" and len(found["greedy"]) == 8
+    assert found["model"] == "toy" and len(found["greedy"]) == 12
     assert len(found["sampled"]) == 2 * 4 + 2 and not found["notes"]
 
 
@@ -143,7 +143,7 @@ def test_an_interrupted_audit_prints_what_is_known(capsys, monkeypatch):
     monkeypatch.setattr(Endpoint, "ask", ask)
     with audited_server() as url:
         status, found = audit(capsys, url, "--samples", "5")
-    assert status == 130 and found["interrupted"] and len(found["greedy"]) == 8
+    assert status == 130 and found["interrupted"] and len(found["greedy"]) == 12
 
 
 def scored(text: str, *tops: dict[str, float], finish: str = "length") -> EndpointReply:

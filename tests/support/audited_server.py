@@ -60,6 +60,7 @@ def sampled(found: dict[str, float], fault: str, noise: random.Random) -> str:
 class Handler(BaseHTTPRequestHandler):
     fault = ""
     form = "legacy"
+    drafts: str | None = None
 
     def do_GET(self) -> None:
         self.reply(200, {"data": [{"id": "toy"}]})
@@ -76,7 +77,23 @@ class Handler(BaseHTTPRequestHandler):
         elif "min_p" in body and self.form == "legacy":
             self.reply(400, {"error": {"message": "min_p: unknown field"}})
         else:
-            self.reply(200, {"choices": [self.choice(body, prompt, top, chat)]})
+            answer: dict[str, Any] = {"choices": [self.choice(body, prompt, top, chat)]}
+            if self.drafts is not None:
+                answer["timings"] = self.timings(body)
+            self.reply(200, answer)
+
+    def speculates(self, body: dict) -> bool:
+        """Whether a request is answered with drafts."""
+        if self.drafts == "only without log-probabilities" and body.get("logprobs") is not None:
+            return False
+        off = body.get("speculative") is False and self.drafts != "always"
+        return not off and self.drafts != "never"
+
+    def timings(self, body: dict) -> dict:
+        """llama-server's: without drafts they do not mention any."""
+        drafted = body["max_tokens"] if self.speculates(body) else 0
+        found = {"predicted_n": body["max_tokens"]}
+        return found | ({"draft_n": drafted, "draft_n_accepted": drafted // 2} if drafted else {})
 
     def choice(self, body: dict, prompt: str, top: int | None, chat: bool) -> dict:
         fault = "" if body.get("speculative") is False else self.fault
@@ -92,6 +109,9 @@ class Handler(BaseHTTPRequestHandler):
         if top is not None:
             kept = [{t: found[t] for t in ranked(found)[:top]} for found in lists]
             own = [found[t] for t, found in zip(text, lists, strict=True)]
+            if self.drafts == "bare" and self.speculates(body):
+                kept[1::2] = [{} for _ in kept[1::2]]
+                own[1::2] = [0.0 for _ in own[1::2]]
             said["logprobs"] = self.logprobs(text, own, kept, chat)
         return said | {"finish_reason": "length"}
 
@@ -116,9 +136,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def audited_server(fault: str = "", form: str = "legacy") -> Iterator[str]:
-    """The address of a server with this fault, which answers in this form."""
-    kind = type("Told", (Handler,), {"fault": fault, "form": form})
+def audited_server(
+    fault: str = "", form: str = "legacy", drafts: str | None = None
+) -> Iterator[str]:
+    """The address of a server with this fault, which answers in this form.
+
+    drafts: it reports drafted tokens as llama-server does: "told" as asked, "always" (whatever the
+    request says), "never", "only without log-probabilities", or "bare" (every second token comes
+    from a draft and has no log-probabilities).
+    """
+    kind = type("Told", (Handler,), {"fault": fault, "form": form, "drafts": drafts})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.daemon_threads = True
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

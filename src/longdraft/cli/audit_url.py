@@ -16,7 +16,7 @@ from longdraft.errors import InputError
 
 if TYPE_CHECKING:
     from longdraft.audit.remote.endpoint import Endpoint
-    from longdraft.audit.remote.remote_audit import AuditPlan
+    from longdraft.audit.remote.remote_audit import AuditPlan, RemoteAudit
 
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 KEY = "LONGDRAFT_AUDIT_KEY"
@@ -157,8 +157,12 @@ def audit_url(
 
     job = RemoteAudit(*options.endpoints(), options.plan(files, tokens, seed, tolerance))
     job.prepare()
-    interrupted = _watch(job)
-    found = remote_report.record(job) | ({"interrupted": True} if interrupted else {})
+    interrupted, reason = _watch(job)
+    found = remote_report.record(job)
+    if interrupted:
+        found["interrupted"] = True
+    if reason:
+        found["ended_early"] = reason
     if as_json:
         print(json.dumps(found))
     else:
@@ -168,20 +172,30 @@ def audit_url(
             console.print(line, soft_wrap=True, markup=False)
         if interrupted:
             typer.echo("Interrupted: these are the results so far.")
+    if reason:
+        typer.echo(f"longdraft: the audit ended early: {reason}", err=True)
     status = remote_report.exit_status(found)
+    if reason and not status:
+        status = 2
     if interrupted and status != 1:
         status = 130
     if status:
         raise typer.Exit(status)
 
 
-def _watch(job: Any) -> bool:
-    """Run the audit with a progress bar; returns whether it was interrupted."""
+def _watch(job: RemoteAudit) -> tuple[bool, str | None]:
+    """Run the audit with a progress bar; returns whether it was interrupted, and the error that
+    ended it. Raises InputError before there are results.
+    """
     from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
     with common.progress(job.steps, TaskProgressColumn(), TimeRemainingColumn()) as tick:
         try:
             job.run(tick)
         except KeyboardInterrupt:
-            return True
-    return False
+            return True, None
+        except InputError as error:
+            if not job.compared:
+                raise
+            return False, str(error)
+    return False, None

@@ -37,7 +37,8 @@ class ScoredToken:
 class EndpointReply:
     """A server's answer; `tokens` is None where it has no log-probabilities.
 
-    `starts` has the offset in bytes at which each token begins in the text.
+    `starts` has the offset in bytes at which each token begins in the text. `drafts` has the
+    numbers of drafted and accepted tokens, where the server reports them.
     """
 
     text: bytes
@@ -45,6 +46,7 @@ class EndpointReply:
     tokens: list[ScoredToken] | None
     starts: list[int]
     prompt_tokens: int | None
+    drafts: tuple[int, int] | None = None
 
 
 @dataclass
@@ -149,7 +151,22 @@ def reply_of(answer: dict[str, Any]) -> EndpointReply:
             starts.append(at)
             at += len(token.text)
     finish = choice.get("finish_reason")
-    return EndpointReply(text, finish, tokens, starts, usage.get("prompt_tokens"))
+    drafts = _drafts(answer, usage)
+    return EndpointReply(text, finish, tokens, starts, usage.get("prompt_tokens"), drafts)
+
+
+def _drafts(answer: dict[str, Any], usage: dict[str, Any]) -> tuple[int, int] | None:
+    """Drafted and accepted tokens, as longdraft, vLLM or llama-server reports them."""
+    details = usage.get("completion_tokens_details") or {}
+    if "drafted_tokens" in details:
+        return details["drafted_tokens"], details.get("accepted_draft_tokens", 0)
+    metrics = (answer.get("metrics") or {}).get("speculative_decoding")
+    if metrics:
+        return metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"]
+    timings = answer.get("timings")
+    if timings:  # llama-server leaves the numbers out where nothing was drafted
+        return timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    return None
 
 
 def _bytes(entry: dict[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from longdraft.audit.remote.endpoint import EndpointReply, ScoredToken
 
 RANKS = (0, 1, 2, 4)  # first rank of each class; the last class ends with the list
 EXPECTED = 10.0  # expected counts below this are merged with the next class
+SAME = 1e-6  # nats: between two log-probabilities of one token
 SHARED = 8  # samples that a text must begin alike to be a class
 
 
@@ -71,6 +72,11 @@ def by_rank(replies: Iterable[EndpointReply], top: int) -> FrequencyTest | None:
     return FrequencyTest(statistic, len(off), p_value(statistic, len(off)), sum(counts), shares)
 
 
+def unscored(replies: Iterable[EndpointReply]) -> int:
+    """The number of tokens without alternatives, which `by_rank` cannot use."""
+    return sum(len(token.top) < 2 for reply in replies for token in reply.tokens or [])
+
+
 def _class(rank: int | None) -> int:
     if rank is None:
         return len(RANKS)
@@ -78,8 +84,18 @@ def _class(rank: int | None) -> int:
 
 
 def _rank(token: ScoredToken, listed: list[tuple[bytes, float]]) -> int | None:
-    """The sampled token's rank among those listed; None if it is not among them."""
+    """The sampled token's rank among those listed; None if it is not among them.
+
+    A server may show the last token of a character as the whole character, in the token but not
+    among the alternatives: such a token is the one with its ending and its log-probability.
+    """
     same = [i for i, (text, _) in enumerate(listed) if text == token.text]
+    if not same:
+        same = [
+            i
+            for i, (text, lp) in enumerate(listed)
+            if text and token.text.endswith(text) and abs(lp - token.logprob) < SAME
+        ]
     return min(same, key=lambda i: abs(listed[i][1] - token.logprob)) if same else None
 
 

@@ -15,8 +15,9 @@ from longdraft.audit.remote.differences import (
     tolerance_of,
 )
 from longdraft.audit.remote.endpoint import STANDARD, Endpoint, EndpointReply, Refused
-from longdraft.audit.remote.frequencies import FrequencyTest, by_rank, by_text
+from longdraft.audit.remote.frequencies import FrequencyTest, by_rank, by_text, unscored
 from longdraft.audit.remote.passages import RemotePassage
+from longdraft.audit.remote.reported_drafts import SpeculationSeen
 from longdraft.errors import InputError
 
 WORDS_OF_LENGTH = ("context", "too long", "maximum", "exceed", "length", "tokens", "too large")
@@ -74,6 +75,7 @@ class RemoteAudit:
     compared: list[ComparedText] = field(default_factory=list)
     tests: list[SampledTest] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    seen: SpeculationSeen = field(default_factory=SpeculationSeen)
 
     @property
     def steps(self) -> int:
@@ -140,7 +142,8 @@ class RemoteAudit:
                 difference = first_difference(replies[passage], reply)
                 self.compared.append(ComparedText(passage, level, len(reply.text), difference))
         if self.scored and self.plan.samples:
-            self._sample(list(replies)[:PREFIXES], tick)
+            first = sorted(replies, key=lambda p: not p.sampled)
+            self._sample(first[:PREFIXES], tick)
 
     def _references(self, tick: Tick) -> dict[RemotePassage, EndpointReply]:
         """Plain decoding's answers alone, to the texts that both servers have room for."""
@@ -158,6 +161,7 @@ class RemoteAudit:
                 self.skipped.append((passage.name, error.message))
                 continue
             replies[passage] = reply
+            self.seen.plain.add(reply)
             self.prompt_tokens[passage.name] = reply.prompt_tokens
         return replies
 
@@ -169,7 +173,10 @@ class RemoteAudit:
         name = "plain" if endpoint is self.plain else "audited"
         for i, reply in at_once(calls, level):
             tick(1, f"{name}, {level} at once")
-            yield chosen[i], _checked(reply, chosen[i].name)
+            checked = _checked(reply, chosen[i].name)
+            kind = self.seen.plain if endpoint is self.plain else self.seen.greedy
+            kind.add(checked)
+            yield chosen[i], checked
 
     def _sample(self, prefixes: list[RemotePassage], tick: Tick) -> None:
         """The tests of samples: two by the probabilities reported, one against plain samples."""
@@ -185,6 +192,13 @@ class RemoteAudit:
             texts = by_text([r.text for r in plain], [r.text for r in silent])
             self._add(f"beginnings: {passage.name}", False, texts)
             self._add(f"ranks: {passage.name}", False, by_rank(scored, plan.top))
+        left_out = unscored(every[False])
+        if left_out:
+            total = sum(len(r.tokens or []) for r in every[False])
+            self.notes.append(
+                f"{left_out} of {total} sampled tokens have no probabilities in the audited "
+                "server's answers (drafted ones, perhaps): the tests by rank leave them out."
+            )
         self._add("ranks: all texts", True, by_rank(every[True], plan.top))
         self._add("ranks: all texts", False, by_rank(every[False], plan.top))
 
@@ -205,7 +219,12 @@ class RemoteAudit:
         replies = list[tuple[int, EndpointReply]]()
         for i, reply in at_once(calls, max(plan.levels)):
             tick(1, f"samples: {passage.name}")
-            replies.append((i, _checked(reply, passage.name)))
+            checked = _checked(reply, passage.name)
+            kind = self.seen.silent if top is None else self.seen.scored
+            if endpoint is self.plain:
+                kind = self.seen.plain
+            kind.add(checked)
+            replies.append((i, checked))
         return [reply for _, reply in sorted(replies, key=lambda pair: pair[0])]
 
     def threshold(self, control: bool) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from longdraft.audit.remote.remote_audit import ComparedText, RemoteAudit
+from longdraft.audit.remote.reported_drafts import sentence
 
 FIRST = 10  # faults that are told in words
 
@@ -39,7 +40,8 @@ def record(audit: RemoteAudit) -> dict[str, Any]:
             }
             for t in audit.tests
         ],
-        "notes": audit.notes,
+        "drafts": audit.seen.record(),
+        "notes": [*audit.notes, *audit.seen.problems, *audit.seen.limits],
     }
     verdicts = [r["verdict"] for r in found["greedy"]]
     verdicts += [r["verdict"] for r in found["sampled"]]
@@ -69,7 +71,8 @@ def exit_status(found: dict[str, Any]) -> int:
     """1 for a fault, 2 if something could not be judged, otherwise 0."""
     if found["faults"]:
         return 1
-    return 2 if found["unjudged"] or not found["log_probabilities"] else 0
+    doubts = found["unjudged"] or found["drafts"]["problems"] or not found["log_probabilities"]
+    return 2 if doubts else 0
 
 
 def table(found: dict[str, Any]) -> Any:
@@ -126,6 +129,9 @@ def sentences(found: dict[str, Any]) -> list[str]:
         lines.append(
             "Plain samples do not follow the reported probabilities: tests by rank are not judged."
         )
+    reported = sentence(found["drafts"])
+    if reported:
+        lines.append(reported)
     lines.append(
         f"Gaps up to {found['tolerance']:.3g} count as ties; an error rate of "
         f"{found['error_rate']:g} is shared by the tests of samples."
