@@ -336,7 +336,8 @@ class OthersStates(PrefixCache):
     def load(self, tokens, row, multiple=1, owner=""):
         known = super().load(tokens, row, multiple, owner)
         if known:
-            row.resume(known, self._known(tokens, owner)[known // self.block - 2].states)
+            key = self._known(tokens, owner)[known // self.block - 2]
+            row.resume(known, self._blocks[key].states or {})
         return known
 
 
