@@ -38,7 +38,7 @@ def test_a_conversation_is_not_read_again(tmp_path):
 @needs_kernels
 def test_a_server_that_keeps_no_tails_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(PrefixCache, "_tail", lambda *_: None)
-    _, records = replayed(tmp_path, 4)
+    _, records = replayed(tmp_path, 3)
     assert any(r["again"] > FEW for r in records)
 
 
