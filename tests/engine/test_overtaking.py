@@ -45,8 +45,8 @@ def prompt_of(length: int, whole: int = 0) -> list[int]:
 def text(model: str, length: int, new: int = NEW, whole: int = 0) -> list[int]:
     """The new tokens of a prompt that is decoded alone."""
     lm = tiny.target(model)
-    how = {"max_new_tokens": new, "sampler": SAMPLERS["T=1"], "seed": 3, "eos": ()}
-    return generate(lm, [prompt_of(length, whole)], **how)[0]
+    prompts = [prompt_of(length, whole)]
+    return generate(lm, prompts, max_new_tokens=new, sampler=SAMPLERS["T=1"], seed=3, eos=())[0]
 
 
 class Run:

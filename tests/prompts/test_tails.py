@@ -34,8 +34,8 @@ def said(lm: LM, prefixes: PrefixCache, text: list[int], owner: str = "") -> tup
         s.submit(text, NEW, seed=3, eos=(), owner=owner)
         while s.running or s.waiting:
             tokens += [token for event in s.step() for token in event.tokens]
-    how = {"max_new_tokens": NEW, "sampler": Sampler(1.0), "seed": 3, "eos": ()}
-    assert [tokens] == generate(lm, [text], **how)
+    alone = generate(lm, [text], max_new_tokens=NEW, sampler=Sampler(1.0), seed=3, eos=())
+    assert [tokens] == alone
     return tokens, prefixes.hits - before
 
 
@@ -122,7 +122,7 @@ def test_a_tail_that_ends_within_a_prompt_block_is_not_used(model):
 
 
 def test_a_tail_whose_end_is_no_border_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(prefix_cache, "resumable", lambda block, multiple: block.end)
+    monkeypatch.setattr(prefix_cache, "resumable", lambda block, end, multiple: end)
     with pytest.raises(AssertionError):
         test_a_tail_that_ends_within_a_prompt_block_is_not_used("llama")
 

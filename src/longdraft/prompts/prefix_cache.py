@@ -51,15 +51,13 @@ class Prefixes(Protocol):
 class PrefixBlock:
     """The keys and values of `block` tokens, in every layer of the row in which they were read.
 
-    They follow the block before. A tail has fewer tokens, the last ones of a text. end: the number
-    of tokens up to its end. number: its own, never used again. shapes: of that row. states:
-    the states of recurrent layers after all tokens up to its end; None: they are not kept. room:
-    how many blocks without states have as many bytes. told: whether it was said that nothing after
-    it is kept.
+    They follow the block before. A tail has fewer tokens, the last ones of a text. number: its
+    own, never used again. shapes: of that row. states: the states of recurrent layers after all
+    tokens up to its end; None: they are not kept. room: how many blocks without states have as many
+    bytes. told: whether it was said that nothing after it is kept.
     """
 
     number: int
-    end: int
     shapes: Shapes
     layers: dict[int, tuple[Tensor, Tensor]]  # k [K,n,D], v [K,n,Dv], as they are stored
     states: ByScan | None
@@ -125,7 +123,7 @@ class PrefixCache:
             known = 0
             states = {}
         self._use(keys)
-        if known % self.block and known == blocks[-1].end:
+        if known and len(keys[-1][1]) < self.block:
             # The text that goes on from a tail is kept as well, so the tail is the first to go.
             self._blocks.move_to_end(keys[-1], last=False)
         row.resume(known, states)
@@ -146,7 +144,8 @@ class PrefixCache:
         while True:
             tail = self._tail(keys, tokens, owner)
             for found in ([*keys, tail] if tail else [], keys):
-                if found and (known := resumable(self._blocks[found[-1]], multiple)):
+                end = (len(found) - 1) * self.block + len(found[-1][1]) if found else 0
+                if end and (known := resumable(self._blocks[found[-1]], end, multiple)):
                     return found, known
             if not keys:
                 return [], 0
@@ -233,7 +232,7 @@ class PrefixCache:
         size = sum(k.nbytes + v.nbytes for k, v in layers.values()) // (end - begin) * self.block
         room = 1 + ceil(_nbytes(states or {}) / max(size, 1))
         self._count += 1
-        return PrefixBlock(self._count, end, shapes, layers, states, room)
+        return PrefixBlock(self._count, shapes, layers, states, room)
 
     def _say(self, count: int, kept: list[PrefixBlock]) -> None:
         """Say once of a prompt that no more of it can be kept than these blocks."""
@@ -244,7 +243,8 @@ class PrefixCache:
             kept[-1].told = True
         else:
             self._told = True
-        most = max((resumable(block, 1) for block in kept), default=0)
+        ends = (resumable(block, n * self.block, 1) for n, block in enumerate(kept, 1))
+        most = max(ends, default=0)
         self._tell(too_long(count, most, "--prefix-tokens"))
 
     def _make_room(self, room: int) -> None:
@@ -274,15 +274,15 @@ class PrefixCache:
             self._blocks.move_to_end(key)
 
 
-def resumable(block: PrefixBlock, multiple: int) -> int:
+def resumable(block: PrefixBlock, end: int, multiple: int) -> int:
     """The most tokens, a multiple, after which reading can go on with this block's states.
 
-    0: there are none.
+    end: the number of tokens up to its end. 0: there are no states.
     """
-    end = block.end // multiple * multiple
-    if block.states is None or (block.states and end < block.end):
+    known = end // multiple * multiple
+    if block.states is None or (block.states and known < end):
         return 0
-    return end
+    return known
 
 
 def too_long(count: int, kept: int, option: str) -> str:
