@@ -187,7 +187,7 @@ def serving(model: str, given: Any) -> Iterator[tuple[httpx.Client, Any, Any]]:
     if not has_template(tokenizer):
         tokenizer.chat_template = TEMPLATE
     slots = min(given.tokens + given.tokens // 2 + 1024, target.positions)
-    prefixes = PrefixCache(prefix_room(target, slots, slots))
+    prefixes = PrefixCache(prefix_room(target, slots, slots), tails=True)
     session = Session(target, PlainDecoding(), 1, slots, chunk=256, prefixes=prefixes)
     settings = ServerSettings(NAME, "plain", port=0, request_s=1e6, most_body=1 << 26)
     server = Server(session, tokenizer, settings)

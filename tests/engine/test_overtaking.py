@@ -15,7 +15,7 @@ from support.checks import SAMPLERS
 from support.listed import BUILD
 from support.sessions import Ends, stopped
 
-from longdraft import PrefixCache, Session, generate, match
+from longdraft import PrefixCache, PromptFolder, Session, generate, match
 from longdraft.drafters import Lookup
 from longdraft.engine.admission import OVERTAKES, Admission
 from longdraft.engine.requests import Request
@@ -35,11 +35,17 @@ def small_parts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("longdraft.models.lm.PART", CHUNK)  # where torch reads prompts
 
 
+def prompt_of(length: int, whole: int = 0) -> list[int]:
+    """A prompt of this length, or the beginning of a longer one of length `whole`."""
+    [prompt] = tiny.prompts(whole or length, seed=whole or length)
+    return prompt[:length]
+
+
 @cache
-def text(model: str, length: int, new: int = NEW) -> list[int]:
+def text(model: str, length: int, new: int = NEW, whole: int = 0) -> list[int]:
     """The new tokens of a prompt that is decoded alone."""
     lm = tiny.target(model)
-    prompts = tiny.prompts(length, seed=length)
+    prompts = [prompt_of(length, whole)]
     return generate(lm, prompts, max_new_tokens=new, sampler=SAMPLERS["T=1"], seed=3, eos=())[0]
 
 
@@ -50,16 +56,23 @@ class Run:
     order. before: by request, how many parts had been read when its first token came.
     """
 
-    def __init__(self, model: str = "llama", rows: int = 3, long: bool = True, **options):
+    def __init__(
+        self,
+        model: str = "llama",
+        rows: int = 3,
+        long: bool = True,
+        slots: int = SLOTS,
+        **options,
+    ):
         self.model = model
         self.reads = list[tuple[int, int]]()
         self.then = dict[tuple[int, int], Callable[[], object]]()
         self.before = dict[int, int]()
-        self.lengths = dict[int, tuple[int, int]]()
+        self.lengths = dict[int, tuple[int, int, int]]()
         self.ends = Ends()
         options = {"chunk": CHUNK, "now": stopped} | options
         lm = tiny.target(model)
-        self.session = Session(lm, None, rows, SLOTS, SAMPLERS["T=1"], **options)
+        self.session = Session(lm, None, rows, slots, SAMPLERS["T=1"], **options)
         self.session.watch = self._watch
         if long:
             self.submit(LONG)
@@ -70,10 +83,10 @@ class Run:
         self.reads.append(part)
         self.then.pop(part, lambda: None)()
 
-    def submit(self, length: int = SHORT, new: int = NEW, **options) -> int:
-        [prompt] = tiny.prompts(length, seed=length)
+    def submit(self, length: int = SHORT, new: int = NEW, whole: int = 0, **options) -> int:
+        prompt = prompt_of(length, whole)
         id = self.session.submit(prompt, new, seed=3, eos=(), **options)
-        self.lengths[id] = length, new
+        self.lengths[id] = length, new, whole
         return id
 
     def step(self) -> None:
@@ -92,10 +105,10 @@ class Run:
     def check(self, *failed: int) -> None:
         """All requests but these end with the texts that they have alone."""
         self.finish()
-        for id, (length, new) in self.lengths.items():
+        for id, (length, new, whole) in self.lengths.items():
             if id not in failed:
                 assert self.ends.how[id] == "length", id
-                assert self.ends.texts[id] == text(self.model, length, new), id
+                assert self.ends.texts[id] == text(self.model, length, new, whole), id
         assert {id for id, how in self.ends.how.items() if how != "length"} == set(failed)
 
     def long_before(self, id: int) -> int:
@@ -157,6 +170,66 @@ def test_a_prompt_whose_last_chunk_is_next_is_not_overtaken():
     run.then[1, 384] = lambda: run.submit(2)
     run.check()
     assert run.long_before(2) == LONG
+
+
+@pytest.fixture
+def long_parts(monkeypatch: pytest.MonkeyPatch):
+    for name in ("engine.session.IDLE_PREFILL", "models.lm.CHECKPOINT", "models.lm.PART"):
+        monkeypatch.setattr(f"longdraft.{name}", 256)
+
+
+def test_a_prompt_of_thousands_of_tokens_is_overtaken(long_parts):
+    run = Run("qwen3.5", long=False, slots=3100)
+    run.submit(3000)
+    run.then[1, 1024] = lambda: run.submit(64)
+    run.check()
+    assert run.long_before(2) == 1024
+
+
+def follow_up(known: int) -> int:
+    """How many tokens of a prompt are read before a second one of 2,000 tokens is answered, if this
+    many of the second one's are known.
+    """
+    run = Run("qwen3.5", slots=2100, long=False, prefixes=PrefixCache(100_000, 64, tails=True))
+    if known:
+        run.submit(known, 1, whole=2000)
+        run.finish()
+    long = run.submit(1500)
+    run.then[long, 512] = lambda: run.submit(2000)
+    run.check()
+    before = run.reads[: run.before[long + 1]]
+    return max(done for id, done in before if id == long)
+
+
+@pytest.mark.parametrize("known,overtakes", [(1970, True), (1000, False), (0, False)])
+def test_known_tokens_do_not_count(known, overtakes, long_parts):
+    """After 512 of the first 1,499 tokens, 987 are left."""
+    assert follow_up(known) == (512 if overtakes else 1500)
+
+
+def test_a_cache_that_is_not_asked_is_noticed(long_parts, monkeypatch):
+    monkeypatch.setattr(PrefixCache, "known", lambda *_: 0)
+    assert follow_up(1970) == 1500
+
+
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen3.5", marks=pytest.mark.full)])
+def test_prompts_in_a_folder_overtake(model, tmp_path, monkeypatch):
+    """The second server finds them on disk only."""
+    monkeypatch.setattr("longdraft.prompts.prompt_folder.PART", CHUNK)
+    lm = tiny.target(model)
+    first = PromptFolder(tmp_path / "kept", lm, 100_000_000, PrefixCache(2000, 16, tails=True))
+    run = Run(model, prefixes=first)
+    run.then[1, 64] = lambda: run.submit(70, owner="b")
+    run.check()
+    assert run.long_before(2) == 64
+    first.close()
+    second = PromptFolder(tmp_path / "kept", lm, 100_000_000)
+    run = Run(model, long=False, prefixes=second)
+    run.submit(420)
+    run.then[1, 64] = lambda: run.submit(LONG)
+    run.check()
+    assert run.long_before(2) == 64 and second.hits >= 384
+    second.close()
 
 
 def test_short_prompts_keep_their_order_and_pass_a_long_one():

@@ -100,7 +100,7 @@ def compared(kind: str, most: int, **more) -> tuple[bool, int]:
     """
     lm = reader(kind)
     prompts = tiny.prompts(*LENGTHS[:3])
-    pool = RowPool(lm, 2, SLOTS, PrefixCache(1000, 16))
+    pool = RowPool(lm, 2, SLOTS, PrefixCache(1000, 16, tails=True))
     equal = True
     known = 0
     entered(pool, requested(prompts[0]), most)

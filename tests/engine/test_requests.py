@@ -287,13 +287,13 @@ class Forgetful(PrefixCache):
     """Finds a block by its tokens alone, whatever came before them."""
 
     def _known(self, tokens, owner):
-        anywhere = {key[1]: block for key, block in self._blocks.items()}
+        anywhere = {key[1]: key for key in self._blocks}
         found = []
         for at in range(len(tokens) // self.block):
-            block = anywhere.get(tuple(tokens[at * self.block : (at + 1) * self.block]))
-            if block is None:
+            key = anywhere.get(tuple(tokens[at * self.block : (at + 1) * self.block]))
+            if key is None:
                 break
-            found.append(block)
+            found.append(key)
         return found
 
 
@@ -336,7 +336,8 @@ class OthersStates(PrefixCache):
     def load(self, tokens, row, multiple=1, owner=""):
         known = super().load(tokens, row, multiple, owner)
         if known:
-            row.resume(known, self._known(tokens, owner)[known // self.block - 2].states)
+            key = self._known(tokens, owner)[known // self.block - 2]
+            row.resume(known, self._blocks[key].states or {})
         return known
 
 

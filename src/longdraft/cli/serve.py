@@ -231,7 +231,8 @@ def serve(
         )
         prefixes = None
         if kept:
-            prefixes = PrefixCache(kept, tell=note if cache_dir is None else None)
+            told = note if cache_dir is None else None
+            prefixes = PrefixCache(kept, tell=told, tails=True)
         if cache_dir is not None:
             prefixes = PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, note)
             folders.append(prefixes)

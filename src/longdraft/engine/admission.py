@@ -16,12 +16,13 @@ class Admission:
 
     Prompts are read one at a time, in order of submission, with one exception: a short prompt may
     overtake a long one that is being read, which is paused meanwhile. The short one is the first in
-    the queue whose length is at most 1/OVERTAKES of the tokens that are left of the long one, if
-    more than `chunk` of these are left. It does not overtake if it does not fit beside the
-    others, and no later one does so in its place.
+    the queue of whose prompt at most 1/OVERTAKES of the tokens that are left of the long one are to
+    be read, if more than `chunk` of these are left. Tokens in the prefix cache are not to be read.
+    It does not overtake if it does not fit beside the others, and no later one does so in its
+    place.
 
     At most one prompt is paused at a time. Before another one may overtake it, at least as many of
-    its tokens are read as the latest overtaking prompt had, and at least `chunk`. While N tokens of
+    its tokens are read as of the latest overtaking prompt, and at least `chunk`. While N tokens of
     a prompt are read, fewer than N tokens of other prompts are therefore read before them.
 
     total: how many slots the requests in rows may need together.
@@ -50,7 +51,7 @@ class Admission:
             return rows.entering
         self.waiting.remove(request)
         if reading is not None:
-            reading.held_until = reading.position + max(len(request.prompt), self.chunk)
+            reading.held_until = reading.position + max(rows.to_read(request), self.chunk)
         return request
 
     def _first(self) -> Request | None:
@@ -63,7 +64,7 @@ class Admission:
         left = reading.left
         if left <= self.chunk:
             return None
-        return next((r for r in self.waiting if OVERTAKES * len(r.prompt) <= left), None)
+        return next((r for r in self.waiting if OVERTAKES * rows.to_read(r) <= left), None)
 
     def _fits(self, request: Request, rows: RowPool, drafters: SessionDrafters) -> bool:
         has_room = rows.free > 0 and rows.needed + request.need <= self.total

@@ -73,7 +73,7 @@ class RowPool:
     share `prefixes`.
 
     A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of
-    LM.prompt_block, and only keys of whole blocks are kept for later prompts. reads: the facts
+    LM.prompt_block, and only keys of these blocks are kept for later prompts. reads: the facts
     about the prompts that were read, by request, until someone takes them.
     """
 
@@ -119,6 +119,15 @@ class RowPool:
     def is_drafted(self) -> bool:
         """Whether a request in a row, also one whose prompt is being read, may have drafts."""
         return any(request.deepest for request in [*self.requests, *self.unread])
+
+    def to_read(self, request: Request) -> int:
+        """How many tokens of a waiting request's prompt are not in the prefix cache now."""
+        count = len(request.prompt)
+        if self.prefixes is None or request.prompt_logprobs:
+            return count
+        return count - self.prefixes.known(
+            request.prompt[:-1], self.target.prompt_block, self._owner(request)
+        )
 
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after the part that is known.
@@ -267,9 +276,9 @@ class RowPool:
         self.seqs.prompt_states[b] = reading.states
 
     def _keep(self, tokens: list[int], b: int, owner: str, complete: bool = True) -> None:
-        """Keep the keys of row b's first tokens for its owner's later prompts, in whole blocks.
+        """Keep the keys of row b's first tokens for its owner's later prompts.
 
-        complete: False while more of the prompt is to be read.
+        Only whole prompt blocks are kept. complete: False while more of the prompt is to be read.
         """
         if self.prefixes is not None:
             whole = len(tokens) - len(tokens) % self.target.prompt_block

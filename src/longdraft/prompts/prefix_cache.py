@@ -19,7 +19,7 @@ from longdraft.models.lm import LM
 
 Tell = Callable[[str], object]
 Shapes = dict[int, tuple[int, int, int, torch.dtype]]  # as KVCache.shapes
-# (the number of the block before, or the owner of a first block; the block's tokens)
+# (the number of the block before, or the owner of a first block; its tokens, fewer for a tail)
 Key = tuple[int | str, tuple[int, ...]]
 
 
@@ -27,7 +27,7 @@ class Prefixes(Protocol):
     """The place where a session keeps keys and values of prompts.
 
     asked, hits: tokens of all prompts, and those that were known. used: the share of its room that
-    is in use. attach, load, store: see PrefixCache.
+    is in use. attach, load, known, store: see PrefixCache.
     """
 
     asked: int
@@ -40,6 +40,8 @@ class Prefixes(Protocol):
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int: ...
 
+    def known(self, tokens: list[int], multiple: int = 1, owner: str = "") -> int: ...
+
     def store(
         self, tokens: list[int], row: KVCache, owner: str = "", complete: bool = True
     ) -> None: ...
@@ -49,15 +51,15 @@ class Prefixes(Protocol):
 class PrefixBlock:
     """The keys and values of `block` tokens, in every layer of the row in which they were read.
 
-    They follow the block before. number: its own, never used again. shapes: of that row. states:
-    the states of recurrent layers after all tokens up to its end; None: they are not kept. room:
-    how many blocks without states have as many bytes. told: whether it was said that nothing after
-    it is kept.
+    They follow the block before. A tail has fewer tokens, the last ones of a text. number: its
+    own, never used again. shapes: of that row. states: the states of recurrent layers after all
+    tokens up to its end; None: they are not kept. room: how many blocks without states have as many
+    bytes. told: whether it was said that nothing after it is kept.
     """
 
     number: int
     shapes: Shapes
-    layers: dict[int, tuple[Tensor, Tensor]]  # k [K,block,D], v [K,block,Dv], as they are stored
+    layers: dict[int, tuple[Tensor, Tensor]]  # k [K,n,D], v [K,n,Dv], as they are stored
     states: ByScan | None
     room: int
     told: bool = False
@@ -70,9 +72,11 @@ class PrefixCache:
     were stored, which reading the tokens again would compute (see LM.prompt_block): outputs are the
     same with and without it. Tokens are compared themselves, not their hashes. One target, and one
     thread at a time. tell: is called once for each prompt of which only a beginning can be kept.
+    tails: also keep what follows a text's last whole block, with the states after it, for texts
+    that go on from there. A tail needs the room of a block.
     """
 
-    def __init__(self, tokens: int, block: int = 64, tell: Tell | None = None):
+    def __init__(self, tokens: int, block: int = 64, tell: Tell | None = None, tails: bool = False):
         if block < 1 or tokens < block:
             raise InputError(
                 f"a prefix cache of {tokens} tokens has no room for a block of {block}: "
@@ -80,6 +84,7 @@ class PrefixCache:
             )
         self.most = tokens // block
         self.block = block
+        self.tails = tails
         self.asked = 0  # tokens of all prompts so far
         self.hits = 0  # those of them that were known
         self._blocks = OrderedDict[Key, PrefixBlock]()  # the one used longest ago first
@@ -111,32 +116,58 @@ class PrefixCache:
 
         Returns the number of known tokens, a multiple of `multiple`.
         """
-        blocks = self._known(tokens, owner)
-        known, states = self._usable(blocks, multiple)
+        keys, known = self._usable(tokens, multiple, owner)
+        blocks = [self._blocks[key] for key in keys]
+        states = (blocks[-1].states if known else None) or {}
         if known and not copied(blocks[: ceil(known / self.block)], known, row):
             known = 0
             states = {}
+        self._use(keys)
+        if known and len(keys[-1][1]) < self.block:
+            # The text that goes on from a tail is kept as well, so the tail is the first to go.
+            self._blocks.move_to_end(keys[-1], last=False)
         row.resume(known, states)
         self.asked += len(tokens)
         self.hits += known
         return known
 
-    def _usable(self, blocks: list[PrefixBlock], multiple: int) -> tuple[int, ByScan]:
-        """The most tokens, a multiple, after which reading can go on, and the states after them."""
-        for n in range(len(blocks), 0, -1):
-            end = n * self.block // multiple * multiple
-            states = blocks[n - 1].states
-            if states is not None and (not states or end == n * self.block):
-                return end, states
-        return 0, {}
+    def known(self, tokens: list[int], multiple: int = 1, owner: str = "") -> int:
+        """The number of tokens that `load` would find now; they do not count as used."""
+        return self._usable(tokens, multiple, owner)[1]
+
+    def _usable(self, tokens: list[int], multiple: int, owner: str) -> tuple[list[Key], int]:
+        """The blocks of these tokens after which reading can go on, and the number of tokens.
+
+        The last block may be a tail.
+        """
+        keys = self._known(tokens, owner)
+        while True:
+            tail = self._tail(keys, tokens, owner)
+            for found in ([*keys, tail] if tail else [], keys):
+                end = (len(found) - 1) * self.block + len(found[-1][1]) if found else 0
+                if end and (known := resumable(self._blocks[found[-1]], end, multiple)):
+                    return found, known
+            if not keys:
+                return [], 0
+            keys.pop()
+
+    def _tail(self, keys: list[Key], tokens: list[int], owner: str) -> Key | None:
+        """The longest tail after these blocks with which the rest of the tokens begins."""
+        if not self.tails:
+            return None
+        before = self._blocks[keys[-1]].number if keys else owner
+        begin = len(keys) * self.block
+        rest = tuple(tokens[begin : begin + self.block - 1])
+        tails = ((before, rest[:count]) for count in range(len(rest), 0, -1))
+        return next((key for key in tails if key in self._blocks), None)
 
     def store(
         self, tokens: list[int], row: KVCache, owner: str = "", complete: bool = True
     ) -> None:
         """Keep the keys and values of the first len(tokens) slots of a cache of one row.
 
-        Whole blocks are kept. If there is no memory for them, everything is forgotten. complete:
-        False while more of the prompt is to be read.
+        Whole blocks are kept, and the tail. If there is no memory for them, everything is
+        forgotten. complete: False while more of the prompt is to be read.
         """
         try:
             self._store(tokens, row, owner, complete)
@@ -145,27 +176,35 @@ class PrefixCache:
             self._taken = 0
 
     def _store(self, tokens: list[int], row: KVCache, owner: str, complete: bool) -> None:
-        kept = self._known(tokens, owner)
         shapes = row.shapes
-        count = len(tokens) // self.block
-        taken = sum(block.room for block in kept)
-        while len(kept) < count:
-            taken -= self._thin(kept, taken + 1 - self.most)
-            if taken >= self.most:
-                break
-            block = self._block(len(kept), row, shapes)
-            taken -= self._thin(kept, taken + block.room - self.most)
-            taken += block.room
-            if taken > self.most:  # also with all others forgotten
-                break
-            self._make_room(block.room)
-            begin = len(kept) * self.block
+        whole = len(tokens) // self.block * self.block
+        keys = list[Key]()
+        kept = list[PrefixBlock]()
+        taken = 0
+        for begin in range(0, len(tokens) if self.tails else whole, self.block):
+            end = min(begin + self.block, len(tokens))
             before = kept[-1].number if kept else owner
-            self._blocks[before, tuple(tokens[begin : begin + self.block])] = block
-            self._taken += block.room
+            key: Key = before, tuple(tokens[begin:end])
+            block = self._blocks.get(key)
+            if block is None:
+                taken -= self._thin(kept, taken + 1 - self.most)
+                if taken >= self.most:
+                    break
+                block = self._block(begin, end, row, shapes)
+                if end > whole and block.states is None:  # no text could go on from there
+                    break
+                taken -= self._thin(kept, taken + block.room - self.most)
+                if taken + block.room > self.most:  # also with all others forgotten
+                    break
+                self._make_room(block.room)
+                self._blocks[key] = block
+                self._taken += block.room
+            taken += block.room
+            self._blocks.move_to_end(key)
+            keys.append(key)
             kept.append(block)
-        self._known(tokens, owner)  # a block is used no less recently than those after it
-        if len(kept) < count and complete:
+        self._use(keys)
+        if len(kept) * self.block < whole and complete:
             self._say(len(tokens), kept)
 
     def _thin(self, kept: list[PrefixBlock], room: int) -> int:
@@ -182,15 +221,15 @@ class PrefixCache:
         self._taken -= made
         return made
 
-    def _block(self, index: int, row: KVCache, shapes: Shapes) -> PrefixBlock:
-        """A copy of the row's block with this index."""
-        span = slice(index * self.block, (index + 1) * self.block)
+    def _block(self, begin: int, end: int, row: KVCache, shapes: Shapes) -> PrefixBlock:
+        """A copy of the row's slots [begin, end)."""
+        span = slice(begin, end)
         stored = {layer: row.stored(layer, 0) for layer in shapes}
         layers = {
             layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()
         }
-        states = row.states_at(span.stop)
-        size = sum(k.nbytes + v.nbytes for k, v in layers.values())
+        states = row.states_at(end)
+        size = sum(k.nbytes + v.nbytes for k, v in layers.values()) // (end - begin) * self.block
         room = 1 + ceil(_nbytes(states or {}) / max(size, 1))
         self._count += 1
         return PrefixBlock(self._count, shapes, layers, states, room)
@@ -204,7 +243,9 @@ class PrefixCache:
             kept[-1].told = True
         else:
             self._told = True
-        self._tell(too_long(count, self._usable(kept, 1)[0], "--prefix-tokens"))
+        ends = (resumable(block, n * self.block, 1) for n, block in enumerate(kept, 1))
+        most = max(ends, default=0)
+        self._tell(too_long(count, most, "--prefix-tokens"))
 
     def _make_room(self, room: int) -> None:
         """Forget the blocks used longest ago.
@@ -214,23 +255,34 @@ class PrefixCache:
         while self._blocks and self._taken + room > self.most:
             self._taken -= self._blocks.popitem(last=False)[1].room
 
-    def _known(self, tokens: list[int], owner: str) -> list[PrefixBlock]:
-        """The blocks with which these tokens begin.
-
-        They count as used, later ones first, so that these are forgotten first.
-        """
-        prefix: list[tuple[Key, PrefixBlock]] = []
+    def _known(self, tokens: list[int], owner: str) -> list[Key]:
+        """The whole blocks with which these tokens begin."""
+        keys = list[Key]()
         before: int | str = owner
-        for index in range(len(tokens) // self.block):
-            key: Key = before, tuple(tokens[index * self.block : (index + 1) * self.block])
+        for begin in range(0, len(tokens) - self.block + 1, self.block):
+            key: Key = before, tuple(tokens[begin : begin + self.block])
             block = self._blocks.get(key)
             if block is None:
                 break
-            prefix.append((key, block))
+            keys.append(key)
             before = block.number
-        for key, _ in reversed(prefix):
+        return keys
+
+    def _use(self, keys: list[Key]) -> None:
+        """Count blocks of a text as used, later ones first, so that these are forgotten first."""
+        for key in reversed(keys):
             self._blocks.move_to_end(key)
-        return [block for _, block in prefix]
+
+
+def resumable(block: PrefixBlock, end: int, multiple: int) -> int:
+    """The most tokens, a multiple, after which reading can go on with this block's states.
+
+    end: the number of tokens up to its end. 0: there are no states.
+    """
+    known = end // multiple * multiple
+    if block.states is None or (block.states and known < end):
+        return 0
+    return known
 
 
 def too_long(count: int, kept: int, option: str) -> str:

@@ -11,6 +11,7 @@ from longdraft.models.lm import LM
 
 MIN_TOKENS = 1 << 15  # tokens, however short the context is
 SHARE = 4  # prefix caches take at most a quarter of the memory
+TAILS = 2  # states at ends of texts: of the last prompt and of its answer
 FLOOR = 1 << 10  # tokens, however little memory there is
 
 
@@ -18,15 +19,17 @@ FLOOR = 1 << 10  # tokens, however little memory there is
 def prefix_room(target: LM, context: int, rows: int, models: int = 1) -> int:
     """The number of tokens for a prefix cache.
 
-    It is `context`, with the states that recurrent layers leave on the way, or MIN_TOKENS; but no
-    more than fit into this model's part of a quarter of the free memory. rows: slots of the session
-    that will run beside it. models: those that share the memory. Runs one token.
+    It is `context`, with the states that recurrent layers leave on the way and at the ends of
+    texts, or MIN_TOKENS; but no more than fit into this model's part of a quarter of the free
+    memory. rows: slots of the session that will run beside it. models: those that share the memory.
+    Runs one token.
     """
     scratch = target.new_cache(1, 1)
     target.prefill([0], scratch)
     slot = sum(scratch.slot_bytes(layer) for layer in scratch.layers) or 1
     states = sum(x.nbytes for x in (scratch.states_at(1) or {}).values())
-    wanted = max(context + context // target.checkpoints * ceil(states / slot), MIN_TOKENS)
+    kept = context // target.checkpoints + TAILS
+    wanted = max(context + kept * ceil(states / slot), MIN_TOKENS)
     free = free_memory(target, rows * slot)
     return wanted if free is None else min(wanted, max(free // SHARE // models // slot, FLOOR))
 

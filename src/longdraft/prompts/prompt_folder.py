@@ -118,7 +118,7 @@ class PromptFolder:
         row.clear()
         known = 0 if self.memory is None else self.memory.load(tokens, row, multiple, owner)
         parts = list(self._parts(tokens, owner))
-        present = next((i for i, part in enumerate(parts) if not self._is_there(part)), len(parts))
+        present = self._present(parts)
         if present * self.part > known:
             for part in parts[known // self.part : present]:
                 states = self._read(part, row)
@@ -134,6 +134,11 @@ class PromptFolder:
         self.asked += len(tokens)
         self.hits += known
         return known
+
+    def known(self, tokens: list[int], multiple: int = 1, owner: str = "") -> int:
+        """See PrefixCache.known; a damaged part counts until it is read."""
+        known = 0 if self.memory is None else self.memory.known(tokens, multiple, owner)
+        return max(known, self._present(list(self._parts(tokens, owner))) * self.part)
 
     def store(
         self, tokens: list[int], row: KVCache, owner: str = "", complete: bool = True
@@ -201,6 +206,10 @@ class PromptFolder:
 
     def _is_there(self, part: PromptPart) -> bool:
         return os.path.exists(self._path(part))
+
+    def _present(self, parts: list[PromptPart]) -> int:
+        """How many of a prompt's parts are there, up to the first that is not."""
+        return next((i for i, part in enumerate(parts) if not self._is_there(part)), len(parts))
 
     def _size(self, count: int) -> int:
         return size_of(self.origin, About(count)) + HEADER
