@@ -22,7 +22,7 @@ from longdraft.backends.decoder_layer import (
     Attention,
     Decoder,
     DecoderLayer,
-    Experts,
+    ExpertsMLP,
     GatedMLP,
     Linear,
     Norm,
@@ -122,14 +122,14 @@ def capped(x: Tensor, cap: float | None) -> Tensor:
 ACTIVATIONS = {"silu": F.silu, "GELUTanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
-def through(mlp: GatedMLP | Experts, x: Tensor) -> Tensor:
-    if isinstance(mlp, Experts):
+def through(mlp: GatedMLP | ExpertsMLP, x: Tensor) -> Tensor:
+    if isinstance(mlp, ExpertsMLP):
         return torch.stack([of_experts(mlp, row) for row in x])
     gate = ACTIVATIONS[mlp.activation](projected(mlp.gate, x))
     return projected(mlp.down, gate * projected(mlp.up, x))
 
 
-def of_experts(mlp: Experts, x: Tensor) -> Tensor:
+def of_experts(mlp: ExpertsMLP, x: Tensor) -> Tensor:
     """x [width] of one node"""
     scores = F.linear(x, mlp.router, mlp.router_bias)
     best = scores.topk(mlp.chosen).indices
@@ -138,7 +138,7 @@ def of_experts(mlp: Experts, x: Tensor) -> Tensor:
     return torch.stack(outputs).sum(0)
 
 
-def of_expert(mlp: Experts, n: int, x: Tensor) -> Tensor:
+def of_expert(mlp: ExpertsMLP, n: int, x: Tensor) -> Tensor:
     gate_up, down = mlp.gate_up[n], mlp.down[n]
     if mlp.transposed:
         gate_up, down = gate_up.T, down.T

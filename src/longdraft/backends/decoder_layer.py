@@ -126,7 +126,7 @@ class GatedMLP:
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertsMLP:
     """Gated MLPs, of which a node goes through those that the router scores highest.
 
     router: weights [count,width]. chosen: how many of the experts a node goes through. An output
@@ -168,7 +168,7 @@ class DecoderLayer:
     """
 
     mixer: Attention | DeltaNet
-    mlp: GatedMLP | Experts
+    mlp: GatedMLP | ExpertsMLP
     input_norm: Norm
     mlp_norm: Norm
     mixer_output_norm: Norm | None = None
@@ -189,7 +189,7 @@ class DecoderLayer:
         total = sum(linear.numbers for linear in self.linears)
         if isinstance(self.mixer, DeltaNet):
             total += self.mixer.convolution.weight.numel()
-        if isinstance(self.mlp, Experts):
+        if isinstance(self.mlp, ExpertsMLP):
             total += self.mlp.products
         return total
 

@@ -20,7 +20,7 @@ from longdraft.backends.decoder_layer import (
     Decoder,
     DecoderLayer,
     DeltaNet,
-    Experts,
+    ExpertsMLP,
     GatedMLP,
     Linear,
     Norm,
@@ -226,7 +226,7 @@ class Finder:
         _check(module, _class(self.family, self.family.mlp), parts, OF_MLP)
         return _name_of(module.act_fn)
 
-    def experts(self, module: Any) -> Experts:
+    def experts(self, module: Any) -> ExpertsMLP:
         family = self.family
         name = "router" if hasattr(module, "router") else "gate"
         _check(module, _class(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP)
@@ -245,7 +245,7 @@ class Finder:
             raise Unknown(f"{type(inner).__name__} has no gates, or normalizes its outputs")
         if bool(activations) == hasattr(inner, "limit"):
             raise Unknown(f"{type(inner).__name__} has no activation, or two")
-        return Experts(
+        return ExpertsMLP(
             router=router.weight,
             router_bias=getattr(router, "bias", None),
             count=router.num_experts,
