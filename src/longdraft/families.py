@@ -24,7 +24,9 @@ class ModelFamily:
     tested: whether the tests compare it with Transformers; others are compared when loaded.
     gguf: its architecture in GGUF files, if longdraft reads these itself.
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
-    the outputs. rotary: the ending of the name of its rotation's class.
+    the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
+    the name of its class of an MLP of experts. rotary: the ending of the name of its rotation's
+    class.
     """
 
     stem: str
@@ -37,6 +39,8 @@ class ModelFamily:
     gguf: str | None = None
     plus_one: bool = False
     gated: bool = False
+    scaled: bool = False
+    sparse: str = "SparseMoeBlock"
     rotary: str = "RotaryEmbedding"
 
     @property
@@ -58,6 +62,22 @@ class ModelFamily:
     @property
     def mlp(self) -> str:
         return f"{self.stem}MLP"
+
+    @property
+    def sparse_mlp(self) -> str:
+        return self.stem + self.sparse
+
+    @property
+    def router(self) -> str:
+        return f"{self.stem}TopKRouter"
+
+    @property
+    def experts(self) -> str:
+        return f"{self.stem}Experts"
+
+    @property
+    def scaled_embedding(self) -> str:
+        return f"{self.stem}TextScaledWordEmbedding"
 
     @property
     def norm(self) -> str:
@@ -101,6 +121,7 @@ QWEN3_5 = ModelFamily(
     gated=True,
     rotary="TextRotaryEmbedding",
 )
+GEMMA2 = ModelFamily("Gemma2", "gemma2", plus_one=True, scaled=True)
 FAMILIES = (
     LLAMA,
     ModelFamily("Mistral", "mistral", native="decoder", fused=True, tested=True),
@@ -108,7 +129,10 @@ FAMILIES = (
     QWEN3,
     QWEN3_5,
     ModelFamily("Qwen3Moe", "qwen3_moe", tested=True),
-    ModelFamily("GptOss", "gpt_oss", tested=True),
+    ModelFamily("Mixtral", "mixtral"),
+    ModelFamily("GptOss", "gpt_oss", tested=True, sparse="MLP"),
+    ModelFamily("Granite", "granite"),
+    GEMMA2,
     ModelFamily("Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3"),
 )
 

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from support import tiny
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from longdraft.backends.decoder_layer import (
     Attention,
     Decoder,
     DecoderLayer,
+    ExpertsMLP,
+    GatedMLP,
     Linear,
     Norm,
     unread,
@@ -29,15 +32,32 @@ from longdraft.backends.describe import Unknown, describe, described
 from longdraft.backends.features.windows import windows_of
 from longdraft.backends.native import layers
 from longdraft.costs.counts import _products, _products_of_modules
-from longdraft.models.memory_traffic import Weights
+from longdraft.families import GEMMA2, LLAMA
+from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import weights_of
 from longdraft.ops.native import library
 
 NATIVE = pytest.mark.skipif(library() is None, reason="built without a C++ compiler")
 DENSE = ["llama", "qwen2", "qwen3", "mistral-window", "qwen3-mixed", "llama-mqa"]
 GATED = "qwen3.5 without recurrent layers"
+SPARSE = ["mixtral", "qwen3-moe", "gpt-oss"]
+# described, and computed by the eager backend alone
+OTHERS = [*SPARSE, "gemma2-softcap", "granite"]
+NUMBERS = {  # of Granite, none of which changes anything by default
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
 
 
 def stock(name: str) -> Any:
+    if name == "granite":
+        config = tiny_models.config("granite")
+        config.update(NUMBERS)
+        return tiny_models.build(config)
+    if name == "gemma2-softcap" and not hasattr(GEMMA2.modeling, GEMMA2.scaled_embedding):
+        pytest.skip("this version of Transformers scales embeddings elsewhere")
     if name != GATED:
         return tiny.stock(name)
     config = deepcopy(tiny.CONFIGS["qwen3.5"])
@@ -85,33 +105,74 @@ def attended(a: Attention, x: Tensor) -> Tensor:
     k, v = (p.repeat_interleave(a.heads // a.key_heads, 1) for p in (k, v))
     apart = torch.arange(count)[:, None] - torch.arange(count)
     seen = (apart >= 0) & (apart < (a.window or count))
-    scores = torch.einsum("ihd,jhd->hij", q, k) * a.scale
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores = capped(torch.einsum("ihd,jhd->hij", q, k) * a.scale, a.cap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if a.sinks is not None:
+        scores = torch.cat([scores, a.sinks[:, None, None].expand(-1, count, 1)], -1)
+    weights = scores.softmax(-1)[..., :count]
     out = torch.einsum("hij,jhd->ihd", weights, v)
     out = out if gates is None else out * gates.sigmoid()
     return projected(a.o, out.flatten(1))
 
 
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else cap * (x / cap).tanh()
+
+
+ACTIVATIONS = {"silu": F.silu, "GELUTanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+def through(mlp: GatedMLP | ExpertsMLP, x: Tensor) -> Tensor:
+    if isinstance(mlp, ExpertsMLP):
+        return torch.stack([of_experts(mlp, row) for row in x])
+    gate = ACTIVATIONS[mlp.activation](projected(mlp.gate, x))
+    return projected(mlp.down, gate * projected(mlp.up, x))
+
+
+def of_experts(mlp: ExpertsMLP, x: Tensor) -> Tensor:
+    """x [width] of one node"""
+    scores = F.linear(x, mlp.router, mlp.router_bias)
+    best = scores.topk(mlp.chosen).indices
+    shares = scores[best].softmax(-1) if mlp.normalized else scores.softmax(-1)[best]
+    outputs = [share * of_expert(mlp, int(n), x) for n, share in zip(best, shares, strict=True)]
+    return torch.stack(outputs).sum(0)
+
+
+def of_expert(mlp: ExpertsMLP, n: int, x: Tensor) -> Tensor:
+    gate_up, down = mlp.gate_up[n], mlp.down[n]
+    if mlp.transposed:
+        gate_up, down = gate_up.T, down.T
+    both = F.linear(x, gate_up, mlp.gate_up_bias[n] if mlp.gate_up_bias is not None else None)
+    gate, up = (both[::2], both[1::2]) if mlp.interleaved else both.chunk(2)
+    if mlp.activation == "clamped":
+        gate = gate.clamp(max=mlp.limit)
+        inner = gate * (mlp.slope * gate).sigmoid() * (up.clamp(-mlp.limit, mlp.limit) + 1)
+    else:
+        inner = ACTIVATIONS[mlp.activation](gate) * up
+    return F.linear(inner, down, mlp.down_bias[n] if mlp.down_bias is not None else None)
+
+
 def after(layer: DecoderLayer, x: Tensor) -> Tensor:
-    mlp = layer.mlp
-    assert isinstance(layer.mixer, Attention) and mlp.activation == "silu"
-    x = x + attended(layer.mixer, normed(layer.input_norm, x))
-    y = normed(layer.mlp_norm, x)
-    return x + projected(mlp.down, F.silu(projected(mlp.gate, y)) * projected(mlp.up, y))
+    assert isinstance(layer.mixer, Attention)
+    mixed = attended(layer.mixer, normed(layer.input_norm, x))
+    x = x + layer.residual_scale * normed(layer.mixer_output_norm, mixed)
+    y = through(layer.mlp, normed(layer.mlp_norm, x))
+    return x + layer.residual_scale * normed(layer.mlp_output_norm, y)
 
 
 def logits(decoder: Decoder, tokens: Tensor) -> Tensor:
-    x = decoder.embedding.module.weight[tokens]
+    x = decoder.embedding.module.weight[tokens] * decoder.embedding_scale
     for layer in decoder.layers:
         x = after(layer, x)
-    return projected(decoder.head, normed(decoder.norm, x))
+    x = projected(decoder.head, normed(decoder.norm, x)) / decoder.logit_divisor
+    return capped(x, decoder.logit_cap)
 
 
 TOKENS = torch.tensor(tiny.prompts(40)[0])
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", [*DENSE, GATED])
+@pytest.mark.parametrize("name", [*DENSE, GATED, *OTHERS])
 def test_a_description_says_all_that_transformers_computes(name):
     hf = stock(name)
     torch.testing.assert_close(
@@ -128,7 +189,33 @@ FAULTS = {  # the model, and what its attention or norms are said to be
     "no norm of keys": ("qwen3", lambda d: with_attention(d, k_norm=None)),
     "no rotation of a part": (GATED, lambda d: with_attention(d, rotation=twice(d))),
     "weights without one": (GATED, lambda d: replace(d, norm=replace(d.norm, plus_one=False))),
+    "no sinks": ("gpt-oss", lambda d: with_attention(d, sinks=None)),
+    "another slope": ("gpt-oss", lambda d: with_mlp(d, slope=1.0)),
+    "no limit": ("gpt-oss", lambda d: with_mlp(d, limit=99.0)),
+    "gates before the rest": ("gpt-oss", lambda d: with_mlp(d, interleaved=False)),
+    "one expert": ("mixtral", lambda d: with_mlp(d, chosen=1)),
+    "other shares": ("qwen3-moe", lambda d: with_mlp(d, normalized=True)),
+    "no cap": ("gemma2-softcap", lambda d: with_attention(d, cap=None)),
+    "no cap of logits": ("gemma2-softcap", lambda d: replace(d, logit_cap=None)),
+    "no norm behind attention": ("gemma2-softcap", lambda d: changed(d, mixer_output_norm=None)),
+    "no norm behind the MLP": ("gemma2-softcap", lambda d: changed(d, mlp_output_norm=None)),
+    "embeddings of another scale": (
+        "gemma2-softcap",
+        lambda d: replace(d, embedding_scale=1.0),
+    ),
+    "residuals of scale 1": ("granite", lambda d: changed(d, residual_scale=1.0)),
+    "a multiplier of embeddings": ("granite", lambda d: replace(d, embedding_scale=1.0)),
+    "logits without a divisor": ("granite", lambda d: replace(d, logit_divisor=1.0)),
 }
+
+
+def changed(decoder: Decoder, **changes: Any) -> Decoder:
+    return replace(decoder, layers=tuple(replace(layer, **changes) for layer in decoder.layers))
+
+
+def with_mlp(decoder: Decoder, **changes: Any) -> Decoder:
+    made = (replace(layer, mlp=replace(layer.mlp, **changes)) for layer in decoder.layers)
+    return replace(decoder, layers=tuple(made))
 
 
 def with_attention(decoder: Decoder, **changes: Any) -> Decoder:
@@ -150,7 +237,7 @@ def test_a_field_that_is_wrong_shows(fault):
     assert not torch.allclose(logits(change(describe(hf)), TOKENS), wanted, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", [*DENSE, "qwen3.5"])
+@pytest.mark.parametrize("name", [*DENSE, "qwen3.5", *OTHERS])
 def test_sizes_are_those_of_the_modules(name):
     decoder = describe(stock(name))
     parts = [decoder.embedding, decoder.head, decoder.norm]
@@ -180,6 +267,12 @@ PLANTED = {
     "a hook": lambda m: m.lm_head.register_forward_hook(lambda module, args, out: 2 * out),
     "another forward": lambda m: setattr(m.model.layers[0], "forward", lambda x: x),
     "a part of the model": lambda m: m.model.add_module("head", nn.Identity()),
+    "a number of the model": lambda m: setattr(m.model, "multiplier", 2.0),
+    "a number of the head": lambda m: setattr(m, "logit_scale", 2.0),
+    "another family's multiplier": lambda m: setattr(m.model, "embedding_multiplier", 2.0),
+    "another family's residuals": lambda m: setattr(m.model.layers[1], "residual_multiplier", 2.0),
+    "another family's cap": lambda m: setattr(attention(m), "attn_logit_softcapping", 5.0),
+    "experts": lambda m: setattr(m.model.layers[1], "mlp", stock("qwen3-moe").model.layers[1].mlp),
 }
 
 
@@ -191,11 +284,63 @@ def test_what_no_description_covers_is_refused(what):
     assert not layers.computes(hf, {}) and not native.fits(hf, {})
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "gemma3", "gemma2-softcap", "phi3"])
-def test_other_families_are_unknown(name):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("phi3", "is of no family"), ("olmo3", "is of no family"), ("gemma3", "Gemma3")],
+)
+def test_other_families_are_unknown(name, why):
     assert described(tiny.stock(name)) is None
-    with pytest.raises(Unknown, match="is of no family"):
+    with pytest.raises(Unknown, match=why):
         describe(tiny.stock(name))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_described_families_that_the_kernels_do_not_compute_are_refused(name, monkeypatch):
+    hf = stock(name)
+    windows = windows_of(hf.config)
+    assert not layers.computes(hf, windows)
+    # also by what their layers have alone, as a family of the kernels would be
+    monkeypatch.setattr(layers, "family_of", lambda _: LLAMA)
+    assert unread(describe(hf), layers.READ) and not layers.computes(hf, windows)
+
+
+# A field of a description that the kernels do not read, with a value beside its default.
+UNREAD = {
+    "cap": lambda d: with_attention(d, cap=5.0),
+    "sinks": lambda d: with_attention(d, sinks=torch.zeros(4)),
+    "mixer_output_norm": lambda d: changed(d, mixer_output_norm=d.norm),
+    "mlp_output_norm": lambda d: changed(d, mlp_output_norm=d.norm),
+    "residual_scale": lambda d: changed(d, residual_scale=0.5),
+    "embedding_scale": lambda d: replace(d, embedding_scale=2.0),
+    "logit_divisor": lambda d: replace(d, logit_divisor=2.0),
+    "logit_cap": lambda d: replace(d, logit_cap=30.0),
+}
+
+
+@pytest.mark.parametrize("field", UNREAD)
+def test_a_description_with_a_field_beside_those_of_the_kernels_is_refused(field, monkeypatch):
+    hf = tiny.stock("qwen3")
+    decoder = describe(hf)
+    assert layers.computes(hf, {})
+    monkeypatch.setattr(layers, "described", lambda _: UNREAD[field](decoder))
+    assert not layers.computes(hf, {})
+
+
+def test_every_field_that_the_kernels_do_not_read_is_tested_above():
+    left = {f.name for kind, names in layers.READ.items() for f in fields(kind)} - {
+        name for names in layers.READ.values() for name in names
+    }
+    assert left - {"kind"} == UNREAD.keys()  # of norms there is one kind
+
+
+def test_a_layer_that_the_description_misses_is_not_computed(monkeypatch):
+    """Planted: a description without sinks, as if nobody had looked for them."""
+    hf = tiny.stock("qwen3")
+    attention(hf).register_parameter("sinks", nn.Parameter(torch.ones(4)))
+    assert not layers.computes(hf, {})
+    whole = describe(hf)
+    monkeypatch.setattr(layers, "described", lambda _: with_attention(whole, sinks=None))
+    assert layers.computes(hf, {})  # so the check above can fail
 
 
 def test_a_field_that_the_kernels_do_not_read_is_refused(monkeypatch):
@@ -229,10 +374,12 @@ def test_what_differs_by_layer_is_refused():
 # What reads descriptions beside the kernels ------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3.5"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3.5", *OTHERS])
 def test_products_are_those_of_all_modules(name):
     hf = stock(name)
-    assert _products(hf, Weights(0)) == _products_of_modules(hf, Weights(0))
+    weights = weights_of(LM(hf))
+    assert bool(weights.experts) == (name in SPARSE)
+    assert _products(hf, weights) == _products_of_modules(hf, weights)
 
 
 def test_what_a_gpu_fuses():
@@ -243,7 +390,9 @@ def test_what_a_gpu_fuses():
     hf.model.layers[0].mlp.act_fn = nn.ReLU()
     hf.model.layers[0].input_layernorm.forward = lambda x: 2 * x
     hf.model.norm.offset = 1.0
+    hf.model.layers[1].mlp.limit = nn.Parameter(torch.ones(1))
+    hf.model.layers[1].post_attention_layernorm.register_buffer("offset", torch.ones(1))
     parts = Fusible.of(hf)
-    assert (len(parts.norms), len(parts.gated)) == (4 * count - 1, count - 1)
+    assert (len(parts.norms), len(parts.gated)) == (4 * count - 2, count - 2)
     nothing = Fusible.of(tiny.stock("gemma3"))
     assert not nothing.norms and not nothing.gated and not nothing.rotating

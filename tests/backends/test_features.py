@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import layers, tiny
+from support import feature_models, layers, tiny
 
 from longdraft.backends import cuda, native
+from longdraft.backends.architecture import Architecture
 from longdraft.backends.cuda import CudaBackend
 from longdraft.backends.features import table
 from longdraft.backends.features.experts import Experts
@@ -80,6 +81,36 @@ def test_windows_are_computed_and_chunks_and_experts_are_not(backend):
     assert backend.computes([]) and backend.computes([Windows({0: 8})])
     assert not backend.computes([Windows({0: 8}), Experts(4)])
     assert not backend.computes([ChunkedWindows([0], 8)])
+
+
+def check_shown(kind: type[Feature], name: str) -> None:
+    """The feature's model has it. Raises KeyError without one."""
+    assert name in feature_models.models_with(kind)
+    assert Architecture(feature_models.stock(name)).find(kind) is not None
+
+
+SHOWN = [
+    pytest.param(kind, name, marks=pytest.mark.full if more else (), id=f"{kind.__name__}-{name}")
+    for kind in table.FEATURES
+    for more, name in enumerate(feature_models.models_with(kind))
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), SHOWN)
+def test_a_model_shows_each_feature_of_the_table(kind, name):
+    check_shown(kind, name)
+
+
+def test_there_are_models_for_features_of_the_table_alone():
+    assert feature_models.SHOWN_BY.keys() == {kind.__name__ for kind in table.FEATURES}
+
+
+def test_a_feature_without_a_model_is_noticed(planted, monkeypatch):
+    with pytest.raises(KeyError, match="no tiny model has Planted: add one to SHOWN_BY"):
+        feature_models.one_of_each()
+    monkeypatch.setitem(feature_models.SHOWN_BY, "Experts", ("diffllama",))  # one without experts
+    with pytest.raises(AssertionError):
+        check_shown(Experts, "diffllama")
 
 
 @pytest.mark.parametrize(("name", "kinds"), [

@@ -10,12 +10,13 @@ import pytest
 import tiny_models
 import torch
 from support.checks import SAMPLERS, SEED
+from support.feature_models import models_with
 from support.listed import BUILD, full
 
 from longdraft import InputError, PromptFile, Session, generate, row_seed, serve
 from longdraft.backends.features import indexer
-from longdraft.backends.features.compressed import Path
-from longdraft.backends.features.indexer import Choice, first_of_best
+from longdraft.backends.features.compressed import Compressed, Path
+from longdraft.backends.features.indexer import Choice, Indexer, first_of_best
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import PAD, Tree
 from longdraft.models.lm import LM
@@ -23,15 +24,7 @@ from longdraft.models.support import refuse
 from longdraft.prompts.prefix_cache import PrefixCache
 from longdraft.views import View
 
-KINDS = (
-    "deepseek_v32",
-    "minimax_m3_vl_text",
-    "deepseek_v4",
-    "glm_moe_dsa",
-    "axk2",
-    "hy_v4",
-    "dots3_note",
-)
+KINDS = (*models_with(Indexer), *models_with(Compressed))
 LATER = {"glm_moe_dsa", "axk2", "dots3_note", "hy_v4"}  # like others of these
 DAILY = {"vegas-tree", "magicdec-quest"}  # a tree under a list of slots, slots by queries
 REFUSING = {

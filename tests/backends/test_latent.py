@@ -11,6 +11,7 @@ import tiny_models
 import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED, check_lossless
+from support.feature_models import models_with
 from support.listed import BUILD, full
 from support.structure import check_tree_pass, close
 from transformers import AutoModelForCausalLM
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from longdraft import InputError, generate, row_seed, serve
 from longdraft.backends.eager import EagerPass
 from longdraft.backends.features import latent
-from longdraft.backends.features.latent import Latent, absorbed_linears, latents_of
+from longdraft.backends.features.latent import Latent, Latents, absorbed_linears, latents_of
 from longdraft.backends.packed_linear import PackedLinear, quantize_linears
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
@@ -29,15 +30,7 @@ from longdraft.ops import Segment, reference
 from longdraft.training.frozen import Frozen
 
 MODEL = "deepseek"
-KINDS = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "longcat_flash",
-    "minicpm3",
-    "youtu",
-    "axk1",
-)
+KINDS = models_with(Latents)
 DAILY = {"vegas-tree", "magicdec-quest", "quantspec"}  # a tree, slots by queries, codes
 REFUSING = {
     "longspec",

@@ -9,13 +9,14 @@ from functools import cache
 import pytest
 import tiny_models
 import torch
+from support.feature_models import models_with
 from support.listed import full, weekly
 from transformers import CONFIG_MAPPING
 
 from longdraft import InputError, Sampler, build, generate
 from longdraft.backends.features import layer_numbers
 from longdraft.backends.features.scans.recurrences import Additive, Convolution
-from longdraft.backends.features.scans.recurrent_layers import scans_in
+from longdraft.backends.features.scans.recurrent_layers import Scans, scans_in
 from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
@@ -27,29 +28,7 @@ from longdraft.models.support import probe
 from longdraft.views.retrieval import last_layer
 
 DAILY = ("nemotron_h", "zamba", "minimax", "zaya")
-KINDS = (
-    *(
-        "qwen3_next",
-        "qwen3_5_text",
-        "qwen3_5_moe_text",
-        "olmo_hybrid",
-        "kimi_linear",
-        "bailing_hybrid",
-    ),
-    *(
-        "nemotron_h",
-        "granitemoehybrid",
-        "bamba",
-        "falcon_h1",
-        "zamba2",
-        "zamba",
-        "jamba",
-        "lfm2",
-        "lfm2_moe",
-        "lfm3",
-    ),
-    *("minimax", "recurrent_gemma", "zaya", "mamba", "mamba2", "falcon_mamba"),
-)
+KINDS = models_with(Scans)
 LIKE_OTHERS = (  # recurrences of others of these kinds: tested weekly
     "qwen3_5_text",
     "qwen3_5_moe_text",

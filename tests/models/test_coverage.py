@@ -10,6 +10,7 @@ from pathlib import Path
 import coverage
 import pytest
 import tiny_models
+from support import feature_models
 
 import longdraft.models.lm
 from longdraft import InputError
@@ -21,27 +22,25 @@ sys.path.append(str(Path(__file__).parents[2] / "docs"))
 import models
 
 WORKS = models.WORKS
-# Of each layout and each kind of layer one, with a tree and a view. Every kind of model runs with
-# these two methods when backends, models or versions changed (tests/changed.py), and weekly with
-# all methods.
-EVERY_KIND_OF_LAYER = [
-    "gpt2",
-    "opt",
-    "phi",
-    "gemma4_text",
-    "llama4_text",
-    "deepseek_v3",
-    "deepseek_v32",
-    "mistral4",
+# A model of each layout and one with each feature, with a tree and a view. Every kind of model runs
+# with these two methods when backends, models or versions changed (tests/changed.py), and weekly
+# with all methods.
+LAYOUTS = ("gpt2", "opt", "phi", "falcon", "bloom", "nemotron")
+EVERY_KIND_OF_LAYER = [*dict.fromkeys([*LAYOUTS, "mistral4", *feature_models.one_of_each()])]
+EACH_KIND = [  # one takes half a minute, and test_indexers.py runs it with two methods
+    pytest.param(kind, marks=pytest.mark.weekly if kind == "deepseek_v4" else ())
+    for kind in EVERY_KIND_OF_LAYER
 ]
-EVERY_KIND_OF_LAYER += ["falcon", "bloom", "nemotron", "gemma3"]
 FEW = {name: coverage.METHODS[name] for name in ("recycle", "vegas-tree")}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", EVERY_KIND_OF_LAYER)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_every_kind_of_layer_runs(kind):
-    record = coverage.examined(kind, FEW)
+    if kind in tiny_models.KINDS:
+        record = coverage.examined(kind, FEW)
+    else:
+        record = coverage.decoded(feature_models.stock(kind), FEW)
     assert record["class"] in WORKS, record
 
 

@@ -69,7 +69,8 @@ class Attention:
 
     scale: of the scores. q_norm, k_norm: of each head, before the rotation. gated: q has the
     numbers of a head, then gates: the sigmoid of a gate multiplies a number of the output.
-    window: how many positions a node sees; None: all.
+    window: how many positions a node sees; None: all. cap: of the scores, by cap * tanh(x / cap).
+    sinks: a further score of each head, whose share of the softmax has no value.
     """
 
     q: Linear
@@ -85,6 +86,8 @@ class Attention:
     k_norm: Norm | None = None
     gated: bool = False
     window: int | None = None
+    cap: float | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -123,13 +126,54 @@ class GatedMLP:
 
 
 @dataclass(frozen=True)
+class ExpertsMLP:
+    """Gated MLPs, of which a node goes through those that the router scores highest.
+
+    router: weights [count,width]. chosen: how many of the experts a node goes through. An output
+    is multiplied by its expert's share of the scores' softmax, which is over the chosen experts
+    alone if `normalized`. gate_up, down: the matrices of all experts, [count,outputs,inputs], or
+    [count,inputs,outputs] if `transposed`; the outputs of gates come before those of up, or between
+    them if `interleaved`.
+    activation: as in GatedMLP; or "clamped": gate and up are limited to `limit`, the gate goes
+    through x * sigmoid(slope * x), and up is increased by 1.
+    """
+
+    router: Tensor
+    count: int
+    chosen: int
+    normalized: bool
+    gate_up: Tensor
+    down: Tensor
+    activation: str
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    transposed: bool = False
+    interleaved: bool = False
+    limit: float | None = None
+    slope: float = 1.0
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of one node, with its experts' biases."""
+        held = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
+        of_experts = sum(part.numel() for part in held if part is not None)
+        return self.router.numel() + self.chosen * of_experts // self.count
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
-    """x + mixer(input_norm(x)), then the same with `mlp` and its norm."""
+    """x + residual_scale * mixer_output_norm(mixer(input_norm(x))), then the same with `mlp` and
+    its norms.
+    """
 
     mixer: Attention | DeltaNet
-    mlp: GatedMLP
+    mlp: GatedMLP | ExpertsMLP
     input_norm: Norm
     mlp_norm: Norm
+    mixer_output_norm: Norm | None = None
+    mlp_output_norm: Norm | None = None
+    residual_scale: float = 1.0
 
     @property
     def linears(self) -> list[Linear]:
@@ -142,9 +186,12 @@ class DecoderLayer:
     @property
     def products(self) -> int:
         """Multiply-adds of one node, without attention to keys."""
-        mixer = self.mixer
-        taps = mixer.convolution.weight.numel() if isinstance(mixer, DeltaNet) else 0
-        return taps + sum(linear.numbers for linear in self.linears)
+        total = sum(linear.numbers for linear in self.linears)
+        if isinstance(self.mixer, DeltaNet):
+            total += self.mixer.convolution.weight.numel()
+        if isinstance(self.mlp, ExpertsMLP):
+            total += self.mlp.products
+        return total
 
     def _parts(self) -> Iterator[Any]:
         for part in (self.mixer, self.mlp, self):
@@ -153,13 +200,20 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The layers of a model, with the embedding before them and norm and head behind them."""
+    """The layers of a model, with the embedding before them and norm and head behind them.
+
+    embedding_scale: multiplies embeddings. logit_divisor: divides the head's outputs. logit_cap: of
+    the logits, by cap * tanh(x / cap).
+    """
 
     embedding: Linear
     layers: tuple[DecoderLayer, ...]
     norm: Norm
     head: Linear
     rotation: Rotation
+    embedding_scale: float = 1.0
+    logit_divisor: float = 1.0
+    logit_cap: float | None = None
 
     @property
     def attentions(self) -> list[Attention]:
@@ -186,14 +240,17 @@ def unread(part: Any, read: Mapping[type, Collection[str]]) -> list[str]:
         value = getattr(part, field.name)
         if field.name not in read[kind]:
             default = field.default
-            left += [] if default is not MISSING and value == default else [field.name]
-        elif is_dataclass(value):
-            left += unread(value, read)
+            absent = default is not MISSING and not isinstance(value, Tensor) and value == default
+            left += [] if absent else [field.name]
+            continue
+        for inner in value if isinstance(value, tuple) else (value,):
+            left += unread(inner, read) if is_dataclass(inner) else []
     return left
 
 
-# The fields of a layer like Llama's, which every kernel of ours reads.
+# The fields of a model like Llama, which every kernel of ours reads.
 LLAMA_LIKE: Mapping[type, frozenset[str]] = {
+    Decoder: frozenset({"embedding", "layers", "norm", "head", "rotation"}),
     DecoderLayer: frozenset({"mixer", "mlp", "input_norm", "mlp_norm"}),
     Attention: frozenset(
         {"q", "k", "v", "o", "heads", "key_heads", "dim", "scale", "rotation", "q_norm", "k_norm"}

@@ -7,6 +7,7 @@ is left raises Unknown.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from longdraft.backends.decoder_layer import (
     Decoder,
     DecoderLayer,
     DeltaNet,
+    ExpertsMLP,
     GatedMLP,
     Linear,
     Norm,
@@ -35,10 +37,17 @@ SILU = {nn.SiLU, type(ACT2FN["silu"])}
 PACKED = {PackedLinear, EightBitInputs}
 OWN = vars(nn.Module()).keys()  # attributes of every module
 # Attributes that are read below, or change nothing in a pass without gradients.
-OF_LAYER = {"hidden_size", "attention_type", "layer_type", "block_type"}
+OF_EMBEDDING = {
+    *("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type"),
+    *("scale_grad_by_freq", "sparse", "scalar_embed_scale"),
+}
+OF_LAYER = {
+    *("config", "hidden_size", "attention_type", "layer_type", "block_type"),
+    "residual_multiplier",
+}
 OF_ATTENTION = {
     *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
-    *("head_dim", "scaling", "is_causal", "sliding_window"),
+    *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
@@ -46,6 +55,13 @@ OF_DELTA_NET = {
     *("activation", "layer_norm_epsilon"),
 }
 OF_MLP = {"config", "hidden_size", "intermediate_size"}
+OF_SPARSE_MLP = {"top_k", "jitter_noise"}
+OF_ROUTER = {"top_k", "num_experts", "norm_topk_prob", "hidden_dim"}
+OF_EXPERTS = {
+    *("config", "num_experts", "hidden_size", "hidden_dim", "intermediate_size"),
+    *("intermediate_dim", "alpha", "limit", "is_transposed", "is_concatenated"),
+    *("has_gate", "has_bias", "has_post_expert_norm"),
+}
 OF_ROTATION = {
     *("config", "rope_type", "attention_scaling", "mrope_section"),
     *("max_seq_len_cached", "original_max_seq_len"),
@@ -67,7 +83,7 @@ def described(hf: Any) -> Decoder | None:
 def describe(hf: Any) -> Decoder:
     """The description of a causal model. Raises Unknown."""
     family = family_of(hf)
-    if family is None or family.native is None:
+    if family is None:
         raise Unknown(f"{type(hf).__name__} is of no family whose layers are described")
     model = hf.model
     width = hf.config.hidden_size
@@ -76,9 +92,10 @@ def describe(hf: Any) -> Decoder:
     body = _class(family, type(model).__name__)
     _check(model, body, {"embed_tokens", "layers", "norm", "rotary_emb"})
     _check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
-    _check(model.embed_tokens, nn.Embedding, {"weight"})
-    if model.embed_tokens.max_norm is not None:
-        raise Unknown("the embedding limits its rows")
+    for module, known in ((hf, {"router_aux_loss_coef"}), (model, {"embedding_multiplier"})):
+        numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
+        if other := sorted(numbers - known):
+            raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
     rotation = _rotation(model.rotary_emb, family)
     finder = Finder(family, hf.config, rotation)
     return Decoder(
@@ -87,6 +104,9 @@ def describe(hf: Any) -> Decoder:
         norm=finder.norm(model.norm, "norm", width),
         head=finder.linear(hf.lm_head, "lm_head", table),
         rotation=rotation,
+        embedding_scale=_embedding_scale(model, family),
+        logit_divisor=_read_by_head(hf, "logits_scaling") or 1.0,
+        logit_cap=_read_by_head(hf, "final_logit_softcapping"),
     )
 
 
@@ -99,9 +119,11 @@ class Finder:
     rotation: Rotation | None = None
 
     def layer(self, module: Any) -> DecoderLayer:
-        width = self.config.hidden_size
         parts = {"mlp", "input_layernorm", "post_attention_layernorm"}
         mixers = {"self_attn", "linear_attn"}
+        more = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+        around = hasattr(module, "pre_feedforward_layernorm")
+        parts |= more if around else set()
         _check(module, _class(self.family, self.family.layer), parts, OF_LAYER, mixers)
         if len(mixers & {name for name, _ in module.named_children()}) != 1:
             raise Unknown(f"{type(module).__name__} has no mixer, or two")
@@ -109,18 +131,23 @@ class Finder:
             mixer = self.attention(module.self_attn)
         else:
             mixer = self.delta_net(module.linear_attn)
+        mlp = self.experts if hasattr(module.mlp, "experts") else self.mlp
+        before_mlp = "pre_feedforward_layernorm" if around else "post_attention_layernorm"
         return DecoderLayer(
             mixer=mixer,
-            mlp=self.mlp(module.mlp),
-            input_norm=self.norm(module.input_layernorm, "input_layernorm", width),
-            mlp_norm=self.norm(module.post_attention_layernorm, "post_attention_layernorm", width),
+            mlp=mlp(module.mlp),
+            input_norm=self._norm_in(module, "input_layernorm"),
+            mlp_norm=self._norm_in(module, before_mlp),
+            mixer_output_norm=self._norm_in(module, "post_attention_layernorm") if around else None,
+            mlp_output_norm=self._norm_in(module, "post_feedforward_layernorm") if around else None,
+            residual_scale=getattr(module, "residual_multiplier", 1.0),
         )
 
     def attention(self, module: Any) -> Attention:
         c = self.config
         parts = {"q_proj", "k_proj", "v_proj", "o_proj"}
         cls = _class(self.family, self.family.attention)
-        _check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm"})
+        _check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm", "sinks"})
         if module.is_causal is not True:
             raise Unknown(f"{type(module).__name__} is not causal")
         dim = int(module.head_dim)
@@ -145,6 +172,8 @@ class Finder:
             rotation=self.rotation,
             gated=self.family.gated,
             window=getattr(module, "sliding_window", of_config),
+            cap=getattr(module, "attn_logit_softcapping", None),
+            sinks=getattr(module, "sinks", None),
             **norms,
         )
 
@@ -195,11 +224,46 @@ class Finder:
         """That of a gated MLP, whose linear layers may be of any class."""
         parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
         _check(module, _class(self.family, self.family.mlp), parts, OF_MLP)
-        _unchanged(module.act_fn)
-        kind = type(module.act_fn)
-        if kind.__module__ not in ACTIVATIONS:
-            raise Unknown(f"{kind.__name__} is no activation of torch or Transformers")
-        return "silu" if kind in SILU else kind.__name__
+        return _name_of(module.act_fn)
+
+    def experts(self, module: Any) -> ExpertsMLP:
+        family = self.family
+        name = "router" if hasattr(module, "router") else "gate"
+        _check(module, _class(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP)
+        router = getattr(module, name)
+        inner = module.experts
+        activations = {"act_fn"} if hasattr(inner, "act_fn") else set[str]()
+        parts = {"gate_up_proj", "down_proj", *activations}
+        biases = {"gate_up_proj_bias", "down_proj_bias"}
+        _check(router, _class(family, family.router), {"weight"}, OF_ROUTER, {"bias"})
+        _check(inner, _class(family, family.experts), parts, OF_EXPERTS, biases)
+        # older versions of Transformers lack them
+        layout = ("has_gate", "is_transposed", "is_concatenated")
+        if not all(hasattr(inner, attribute) for attribute in layout):
+            raise Unknown(f"{type(inner).__name__} does not say how its matrices are stored")
+        if not inner.has_gate or getattr(inner, "has_post_expert_norm", False):
+            raise Unknown(f"{type(inner).__name__} has no gates, or normalizes its outputs")
+        if bool(activations) == hasattr(inner, "limit"):
+            raise Unknown(f"{type(inner).__name__} has no activation, or two")
+        return ExpertsMLP(
+            router=router.weight,
+            router_bias=getattr(router, "bias", None),
+            count=router.num_experts,
+            chosen=router.top_k,
+            normalized=getattr(router, "norm_topk_prob", True),
+            gate_up=inner.gate_up_proj,
+            gate_up_bias=getattr(inner, "gate_up_proj_bias", None),
+            down=inner.down_proj,
+            down_bias=getattr(inner, "down_proj_bias", None),
+            transposed=inner.is_transposed,
+            interleaved=not inner.is_concatenated,
+            activation=_name_of(inner.act_fn) if activations else "clamped",
+            limit=getattr(inner, "limit", None),
+            slope=getattr(inner, "alpha", 1.0),
+        )
+
+    def _norm_in(self, layer: Any, name: str) -> Norm:
+        return self.norm(getattr(layer, name), name, self.config.hidden_size)
 
     def norm(self, module: Any, name: str, size: int) -> Norm:
         plus_one = self.family.plus_one
@@ -222,6 +286,31 @@ def _rotation(module: Any, family: ModelFamily) -> Rotation:
         raise Unknown(f"{type(module).__name__} has several rows of frequencies")
     kind = getattr(module, "rope_type", "default")
     return Rotation(kind, module.inv_freq, module.attention_scaling)
+
+
+def _embedding_scale(model: Any, family: ModelFamily) -> float:
+    """By which a body multiplies its embeddings."""
+    module = model.embed_tokens
+    scaled = family.scaled
+    cls = _class(family, family.scaled_embedding) if scaled else nn.Embedding
+    _check(module, cls, {"weight", *["embed_scale"] * scaled}, OF_EMBEDDING)
+    if module.max_norm is not None:
+        raise Unknown("the embedding limits its rows")
+    return module.scalar_embed_scale if scaled else getattr(model, "embedding_multiplier", 1.0)
+
+
+def _read_by_head(hf: Any, name: str) -> float | None:
+    """This field of a causal model's config, if the code that computes its logits reads it."""
+    code = inspect.unwrap(type(hf).forward).__code__
+    return getattr(hf.config, name, None) if name in code.co_names else None
+
+
+def _name_of(activation: Any) -> str:
+    _unchanged(activation)
+    kind = type(activation)
+    if kind.__module__ not in ACTIVATIONS:
+        raise Unknown(f"{kind.__name__} is no activation of torch or Transformers")
+    return "silu" if kind in SILU else kind.__name__
 
 
 def _class(family: ModelFamily, name: str) -> Any:

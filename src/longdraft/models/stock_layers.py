@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from longdraft.backends.decoder_layer import LLAMA_LIKE, Attention, Norm, unread
+from longdraft.backends.decoder_layer import LLAMA_LIKE, Attention, GatedMLP, Norm, unread
 from longdraft.backends.describe import Finder, Unknown
 from longdraft.backends.stock import stock_decoder
 from longdraft.core.draft_layers import DraftLayer
@@ -39,8 +39,9 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
         return None
     attention = made.mixer
     mlp = made.mlp
-    if unread(made, READ) or not isinstance(attention, Attention) or mlp.activation != "silu":
+    if unread(made, READ) or mlp.activation != "silu":
         return None
+    assert isinstance(attention, Attention) and isinstance(mlp, GatedMLP)
     if {norm.eps for norm in norms} != {decoder.norm.eps} or attention.scale != attention.dim**-0.5:
         return None
     draft = DraftLayer(

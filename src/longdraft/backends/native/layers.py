@@ -20,7 +20,7 @@ from longdraft.backends.decoder_layer import (
 from longdraft.backends.describe import described
 from longdraft.families import family_of
 
-# The fields that NativeStep and HybridStep read. A layer with anything in another field is refused.
+# The fields that NativeStep and HybridStep read. A model with anything in another field is refused.
 READ: Mapping[type, frozenset[str]] = {
     **LLAMA_LIKE,
     Attention: LLAMA_LIKE[Attention] | {"gated", "window"},
@@ -36,18 +36,19 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
     if family is None or decoder is None:
         return False
     seen = {i: attention_window(layer) for i, layer in enumerate(decoder.layers)}
-    recurrent = bool(decoder.delta_nets)
+    step = "hybrid" if decoder.delta_nets else "decoder"
     return (
-        all(reads(layer) for layer in decoder.layers)
-        and recurrent == (family.native == "hybrid")
+        not unread(decoder, READ)
+        and all(knows(layer) for layer in decoder.layers)
+        and family.native == step
         and is_uniform(decoder)
         and {i: window for i, window in seen.items() if window is not None} == windows
     )
 
 
-def reads(layer: DecoderLayer) -> bool:
-    """Whether the kernels read all that the description of a layer says, and know its functions."""
-    if unread(layer, READ) or layer.mlp.activation != "silu":
+def knows(layer: DecoderLayer) -> bool:
+    """Whether the kernels know the functions of a layer, whose fields they read."""
+    if layer.mlp.activation != "silu":
         return False
     mixer = layer.mixer
     if isinstance(mixer, Attention):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.decoder_layer import Attention, DecoderLayer, Norm
+from longdraft.backends.decoder_layer import Attention, DecoderLayer, GatedMLP, Norm
 from longdraft.backends.describe import describe
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
@@ -90,7 +90,7 @@ class NativeStep:
             groups=attention.heads // attention.key_heads,
             head_dim=attention.dim,
             gated=attention.gated,
-            mlp=decoder.layers[0].mlp.gate.shape[0],
+            mlp=_mlp_of(decoder.layers[0]).gate.shape[0],
             vocab=vocab,
             frequencies=len(decoder.rotation.frequencies),
             eps=decoder.norm.eps,
@@ -130,12 +130,13 @@ class NativeStep:
     def _around(self, layer: DecoderLayer) -> dict[str, Any]:
         """A layer's fields but those of its mixer."""
         pins = self._pins
+        mlp = _mlp_of(layer)
         return {
             "input_norm": pins.weights(layer.input_norm),
             "mlp_norm": pins.weights(layer.mlp_norm),
-            "gate": pins.linear(layer.mlp.gate.module),
-            "up": pins.linear(layer.mlp.up.module),
-            "down": pins.linear(layer.mlp.down.module),
+            "gate": pins.linear(mlp.gate.module),
+            "up": pins.linear(mlp.up.module),
+            "down": pins.linear(mlp.down.module),
         }
 
     def __call__(
@@ -339,3 +340,9 @@ class NativeStep:
             )
 
         return [of(view.copied.get(place)) for place in where]
+
+
+def _mlp_of(layer: DecoderLayer) -> GatedMLP:
+    mlp = layer.mlp
+    assert isinstance(mlp, GatedMLP)
+    return mlp
