@@ -42,6 +42,7 @@ def test_the_prefix_cache_has_room_for_the_context_by_default(kept, monkeypatch)
     monkeypatch.setattr(prefix_room, "MIN_TOKENS", 128)
     [prefixes] = kept("--context", "256")
     assert isinstance(prefixes, PrefixCache) and prefixes.most * prefixes.block == 256
+    assert prefixes.tails
     [prefixes] = kept("--context", "256", "--prefix-tokens", "640")
     assert prefixes.most * prefixes.block == 640
     assert kept("--prefix-tokens", "0") == [None]
