@@ -9,9 +9,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -47,9 +49,12 @@ ASKED = os.environ.get("LONGDRAFT_BUILDS", "")
 if ASKED not in ("", "all"):
     BUILDS = {name: flags for name, flags in BUILDS.items() if name[1:] in ASKED.split(",")}
 HEADERS = sorted(glob(HERE + "*.h"))
-SOURCES = (
-    "layout.cpp",
+SOURCES = (  # those that take longest first
+    "products.cpp",
+    "attention_bf16.cpp",
+    "attention_float.cpp",
     "step.cpp",
+    "layout.cpp",
     "select.cpp",
     "noise.cpp",
     "recurrence.cpp",
@@ -77,6 +82,18 @@ def runs(probe: Path, build: Extension) -> bool:
     return bool(ctypes.CDLL(str(probe.resolve())).longdraft_runs(name.encode()))
 
 
+def compile_at_once(compiler: CCompiler, pool: ThreadPoolExecutor) -> CCompiler:
+    """A compiler that has each source of a list compiled in a thread of the pool."""
+    several = copy(compiler)
+
+    def compile(sources: Sequence[str], **options: Any) -> list[str]:
+        lists = pool.map(lambda source: compiler.compile([source], **options), sources)
+        return [path for objects in lists for path in objects]
+
+    several.compile = compile
+    return several
+
+
 class SeparateObjects(build_ext):
     """Each build has its own folder of objects: builds run at the same time, and their sources have
     the same names.
@@ -92,7 +109,9 @@ class SeparateObjects(build_ext):
             self.build_extension(probe)
             path = Path(self.get_ext_fullpath(probe.name))
             self.extensions = [probe, *(build for build in builds if runs(path, build))]
-        super().build_extensions()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.compiler = compile_at_once(self.compiler, pool)
+            super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         separate = copy(self)

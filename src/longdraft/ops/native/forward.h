@@ -4,10 +4,11 @@
 // Weights and cache are float or bf16; all else is float. The order of each row's sums does not depend on the number of rows,
 // nodes or threads; except in drafts, which may be approximate.
 #pragma once
-#include <utility>
-
-#include "integer_products.h"
-#include "layer_attention.h"
+#include "coded_keys.h"
+#include "head_attention.h"
+#include "kept_scores.h"
+#include "linear.h"
+#include "products.h"
 #include "team.h"
 
 // One head of q or k: norm, then rotation of its first 2 n numbers. rotation: D/2 cosines, then D/2 sines.
@@ -21,8 +22,7 @@ static void rotate(float* x, const float* norm, const float* rotation, int64_t D
 }
 
 // Requests all memory of a pass -> the first wave of every layer.
-template <typename E, int ND>
-static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
+static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention& attention, int64_t threads) {
     const int64_t T = p.rows * p.nodes, D = m.head_dim, H = m.heads, G = m.groups, K = m.key_heads, R = G * p.nodes;
     int64_t widest = 0, scratch = 0;
     for (int64_t layer = 0; layer < m.layers; layer++) {
@@ -39,15 +39,11 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     const int64_t partials = pairs * widest * R;
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
     reserve_scores(p, t, pairs, G);
-    t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
+    t.own_bytes = attention.bytes(R, G, scratch);
     int64_t mixed = 0;
     for (int64_t layer = 0; layer < m.layers; layer++) mixed = std::max(mixed, m.layer[layer].o.inputs);
-    for (const int64_t in : {m.width, H * D, m.mlp, mixed, beside, m.fuse.inputs}) {
-        t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
-#ifdef INTEGER_PRODUCTS
-        if (p.approximate) t.own_bytes = std::max(t.own_bytes, integer_bytes(T, in));
-#endif
-    }
+    for (const int64_t in : {m.width, H * D, m.mlp, mixed, beside, m.fuse.inputs})
+        t.own_bytes = std::max(t.own_bytes, product_bytes(T, in, p.approximate));
     t.own.reserve(threads * t.own_bytes);
     t.some_logits.reserve(m.head_tokens ? T * m.head.outputs : 0);
     return {0, pairs, widest};
@@ -55,11 +51,12 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
 
 // The stages of a pass. Every thread of a parallel region calls run. Loops over nodes are divided among threads in the same
 // way in every stage, so that between two of them no barrier is needed.
-template <typename E, int ND>
+template <typename E>
 class Forward {
     const Model& m;
     const Pass& p;
     Work& t;
+    const HeadAttention attention = head_attention<E>(m.head_dim);
     const Wave first;
     const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups;
     const int64_t width = m.width, HEAD = m.gated ? 2 * D : D;  // HEAD: numbers of a head in q
@@ -69,7 +66,7 @@ class Forward {
 
    public:
     Forward(const Model& m, const Pass& p, Work& t, int64_t threads)
-        : m(m), p(p), t(t), first(reserve<E, ND>(m, p, t, threads)) {}
+        : m(m), p(p), t(t), first(reserve(m, p, t, attention, threads)) {}
 
     void run() {
         if (p.resume)
@@ -98,13 +95,8 @@ class Forward {
     }
 
    private:
-    // As `outputs`: y = x W^T + bias of `rows` rows; or is added to y.
     void multiply(const Linear& f, const float* x, int64_t rows, float* y, bool add) {
-#ifdef INTEGER_PRODUCTS
-        if (p.approximate && in_integers(f, rows))
-            return with_integers(f, x, rows, Arena(t.mine()), [&](auto&& products) { outputs(f, products, y, add); });
-#endif
-        linear<E>(f, x, rows, y, add, t.mine());
+        ::multiply<E>(f, x, rows, y, add, p.approximate, t.mine());
     }
 
     // The beginning of the residual stream, and the rotations of the nodes' positions.
@@ -246,7 +238,7 @@ class Forward {
         const int64_t pairs = p.rows * K;
         for (Wave wave = first; wave.first < pairs; wave.first += wave.count) {
             wave.count = std::min(first.count, pairs - wave.first);
-            LayerAttention<E, ND>(x, t, wave).run();
+            attention.run(x, t, wave);
             t.barrier.wait();
             merge_wave(x, t, wave, normed);
             t.barrier.wait();
@@ -291,10 +283,11 @@ class Forward {
     }
 };
 
-template <typename E, int ND>
+template <typename E>
 static Code forward(const Model& m, const Pass& p, Work& t) {
+    if (!has_heads(m.head_dim, HeadDims())) return BAD_MODEL;
     const int threads = team_size();
-    Forward<E, ND> pass(m, p, t, threads);
+    Forward<E> pass(m, p, t, threads);
     const int64_t begin = nanoseconds();
 #pragma omp parallel num_threads(threads)
     {
@@ -303,24 +296,4 @@ static Code forward(const Model& m, const Pass& p, Work& t) {
     }
     team_passed(threads, nanoseconds() - begin, t.barrier.take_missing());
     return DONE;
-}
-
-// Widths of a head that attention is compiled for.
-using HeadDims = std::integer_sequence<int, 16, 32, 64, 96, 128, 256>;
-
-template <int... D>
-static bool has_heads(int64_t dim, std::integer_sequence<int, D...>) {
-    return ((dim == D) || ...);
-}
-
-template <typename E, int... D>
-static Code forward(const Model& m, const Pass& p, Work& t, std::integer_sequence<int, D...>) {
-    Code code = BAD_MODEL;
-    ((m.head_dim == D && (code = forward<E, D / 16>(m, p, t), true)) || ...);
-    return code;
-}
-
-template <typename E>
-static Code forward(const Model& m, const Pass& p, Work& t) {
-    return forward<E>(m, p, t, HeadDims());
 }

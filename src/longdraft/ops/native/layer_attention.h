@@ -1,9 +1,10 @@
-// Attention of all rows of a pass in one layer: units of one block of keys each, then the merge of every row's blocks in order.
+// Attention of all rows of a pass in one layer: units of one block of keys each.
 #pragma once
 #include <type_traits>
 
 #include "attention.h"
 #include "coded_products.h"
+#include "head_attention.h"
 #include "kept_scores.h"
 #include "pair_products.h"
 #include "paths.h"
@@ -24,7 +25,7 @@ using CacheProducts = Vectors<E, ND>;
 
 constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it reads the keys that it has prefetched
 
-// The blocks of a wave. Every thread of a parallel region makes one and calls run.
+// The blocks of a wave, as one thread of a parallel region computes them.
 template <typename E, int ND>
 class LayerAttention {
     using P = CacheProducts<E, ND>;
@@ -44,9 +45,6 @@ class LayerAttention {
     };
 
    public:
-    LayerAttention(const LayerPass& x, Work& t, const Wave& wave)
-        : x(x), p(x.p), t(t), wave(wave), arena(t.mine()), sinks(arena.array<ScoreSink>(R)) {}
-
     // Bytes that a thread needs.
     static int64_t bytes(int64_t R, int64_t G, int64_t scratch) {
         Arena sinks, keys, paths, coded, coded_paths;
@@ -58,6 +56,13 @@ class LayerAttention {
         const int64_t most = std::max({keys.bytes(), paths.bytes(), coded.bytes(), coded_paths.bytes()});
         return sinks.bytes() + most;  // one of them is used at a time
     }
+
+    // Called by every thread of a parallel region.
+    static void run(const LayerPass& x, Work& t, const Wave& wave) { LayerAttention(x, t, wave).run(); }
+
+   private:
+    LayerAttention(const LayerPass& x, Work& t, const Wave& wave)
+        : x(x), p(x.p), t(t), wave(wave), arena(t.mine()), sinks(arena.array<ScoreSink>(R)) {}
 
     void run() {
         const typename P::Setup setup(R);
@@ -79,7 +84,6 @@ class LayerAttention {
         }
     }
 
-   private:
     Queries queries(const Unit& unit) const {
         const int64_t b = unit.row, scratch = x.scratch;
         const uint8_t* mask = (x.kind == RING ? p.ring_mask : p.mask) + b * W * scratch;
@@ -140,29 +144,14 @@ class LayerAttention {
     }
 };
 
-// Merges the blocks of a query row in order: y [D], and its lse. at: the row in the first of its n blocks.
-static void merge_blocks(const Work& t, int64_t at, int64_t n, int64_t R, int64_t D, float* y, float& lse) {
-    float top = NONE, total = 0;
-    for (int64_t i = 0; i < n; i++) top = std::fmax(top, t.block_max[at + i * R]);
-    std::memset(y, 0, sizeof(float) * D);
-    for (int64_t i = 0; i < n; i++) {
-        const float share = std::exp(t.block_max[at + i * R] - top);
-        total += t.block_sum[at + i * R] * share;
-        const float* out = &t.block_out[(at + i * R) * D];
-        for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) + load(out + d) * share);
-    }
-    if (!n) return;  // the row sees nothing yet
-    for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) / total);
-    lse = top + std::log(total);
+template <typename E, int... D>
+static HeadAttention head_attention(int64_t dim, std::integer_sequence<int, D...>) {
+    HeadAttention found = {};
+    ((dim == D && (found = {LayerAttention<E, D / 16>::bytes, LayerAttention<E, D / 16>::run}, true)) || ...);
+    return found;
 }
 
-// Merges the blocks of all rows of a wave: y [T,H,D]. Called by every thread of a parallel region.
-static void merge_wave(const LayerPass& x, Work& t, const Wave& wave, float* y) {
-    const int64_t D = x.m.head_dim, H = x.m.heads, G = x.m.groups, K = x.m.key_heads, W = x.p.nodes, R = G * W;
-#pragma omp for schedule(static) nowait
-    for (int64_t unit = 0; unit < wave.count * R; unit++) {
-        const int64_t pair = unit / R, b = (wave.first + pair) / K, r = unit % R, w = r % W;
-        const int64_t head = (wave.first + pair) % K * G + r / W, at = pair * wave.widest * R + r;
-        merge_blocks(t, at, x.blocks(b), R, D, y + ((b * W + w) * H + head) * D, t.lse[(b * H + head) * W + w]);
-    }
+template <typename E>
+HeadAttention head_attention(int64_t dim) {
+    return head_attention<E>(dim, HeadDims());
 }
