@@ -82,8 +82,8 @@ def runs(probe: Path, build: Extension) -> bool:
     return bool(ctypes.CDLL(str(probe.resolve())).longdraft_runs(name.encode()))
 
 
-def compile_at_once(compiler: CCompiler, pool: ThreadPoolExecutor) -> CCompiler:
-    """A compiler that has each source of a list compiled in a thread of the pool."""
+def compile_at_once(compiler: Any, pool: ThreadPoolExecutor) -> Any:
+    """The compiler, which has each source of a list compiled in a thread of the pool."""
     several = copy(compiler)
 
     def compile(sources: Sequence[str], **options: Any) -> list[str]:
