@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longdraft.models.alignment import Area
-from longdraft.ops.in_threads import in_threads
+from longdraft.ops.in_threads import AHEAD, in_threads
 
 
 @pytest.fixture(params=[1, 2, 6])
@@ -66,11 +66,21 @@ def test_an_error_reaches_the_caller_and_what_waits_is_not_begun(threads):
 
     done = []
     with pytest.raises(ValueError, match="3"):
-        for x in in_threads(compute, range(10_000)):
+        for x in in_threads(compute, range(100)):
             done.append(x)
     assert done == [0, 1, 2]
-    assert len(begun) < 10_000
+    assert len(begun) <= 3 + AHEAD
     assert torch.get_num_threads() == threads
+
+
+def test_the_caller_sets_the_pace(threads):
+    """Results that it has not taken wait in memory, so there are few of them."""
+    begun = []
+    results = in_threads(begun.append, range(100))
+    for taken in range(1, 101):
+        next(results)
+        assert len(begun) < taken + AHEAD
+    assert sorted(begun) == list(range(100))
 
 
 def test_threads_take_different_memory():
