@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import runpy
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,14 @@ SOURCES = (  # those that take longest first
 )
 
 
+def write_layout(folder: Path) -> None:
+    """Write the rows of layout.cpp's table into a folder, from the header that Python reads too."""
+    interface = runpy.run_path(HERE + "interface.py")["Interface"]
+    header = Path(HERE, "interface.h").read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "layout.inc").write_text(interface(header).rows())
+
+
 def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extension:
     return Extension(
         f"longdraft.ops.native.{name}",
@@ -104,6 +113,8 @@ class SeparateObjects(build_ext):
         self.parallel = True  # each build takes minutes; an editable install drops this option
 
     def build_extensions(self) -> None:
+        write_layout(Path(self.build_temp))
+        self.compiler.add_include_dir(self.build_temp)
         if self.editable_mode and not ASKED:
             probe, *builds = self.extensions
             self.build_extension(probe)

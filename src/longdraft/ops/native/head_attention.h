@@ -39,7 +39,7 @@ static void merge_blocks(const Work& t, int64_t at, int64_t n, int64_t R, int64_
 }
 
 // Merges the blocks of all rows of a wave: y [T,H,D]. Called by every thread of a parallel region.
-static void merge_wave(const LayerPass& x, Work& t, const Wave& wave, float* y) {
+static inline void merge_wave(const LayerPass& x, Work& t, const Wave& wave, float* y) {
     const int64_t D = x.m.head_dim, H = x.m.heads, G = x.m.groups, K = x.m.key_heads, W = x.p.nodes, R = G * W;
 #pragma omp for schedule(static) nowait
     for (int64_t unit = 0; unit < wave.count * R; unit++) {

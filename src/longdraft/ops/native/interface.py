@@ -108,6 +108,15 @@ class Interface:
             table[name] = (0, int(f"1{digits}", 8))
         return table
 
+    def rows(self) -> str:
+        """The rows of layout.cpp's table; the compiler fills in what it made of the header."""
+        rows = [f"VALUE({value.name})," for enum in self.enums.values() for value in enum]
+        for name, struct in self.structs.items():
+            fields = [field for field, _ in struct._fields_]  # type: ignore[misc]
+            rows += [f"STRUCT({name}),", *(f"FIELD({name}, {field})," for field in fields)]
+        rows += [f"FUNCTION({name})," for name in self.functions]
+        return "\n".join(rows) + "\n"
+
     def difference(self, lib: Any) -> str:
         """The reason why a build does not have this interface; empty if it does."""
         if not hasattr(lib, "longdraft_interface"):

@@ -13,7 +13,7 @@ static int64_t score_row_size(const Pass& p) { return score_chunks(p) * CHUNK + 
 static bool keeps_weights(const Pass& p) { return p.as_weights && p.mean_of_nodes && !p.per_key_head; }
 
 // Where the scores of a wave's row go from this slot on, in a block of which the slots from `begin` on are seen.
-static ScoreSink sink_of(const Pass& p, Work& t, int64_t row, int64_t begin, int64_t slot) {
+static inline ScoreSink sink_of(const Pass& p, Work& t, int64_t row, int64_t begin, int64_t slot) {
     const int64_t at = row * score_row_size(p) + begin / BLOCK * BLOCK + slot - begin;
     if (!keeps_weights(p)) return {&t.kept_scores[at], nullptr, nullptr};
     const int64_t chunk = begin / BLOCK * CHUNKS + (slot - begin) / CHUNK;
@@ -21,7 +21,7 @@ static ScoreSink sink_of(const Pass& p, Work& t, int64_t row, int64_t begin, int
 }
 
 // Requests the memory for the kept scores of this many pairs, and fills score_row.
-static void reserve_scores(const Pass& p, Work& t, int64_t pairs, int64_t groups) {
+static inline void reserve_scores(const Pass& p, Work& t, int64_t pairs, int64_t groups) {
     if (!p.scored) return;
     t.score_row.reserve(p.rows * p.nodes);
     for (int64_t i = 0; i < p.rows * p.scored; i++) t.score_row[i / p.scored * p.nodes + p.score_nodes[i]] = i % p.scored;
@@ -33,7 +33,7 @@ static void reserve_scores(const Pass& p, Work& t, int64_t pairs, int64_t groups
 }
 
 // Bytes of the kept scores of a pair.
-static int64_t score_bytes(const Pass& p, int64_t groups) {
+static inline int64_t score_bytes(const Pass& p, int64_t groups) {
     const int64_t each = keeps_weights(p) ? sizeof(bf16) : sizeof(float);
     return groups * p.scored * (score_row_size(p) * each + score_chunks(p) * sizeof(float));
 }
@@ -79,7 +79,7 @@ static void average_chunk(const LayerPass& x, const Work& t, const Wave& wave, c
 
 // The means of a wave's scores on slots 0..length, over the heads (all, or those of a key head), and over the nodes if wanted.
 // Called by every thread of a parallel region.
-static void average_scores(const LayerPass& x, Work& t, const Wave& wave) {
+static inline void average_scores(const LayerPass& x, Work& t, const Wave& wave) {
     const Pass& p = x.p;
     const int64_t K = x.m.key_heads, chunks = score_chunks(p), rows = p.mean_of_nodes ? 1 : p.scored, nodes = p.scored / rows;
     const int64_t columns = p.per_key_head ? K : 1, keys = K / columns, end = wave.first + wave.count;

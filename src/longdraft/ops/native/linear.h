@@ -8,7 +8,7 @@
 #include "packed_weights.h"
 #include "tiles.h"
 
-static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+static inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
     vec total = splat(0);
     for (int64_t i = 0; i < n; i += V) total = fused(load(x + i), load(x + i), total);
     const float scale = 1.0f / std::sqrt(sum(total) / n + eps);
