@@ -140,6 +140,13 @@ def test_samples_are_drawn_after_phrases_first(capsys):
     with audited_server(form="content") as url:
         words = ["audit", "--url", url, "--off", "speculative=false", "--lengths", "100,200"]
         main([*words, "--tokens", "4", "--at-once", "1", "--samples", "4", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    notes = [note for note in found["notes"] if "phrase" in note]
-    assert any("phrase" in t["test"] for t in found["sampled"]) or notes
+    tests = [t["test"] for t in json.loads(capsys.readouterr().out)["sampled"]]
+    ranks = [test.partition(": ")[2] for test in tests if "all texts" not in test]
+    name = BOOK.name
+    assert ranks[:4] == [
+        f"{name} phrase 1",
+        f"{name} phrase 2",
+        f"{name}, 100 tokens",
+        f"{name} repeated, 100 tokens",
+    ]
+    assert not any("200 tokens" in test for test in tests)

@@ -186,18 +186,24 @@ def test_a_prompt_of_thousands_of_tokens_is_overtaken(long_parts):
     assert run.long_before(2) == 1024
 
 
-def follow_up(known: int) -> int:
+def follow_up(known: int, ahead: int = 0) -> int:
     """How many tokens of a prompt are read before a second one of 2,000 tokens is answered, if this
-    many of the second one's are known.
+    many of the second one's are known and as many other long prompts as `ahead` wait before it.
     """
     run = Run("qwen3.5", slots=2100, long=False, prefixes=PrefixCache(100_000, 64, tails=True))
     if known:
         run.submit(known, 1, whole=2000)
         run.finish()
     long = run.submit(1500)
-    run.then[long, 512] = lambda: run.submit(2000)
+    submitted = list[int]()
+
+    def submit() -> None:
+        submitted.extend(run.submit(900) for _ in range(ahead))
+        submitted.append(run.submit(2000))
+
+    run.then[long, 512] = submit
     run.check()
-    before = run.reads[: run.before[long + 1]]
+    before = run.reads[: run.before[submitted[-1]]]
     return max(done for id, done in before if id == long)
 
 
@@ -205,6 +211,12 @@ def follow_up(known: int) -> int:
 def test_known_tokens_do_not_count(known, overtakes, long_parts):
     """After 512 of the first 1,499 tokens, 987 are left."""
     assert follow_up(known) == (512 if overtakes else 1500)
+
+
+@pytest.mark.parametrize("ahead,overtakes", [(1, True), (2, False)])
+def test_only_the_first_in_the_queue_are_looked_up(ahead, overtakes, long_parts, monkeypatch):
+    monkeypatch.setattr("longdraft.engine.admission.LOOKED_UP", 2)
+    assert follow_up(1970, ahead) == (512 if overtakes else 1500)
 
 
 def test_a_cache_that_is_not_asked_is_noticed(long_parts, monkeypatch):
