@@ -137,3 +137,31 @@ def test_the_commands_list_of_methods():
         others_of("plain,fast", own)
     with pytest.raises(InputError, match="unknown method ''"):
         others_of("", own)
+
+
+def test_metrics_name_the_method_that_a_request_used(http):
+    def counted(name: str, method: str) -> float:
+        labels = f'{{method="{method}",model_name="tiny"}} '
+        [value] = [
+            line.removeprefix(f"vllm:{name}{labels}")
+            for line in http.get("/metrics").text.splitlines()
+            if line.startswith(f"vllm:{name}{labels}")
+        ] or ["0"]
+        return float(value)
+
+    names = (
+        "generation_tokens_total",
+        "prompt_tokens_total",
+        "spec_decode_num_draft_tokens_total",
+        "e2e_request_latency_seconds_count",
+    )
+    for choice, method in CHOICES:
+        before = {m: [counted(name, m) for name in names] for m in ("lookup", "plain", "suffix")}
+        http.post("/v1/completions", json=asked(prompt=REPEATED, temperature=0, **choice))
+        after = {m: [counted(name, m) for name in names] for m in before}
+        tokens, prompt, drafted, ended = (
+            now - then for now, then in zip(after.pop(method), before.pop(method), strict=True)
+        )
+        assert after == before
+        assert tokens > 0 and prompt > 0 and ended == 1
+        assert (drafted > 0) == (method != "plain")

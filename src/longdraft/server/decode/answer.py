@@ -75,6 +75,10 @@ class Answer:
             return None
         return {"speculative_decoding": self.replies[0].drafts.metrics()}
 
+    @property
+    def _method(self) -> str:
+        return self.work.method.name or self.service.metrics.own
+
     async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, delta) as they come, until all choices have finished. Raises Problem."""
         queue = asyncio.Queue[tuple[int, Event]]()
@@ -97,7 +101,7 @@ class Answer:
                     self.first_s = now - self.began
                     self.first_tokens = len(event.tokens)
                 if not self.work.silent:
-                    self.service.metrics.took(event, now - last[i], first[i])
+                    self.service.metrics.took(event, now - last[i], first[i], self._method)
                 last[i] = now
                 first[i] = first[i] and not event.tokens
                 if event.prompt is not None and event.prompt.logprobs is not None:
@@ -117,7 +121,9 @@ class Answer:
                 reader.cancel()
             self.close()
             self.took_s = monotonic() - self.began
-            self.service.metrics.finished(how, self.prompt_tokens, self.replies, self.took_s)
+            self.service.metrics.finished(
+                how, self.prompt_tokens, self.replies, self.took_s, self._method
+            )
 
     async def _next(
         self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool

@@ -18,100 +18,108 @@ LABELS = ("model_name", "method")
 
 
 class Metrics:
-    """Counts what one server has done, labeled with the names of its model and its method."""
+    """Counts what one server has done.
+
+    Requests are counted under the method that they used, and what all of them share under the
+    server's own.
+    """
 
     def __init__(self, session: Session, model: str, method: str):
         self.session = session
+        self.model = model
+        self.own = method
         self.registry = CollectorRegistry()
-        named = {"model_name": model, "method": method}
-
-        def counter(name: str, about: str, *more: str) -> Counter:
-            return Counter(name, about, [*LABELS, *more], registry=self.registry)
-
-        def gauge(name: str, about: str) -> Gauge:
-            return Gauge(name, about, LABELS, registry=self.registry).labels(**named)
-
-        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, about, LABELS, registry=self.registry, buckets=buckets).labels(
-                **named
-            )
-
-        self.named = named
-        self.running = gauge("vllm:num_requests_running", "Requests that are decoded.")
-        self.waiting = gauge(
+        self.running = self._gauge("vllm:num_requests_running", "Requests that are decoded.")
+        self.waiting = self._gauge(
             "vllm:num_requests_waiting", "Requests that wait or whose prompt is being read."
         )
-        self.cache_use = gauge(
+        self.cache_use = self._gauge(
             "vllm:kv_cache_usage_perc", "Share of the slots that running requests may fill."
         )
-        self.prefix_use = gauge(
+        self.prefix_use = self._gauge(
             "longdraft:prefix_cache_usage_perc", "Share of the prefix cache that is in use."
         )
-        self.ended = counter(
+        self.ended = self._counter(
             "vllm:request_success", "Finished requests, by reason.", "finished_reason"
         )
-        self.refused = counter(
+        self.refused = self._counter(
             "longdraft:requests_refused", "Requests that were refused, by status.", "status"
         )
-        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.").labels(
-            **named
-        )
-        self.written = counter("vllm:generation_tokens", "New tokens.").labels(**named)
-        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").labels(
-            **named
-        )
-        self.hits = counter(
+        self.queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
+        self.hits = self._counter(
             "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
-        ).labels(**named)
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Drafts that were verified.").labels(
-            **named
         )
-        self.drafted = counter(
+        self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.")
+        self.written = self._counter("vllm:generation_tokens", "New tokens.")
+        self.drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
+        self.drafted = self._counter(
             "vllm:spec_decode_num_draft_tokens", "Depths of drafts, summed."
-        ).labels(**named)
-        self.accepted = counter(
+        )
+        self.accepted = self._counter(
             "vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens."
-        ).labels(**named)
-        self.by_position = counter(
+        )
+        self.by_position = self._counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted draft tokens by position.",
             "position",
         )
-        self.first_token = histogram(
+        self.first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From request to first token.", SECONDS
         )
-        self.between = histogram("vllm:inter_token_latency_seconds", "Time between tokens.", SHORT)
-        self.whole = histogram(
+        self.between = self._histogram(
+            "vllm:inter_token_latency_seconds", "Time between tokens.", SHORT
+        )
+        self.whole = self._histogram(
             "vllm:e2e_request_latency_seconds", "From request to its end.", SECONDS
         )
         self._asked = 0
         self._reused = 0
 
-    def took(self, event: Event, since_s: float, first: bool) -> None:
-        """Count an event of a request.
+    def _counter(self, name: str, about: str, *more: str) -> Counter:
+        """Without more labels it is reported as 0 from the start."""
+        made = Counter(name, about, [*LABELS, *more], registry=self.registry)
+        if not more:
+            made.labels(self.model, self.own)
+        return made
+
+    def _gauge(self, name: str, about: str) -> Gauge:
+        made = Gauge(name, about, LABELS, registry=self.registry)
+        return made.labels(self.model, self.own)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(name, about, LABELS, registry=self.registry, buckets=buckets)
+        made.labels(self.model, self.own)
+        return made
+
+    def took(self, event: Event, since_s: float, first: bool, method: str) -> None:
+        """Count an event of a request that uses this method.
 
         since_s: the time after the event before it, or after the request.
         """
-        self.written.inc(len(event.tokens))
+        labels = self.model, method
+        self.written.labels(*labels).inc(len(event.tokens))
         if event.drafted:
-            self.drafts.inc()
-            self.drafted.inc(event.drafted)
-            self.accepted.inc(event.accepted)
+            self.drafts.labels(*labels).inc()
+            self.drafted.labels(*labels).inc(event.drafted)
+            self.accepted.labels(*labels).inc(event.accepted)
             for i in range(event.accepted):
-                self.by_position.labels(**self.named, position=str(i)).inc()
+                self.by_position.labels(*labels, str(i)).inc()
         if event.tokens and first:
-            self.first_token.observe(since_s)
+            self.first_token.labels(*labels).observe(since_s)
+        between = self.between.labels(*labels)
         for _ in event.tokens[first:]:
-            self.between.observe(since_s / len(event.tokens))
+            between.observe(since_s / len(event.tokens))
 
-    def finished(self, how: str, prompt: int, replies: list[Reply], took_s: float) -> None:
+    def finished(
+        self, how: str, prompt: int, replies: list[Reply], took_s: float, method: str
+    ) -> None:
         for reply in replies:
-            self.ended.labels(**self.named, finished_reason=reply.finish or how).inc()
-        self.prompt.inc(prompt)
-        self.whole.observe(took_s)
+            self.ended.labels(self.model, method, reply.finish or how).inc()
+        self.prompt.labels(self.model, method).inc(prompt)
+        self.whole.labels(self.model, method).observe(took_s)
 
     def refuse(self, status: int) -> None:
-        self.refused.labels(**self.named, status=str(status)).inc()
+        self.refused.labels(self.model, self.own, str(status)).inc()
 
     def measure(self) -> None:
         """Take over the counts of the session."""
@@ -122,8 +130,8 @@ class Metrics:
         if session.prefixes is not None:
             asked = session.prefixes.asked
             reused = session.prefixes.hits
-            self.queries.inc(asked - self._asked)
-            self.hits.inc(reused - self._reused)
+            self.queries.labels(self.model, self.own).inc(asked - self._asked)
+            self.hits.labels(self.model, self.own).inc(reused - self._reused)
             self._asked = asked
             self._reused = reused
             self.prefix_use.set(session.prefixes.used)
