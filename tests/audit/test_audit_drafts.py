@@ -7,7 +7,7 @@ import json
 import pytest
 from support.audited_server import audited_server
 
-from longdraft.audit.remote.endpoint import Endpoint, EndpointReply, ScoredToken, reply_of
+from longdraft.audit.remote.endpoint import SAMPLING, Endpoint, EndpointReply, ScoredToken, reply_of
 from longdraft.audit.remote.frequencies import by_rank
 from longdraft.audit.remote.passages import passages
 from longdraft.cli import main
@@ -97,6 +97,18 @@ def test_results_are_printed_when_a_server_dies(capsys, monkeypatch):
     with audited_server() as url:
         status, found = audit(capsys, url, 5)
     assert status == 2 and len(found["greedy"]) == 4
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_default_penalty_is_turned_off(asked, capsys, monkeypatch):
+    """It changes what is sampled, and not the reported probabilities."""
+    if not asked:
+        sampling = tuple({"top_p": 1.0} for _ in SAMPLING)
+        monkeypatch.setattr("longdraft.audit.remote.endpoint.SAMPLING", sampling)
+    with audited_server(form="content", drafts="told", penalty=1.4) as url:
+        status, found = audit(capsys, url, 30)
+    verdicts = {t["verdict"] for t in found["sampled"] if t["control"]}
+    assert (status, verdicts) == ((0, {"ok"}) if asked else (2, {"unjudged"}))
 
 
 def test_drafts_as_servers_report_them():

@@ -46,6 +46,12 @@ def greedy(found: dict[str, float], fault: str) -> str:
     return second if gap < most else best
 
 
+def penalized(found: dict[str, float], penalty: float) -> dict[str, float]:
+    """The log-probabilities from which a server with a penalty decodes."""
+    total = log(sum(exp(x / penalty) for x in found.values()))
+    return {letter: x / penalty - total for letter, x in found.items()}
+
+
 def sampled(found: dict[str, float], fault: str, noise: random.Random) -> str:
     """A letter; a draft of the best letter is accepted as the fault says."""
     draft = ranked(found)[0]
@@ -61,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
     fault = ""
     form = "legacy"
     drafts: str | None = None
+    penalty = 1.0  # of requests that send none
 
     def do_GET(self) -> None:
         self.reply(200, {"data": [{"id": "toy"}]})
@@ -104,7 +111,8 @@ class Handler(BaseHTTPRequestHandler):
             found = scores(prompt + text)
             lists.append(found)
             warm = body["temperature"] > 0
-            text += sampled(found, fault, noise) if warm else greedy(found, fault)
+            used = penalized(found, body.get("repetition_penalty", self.penalty))
+            text += sampled(used, fault, noise) if warm else greedy(used, fault)
         said: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}
         if top is not None:
             kept = [{t: found[t] for t in ranked(found)[:top]} for found in lists]
@@ -137,15 +145,17 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def audited_server(
-    fault: str = "", form: str = "legacy", drafts: str | None = None
+    fault: str = "", form: str = "legacy", drafts: str | None = None, penalty: float = 1.0
 ) -> Iterator[str]:
     """The address of a server with this fault, which answers in this form.
 
     drafts: it reports drafted tokens as llama-server does: "told" as asked, "always" (whatever the
     request says), "never", "only without log-probabilities", or "bare" (every second token comes
-    from a draft and has no log-probabilities).
+    from a draft and has no log-probabilities). penalty: flattens what requests without one draw
+    from, and not what is reported.
     """
-    kind = type("Told", (Handler,), {"fault": fault, "form": form, "drafts": drafts})
+    told = {"fault": fault, "form": form, "drafts": drafts, "penalty": penalty}
+    kind = type("Told", (Handler,), told)
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.daemon_threads = True
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

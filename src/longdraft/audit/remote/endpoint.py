@@ -10,9 +10,15 @@ from urllib.request import Request, urlopen
 
 from longdraft.errors import InputError
 
-# sampling from the whole distribution, whatever the server's defaults
-UNBOUNDED: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-STANDARD: dict[str, Any] = {"top_p": 1.0}
+# Fields for sampling from the whole distribution that the server reports, whatever its defaults:
+# from all that servers know to OpenAI's alone. The first that a server accepts are sent.
+UNBOUNDED: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+SAMPLING: tuple[dict[str, Any], ...] = (
+    UNBOUNDED | {"repeat_penalty": 1.0},  # llama-server's name
+    UNBOUNDED,
+    {"top_p": 1.0},
+)
+PENALTIES = {"repetition_penalty", "repeat_penalty"}  # which change greedy answers too
 
 
 class Refused(Exception):
@@ -59,7 +65,7 @@ class Endpoint:
     fields: dict[str, Any] = field(default_factory=dict)
     key: str | None = None
     timeout: float = 600.0
-    sampling: dict[str, Any] = field(default_factory=lambda: dict(UNBOUNDED))
+    sampling: dict[str, Any] = field(default_factory=lambda: dict(SAMPLING[-1]))
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -73,6 +79,15 @@ class Endpoint:
             if not listed:
                 raise InputError(f"{self.url} lists no model: give --model-name")
             self.model = str(listed[0]["id"])
+
+    def find_sampling(self) -> None:
+        """Which of SAMPLING the server accepts; the last if it refuses all of them."""
+        for self.sampling in SAMPLING:
+            try:
+                self.ask("Once upon a time", 2, 1.0, 1)
+                return
+            except Refused:
+                pass
 
     def call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         """The JSON object that the server answers."""
@@ -104,8 +119,8 @@ class Endpoint:
     ) -> EndpointReply:
         """The answer to a prompt, with `top` alternatives for each token."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": new, "temperature": temperature}
-        if temperature:
-            body |= self.sampling
+        sampling = self.sampling
+        body |= {key: sampling[key] for key in sampling if temperature or key in PENALTIES}
         if seed is not None:
             body["seed"] = seed
         if self.chat:

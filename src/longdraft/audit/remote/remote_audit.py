@@ -14,7 +14,7 @@ from longdraft.audit.remote.differences import (
     movement,
     tolerance_of,
 )
-from longdraft.audit.remote.endpoint import STANDARD, Endpoint, EndpointReply, Refused
+from longdraft.audit.remote.endpoint import Endpoint, EndpointReply, Refused
 from longdraft.audit.remote.frequencies import FrequencyTest, by_rank, by_text, unscored
 from longdraft.audit.remote.passages import RemotePassage
 from longdraft.audit.remote.reported_drafts import SpeculationSeen
@@ -103,6 +103,7 @@ class RemoteAudit:
         for endpoint in (self.audited, self.plain):
             try:
                 endpoint.find_model()
+                endpoint.find_sampling()
                 endpoint.ask("Once upon a time", 2)
             except Refused as error:
                 raise InputError(f"{endpoint.url} refuses a request: {error}") from error
@@ -114,11 +115,6 @@ class RemoteAudit:
             )
 
     def _probe(self) -> bool:
-        for endpoint in (self.audited, self.plain):
-            try:
-                endpoint.ask("Once upon a time", 2, 1.0, 1)
-            except Refused:
-                endpoint.sampling = dict(STANDARD)
         try:
             tokens = self.plain.ask("Once upon a time", 2, top=self.plan.top).tokens
         except Refused:
