@@ -134,15 +134,17 @@ STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 @torch.inference_mode(
     False
 )  # models are shared: one made in a test that needs no gradients serves all
-def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
+def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes):
     """A random Transformers model whose next tokens are neither constant nor uniform.
+
+    changes: of the configuration.
 
     Attention matters, but not so much that a draft under a sparse view is never right.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        deepcopy(CONFIGS[name]), attn_implementation="eager"
-    ).eval()
+    config = deepcopy(CONFIGS[name])
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))

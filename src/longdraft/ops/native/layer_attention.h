@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "coded_products.h"
 #include "head_attention.h"
+#include "integer_attention.h"
 #include "kept_scores.h"
 #include "pair_products.h"
 #include "paths.h"
@@ -23,13 +24,15 @@ template <typename E, int ND>
 using CacheProducts = Vectors<E, ND>;
 #endif
 
+static_assert(PathsMemory<CodedBlock<8>, 4, IntegerVectors<4>>::EACH % GROUP == 0, "a path divides no group");
+
 constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it reads the keys that it has prefetched
 
 // The blocks of a wave, as one thread of a parallel region computes them.
 template <typename E, int ND>
 class LayerAttention {
     using P = CacheProducts<E, ND>;
-    using Coded = CodedVectors<8, ND>;  // of a cache of codes
+    using Coded = IntegerVectors<ND>;  // of a cache of codes
     const LayerPass& x;
     const Pass& p;
     Work& t;
