@@ -3,8 +3,7 @@
 // 8 bits for each GROUP of slots, against the largest of them. Sums of integers are exact, those of blocks and groups are floats
 // that are added in order, so a row's result does not depend on the rows beside it.
 #pragma once
-#include "coded_keys.h"
-#include "vector_products.h"
+#include "coded_products.h"
 
 constexpr int64_t GROUP = 32;        // slots whose weights are rounded together; PathAttention divides by it
 constexpr int64_t FOURS = CODED / 4;  // of the numbers of a block
@@ -69,9 +68,11 @@ struct RoundedQueries {
     static constexpr int64_t KEY = coded_blocks(D), WORDS = KEY * FOURS * PARTS;
     int32_t *words, *begin;  // [R,WORDS]; [R,KEY]: what a block's sums begin with
     float* scale;            // [R,KEY]
-    static constexpr int64_t floats(int64_t R) { return R * (WORDS + 2 * KEY); }
+    int16_t* codes;          // [R,KEY,CODED]
+    static constexpr int64_t floats(int64_t R) { return R * (WORDS + KEY * (2 + CODED / 2)); }
     RoundedQueries(const float* q, int64_t R, float* memory)
-        : words(reinterpret_cast<int32_t*>(memory)), begin(words + R * WORDS), scale(memory + R * (WORDS + KEY)) {
+        : words(reinterpret_cast<int32_t*>(memory)), begin(words + R * WORDS), scale(memory + R * (WORDS + KEY)),
+          codes(reinterpret_cast<int16_t*>(scale + R * KEY)) {
         for (int64_t r = 0; r < R; r++)
             for (int64_t b = 0; b < KEY; b++) round(q + r * D + b * CODED, r * KEY + b);
     }
@@ -79,16 +80,17 @@ struct RoundedQueries {
    private:
     void round(const float* from, int64_t at) {
         constexpr int SIZE = D < CODED ? D : CODED;
-        alignas(64) int8_t codes[CODED] = {};
+        alignas(64) int8_t own[CODED] = {};
         vec top = splat(0);
         for (int i = 0; i < SIZE; i += V) top = vmax(top, vmax(load(from + i), -load(from + i)));
         scale[at] = std::max(greatest(top), 1e-30f) / 127;
         for (int i = 0; i < SIZE; i += V)
-            store_bytes(reinterpret_cast<uint8_t*>(codes + i), nearest_integers(load(from + i), 1 / scale[at], -127, 127));
+            store_bytes(reinterpret_cast<uint8_t*>(own + i), nearest_integers(load(from + i), 1 / scale[at], -127, 127));
         int32_t sum = 0;
-        for (int8_t code : codes) sum += code;
+        for (int8_t code : own) sum += code;
+        std::copy(own, own + CODED, codes + at * CODED);
         begin[at] = -KEY_OFFSET * sum;
-        for (int64_t i = 0; i < FOURS; i++) key_words(codes + 4 * i, words + (at * FOURS + i) * PARTS);
+        for (int64_t i = 0; i < FOURS; i++) key_words(own + 4 * i, words + (at * FOURS + i) * PARTS);
     }
 };
 
@@ -166,10 +168,7 @@ struct ValuePanel {
     // Of n slots; missing ones up to a whole group are 0.
     void fill(const CodedBlock<8>* v, int64_t n, Prefetch& prefetch) {
         const int64_t fours_of_slots = n / 4 * 4, whole = (n + GROUP - 1) / GROUP * GROUP;
-        for (int64_t b = 0; b < KEY; b++) {
-            scales_of_keys(v + b, KEY, n, scale + b * CHUNK);
-            std::fill(scale + b * CHUNK + n, scale + b * CHUNK + whole, 0.0f);
-        }
+        fill_scales(v, n);
         for (int64_t j = 0; j < fours_of_slots; j += 4) {
             if (j % 16 == 0) prefetch.step();
             weave_slots(v + j * KEY, j);
@@ -178,6 +177,13 @@ struct ValuePanel {
             CodedBlock<8> last[4 * KEY] = {};
             if (j < n) std::memcpy(last, v + j * KEY, sizeof *v * (n - j) * KEY);
             weave_slots(last, j);
+        }
+    }
+
+    void fill_scales(const CodedBlock<8>* v, int64_t n) {
+        for (int64_t b = 0; b < KEY; b++) {
+            scales_of_keys(v + b, KEY, n, scale + b * CHUNK);
+            std::fill(scale + b * CHUNK + n, scale + b * CHUNK + (n + GROUP - 1) / GROUP * GROUP, 0.0f);
         }
     }
 
@@ -300,6 +306,63 @@ ONE_COPY static void add_integer_values(const RoundedWeights<D>& weights, const 
         }
 }
 
+// So few rows that neither turning keys nor weaving values pays. The sums are the same integers, so every bit is the same:
+// those of values are computed in floats, which are exact below 2^24.
+constexpr int64_t FEW_ROWS = 1;
+
+template <int D, int RB>
+ONE_COPY static void score_few(const RoundedQueries<D>& q, const CodedBlock<8>* k, int64_t n, float* scores, Prefetch& prefetch) {
+    constexpr int64_t KEY = coded_blocks(D);
+    for (int64_t j = 0; j < n; j += V) {
+        if (j % 16 == 0) prefetch.step();
+        vec total[RB] = {};
+        for (int64_t b = 0; b < KEY; b++) {
+            ivec products[RB][V];
+            alignas(64) float scale[V];
+            for (int64_t i = 0; i < V; i++) {
+                const CodedBlock<8>& block = k[std::min(j + i, n - 1) * KEY + b];
+                const BlockCodes codes(block);
+                scale[i] = number(block.scale);
+                for (int r = 0; r < RB; r++) products[r][i] = codes.dot(q.codes + (r * KEY + b) * CODED);
+            }
+            for (int r = 0; r < RB; r++)
+                total[r] = fused(to_floats(sums(products[r])), load(scale) * splat(q.scale[r * KEY + b]), total[r]);
+        }
+        for (int r = 0; r < RB; r++) store(scores + r * CHUNK + j, total[r]);
+    }
+}
+
+// As add_integer_values.
+template <int D, int RB>
+ONE_COPY static void add_few_values(const RoundedWeights<D>& weights, const CodedBlock<8>* v, int64_t n, float* out, Prefetch& prefetch) {
+    constexpr int64_t SIZE = ValuePanel<D>::SIZE, KEY = coded_blocks(D);
+    constexpr int N = SIZE / V;
+    for (int64_t g = 0; g * GROUP < n; g++) {
+        const int64_t some = std::min(GROUP, n - g * GROUP);
+        for (int64_t b = 0; b < KEY; b++) {
+            float own[RB][GROUP];
+            for (int r = 0; r < RB; r++)
+                for (int64_t i = 0; i < GROUP; i++) own[r][i] = weights.codes[(r * KEY + b) * CHUNK + g * GROUP + i];
+            vec sum[RB][N] = {};
+            for (int64_t i = 0; i < some; i++) {
+                if (b == 0 && i % 16 == 0) prefetch.step();
+                const uint8_t* const codes = v[(g * GROUP + i) * KEY + b].codes;
+                each<N>([&](int e) {
+                    const vec x = signed_bytes(codes + e * V);
+                    each<RB>([&](int r) { sum[r][e] = fused(x, splat(own[r][i]), sum[r][e]); });
+                });
+            }
+            each<RB>([&](int r) {
+                const vec scale = splat(weights.factor[r * RoundedWeights<D>::ALL + b * RoundedWeights<D>::GROUPS + g]);
+                each<N>([&](int e) {
+                    float* const at = out + r * D + b * CODED + e * V;
+                    store(at, fused(sum[r][e], scale, load(at)));
+                });
+            });
+        }
+    }
+}
+
 template <int ND>
 class IntegerVectors {
     static constexpr int D = 16 * ND;
@@ -320,6 +383,12 @@ class IntegerVectors {
 
     // As in Vectors.
     void scores(const CodedBlock<8>* k, int64_t n, float* scores, Prefetch& prefetch) {
+        if (R <= FEW_ROWS) {
+            in_blocks(R, [&](auto rows, int64_t) {
+                if constexpr (decltype(rows)::value <= FEW_ROWS) score_few<D, decltype(rows)::value>(q, k, n, scores, prefetch);
+            });
+            return;
+        }
         KeyPanel<D> panel(memory);
         for (int64_t j = 0; j < n; j += panel.KEYS) {
             const int64_t some = std::min(panel.KEYS, n - j);
@@ -333,7 +402,10 @@ class IntegerVectors {
     void values(const float* weights, const float* keep, const CodedBlock<8>* v, int64_t n, float* out, Prefetch& prefetch) {
         ValuePanel<D> panel(memory);
         const RoundedWeights<D> rounded(memory + ValuePanel<D>::FLOATS, MOST);
-        panel.fill(v, n, prefetch);
+        if (R <= FEW_ROWS)
+            panel.fill_scales(v, n);
+        else
+            panel.fill(v, n, prefetch);
         in_blocks<MOST>(R, [&](auto rows, int64_t first) {
             constexpr int RB = decltype(rows)::value;
             for (int64_t r = 0; r < RB; r++) {
@@ -341,6 +413,8 @@ class IntegerVectors {
                 float* const y = out + (first + r) * D;
                 for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) * keep[first + r]);
             }
+            if constexpr (RB <= FEW_ROWS)
+                if (R <= FEW_ROWS) return add_few_values<D, RB>(rounded, v, n, out, prefetch);
             add_integer_values<D, RB>(rounded, panel, n, out + first * D);
         });
     }

@@ -230,12 +230,12 @@ static inline void four_columns(const char* rows, int64_t stride, turned (&colum
 }
 
 // V vectors into one: element i of the result is all of a[i]'s elements, two at a time.
-template <typename Both>
-static inline vec folded_each(const vec* a, Both both) {
-    vec b[V / 4];
+template <typename T, typename Both>
+static inline T folded_each(const T* a, Both both) {
+    T b[V / 4];
     for (int i = 0; i < V; i += 4) {
-        const vec x = both(shuffled<Zip<0>>(a[i], a[i + 1]), shuffled<Zip<1>>(a[i], a[i + 1]));
-        const vec y = both(shuffled<Zip<0>>(a[i + 2], a[i + 3]), shuffled<Zip<1>>(a[i + 2], a[i + 3]));
+        const T x = both(shuffled<Zip<0>>(a[i], a[i + 1]), shuffled<Zip<1>>(a[i], a[i + 1]));
+        const T y = both(shuffled<Zip<0>>(a[i + 2], a[i + 3]), shuffled<Zip<1>>(a[i + 2], a[i + 3]));
         b[i / 4] = both(shuffled<Halves<0>>(x, y), shuffled<Halves<1>>(x, y));
     }
     if constexpr (V > 4)
@@ -244,8 +244,9 @@ static inline vec folded_each(const vec* a, Both both) {
                 b[i] = both(shuffled<Fours<0>>(b[2 * i], b[2 * i + 1]), shuffled<Fours<1>>(b[2 * i], b[2 * i + 1]));
     return b[0];
 }
-static inline vec sums(const vec* a) {
-    return folded_each(a, [](vec x, vec y) { return x + y; });
+template <typename T>
+static inline T sums(const T* a) {
+    return folded_each(a, [](T x, T y) { return x + y; });
 }
 static inline vec greatest_of_each(const vec* a) { return folded_each(a, vmax); }
 
