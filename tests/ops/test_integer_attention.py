@@ -4,11 +4,10 @@ build; and what that would not forgive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from support import tiny
+from support.integer_attention import Reference, in_blocks, rounded_weights
 from torch import Tensor
 
 from longdraft import ops
@@ -16,57 +15,9 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
 
-BLOCK = 32  # numbers of a head that share a scale
-GROUP = 32  # slots whose weights are rounded together
 NEAR = 2e-5  # float sums have another order
 HEADS = [16, 32, 64, 96, 128]
 LENGTHS = (1, 31, 64, 300, 1300)
-
-
-def in_blocks(x: Tensor, size: int, empty: float = 0.0) -> Tensor:
-    """[...,n] -> [...,blocks,size], filled up with zeros."""
-    filled = torch.nn.functional.pad(x, (0, -x.shape[-1] % size), value=empty)
-    return filled.unflatten(-1, (-1, size))
-
-
-def rounded_queries(q: Tensor) -> Tensor:
-    blocks = in_blocks(q, BLOCK)
-    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-    return ((blocks / scale).round() * scale).flatten(-2)[..., : q.shape[-1]]
-
-
-def rounded_weights(weights: Tensor) -> Tensor:
-    """weights [...,S], times the scales of the values."""
-    groups = in_blocks(weights, GROUP)
-    step = groups.amax(-1, keepdim=True).clamp(min=1e-30) / 255
-    return ((groups / step).round() * step).flatten(-2)[..., : weights.shape[-1]]
-
-
-class Reference:
-    """ops.attend over keys of 8 bits, as integer_attention.h specifies it."""
-
-    queries: Callable[[Tensor], Tensor] = staticmethod(rounded_queries)
-    weights: Callable[[Tensor], Tensor] = staticmethod(rounded_weights)
-
-    def __call__(self, q, segments, scale, softcap=None, sink=None, keep=None) -> ops.Attended:
-        [segment] = segments
-        heads, _, D = q.shape
-        k, v = (x.repeat_interleave(heads // len(x), 0) for x in (segment.k, segment.v))
-        logits = self.queries(q * scale) @ k.mT
-        if segment.visible is not None:
-            count = segment.visible.shape[1]
-            logits[..., -count:].masked_fill_(~segment.visible, float("-inf"))
-        weights = (logits - logits.amax(-1, keepdim=True)).exp()
-        blocks = in_blocks(v, BLOCK)
-        steps = blocks.abs().amax(-1) / 127  # of the values: the largest of a block is 127 of them
-        codes = blocks / steps.clamp(min=1e-30)[..., None]
-        parts = [
-            self.weights(weights * steps[:, None, :, b]) @ codes[:, :, b]
-            for b in range(steps.shape[-1])
-        ]
-        out = torch.cat(parts, -1)[..., :D] / weights.sum(-1, keepdim=True)
-        kept = None if keep is None else logits[:, keep]
-        return ops.Attended(out.transpose(0, 1), kept)
 
 
 def model(head_dim: int) -> LM:
@@ -121,7 +72,7 @@ def queries_by_one_scale(q: Tensor) -> Tensor:
 
 
 def queries_by_the_next_blocks_scale(q: Tensor) -> Tensor:
-    blocks = in_blocks(q, BLOCK)
+    blocks = in_blocks(q, 32)
     scale = (blocks.abs().amax(-1, keepdim=True) / 127).roll(1, -2)
     return ((blocks / scale).round().clamp(-127, 127) * scale).flatten(-2)
 
@@ -132,7 +83,7 @@ def weights_that_begin_one_slot_later(weights: Tensor) -> Tensor:
 
 
 def weights_of_seven_bits(weights: Tensor) -> Tensor:
-    groups = in_blocks(weights, GROUP)
+    groups = in_blocks(weights, 32)
     step = groups.amax(-1, keepdim=True).clamp(min=1e-30) / 127
     return ((groups / step).round() * step).flatten(-2)[..., : weights.shape[-1]]
 
