@@ -95,6 +95,17 @@ def test_in_every_build(kv):
 
 
 @torch.inference_mode()
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("length", [2, 64, 129, 513, 1000, 3001])
+def test_one_query_to_a_key_head(length):
+    """A single row over 8-bit keys takes other functions than several rows, with the same sums."""
+    heads = {"num_key_value_heads": 4, "max_position_embeddings": 4096}
+    lm = LM(tiny.stock("wide", dtype=torch.bfloat16, **heads), "wide", kv="int8")
+    (prompt,) = tiny.prompts(length)
+    assert differing(*in_the_tree_and_alone(lm, prompt, scattered(21, 1))) == 0
+
+
+@torch.inference_mode()
 def test_the_mask_alone_is_not_enough():
     """A pass under a view keeps the tree's own order of sums: what verification did before, and
     this test can tell.

@@ -13,9 +13,9 @@ BLOCK = 32  # numbers of a head that share a scale
 GROUP = 32  # slots whose weights are rounded together
 
 
-def in_blocks(x: Tensor, size: int, empty: float = 0.0) -> Tensor:
+def in_blocks(x: Tensor, size: int) -> Tensor:
     """[...,n] -> [...,blocks,size], filled up with zeros."""
-    filled = torch.nn.functional.pad(x, (0, -x.shape[-1] % size), value=empty)
+    filled = torch.nn.functional.pad(x, (0, -x.shape[-1] % size))
     return filled.unflatten(-1, (-1, size))
 
 
