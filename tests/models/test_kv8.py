@@ -34,7 +34,8 @@ def rounded(
     self: KVCache, layer: int, k: Tensor, v: Tensor, starts: list[int], write=KVCache.write
 ) -> None:
     """KVCache.write of numbers that are rounded as codes would round them."""
-    k, v = (coded.decode(coded.encode(x, 8), 8, x.shape[3], x.dtype) for x in (k, v))
+    k = coded.decode_keys(coded.encode_keys(k, 8), 8, k.shape[3], k.dtype)
+    v = coded.decode(coded.encode(v, 8), 8, v.shape[3], v.dtype)
     write(self, layer, k, v, starts)
 
 

@@ -121,8 +121,10 @@ def test_sums_of_integers_do_not_saturate(monkeypatch):
     tree = Tree.root(torch.tensor([5]))
     for sign in (1.0, -1.0):
         for layer in cache.layers:
-            for x in cache.stored(layer, 0):
-                x[:, :640] = ops.coded.encode(torch.full((len(x), 640, 128), 3.0 * sign), 8)
+            k, v = cache.stored(layer, 0)
+            codes = ops.coded.encode(torch.full((len(k), 640, 128), 3.0 * sign), 8)
+            k[:, :640] = codes  # of transformed keys
+            v[:, :640] = codes
         found = lm(tree, cache)
         with monkeypatch.context() as patch:
             patch.setattr(ops, "attend", Reference())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft import ops
+from longdraft.ops.coded import hadamard
 
 BLOCK = 32  # numbers of a head that share a scale
 GROUP = 32  # slots whose weights are rounded together
@@ -33,7 +34,10 @@ def rounded_weights(weights: Tensor) -> Tensor:
 
 
 class Reference:
-    """ops.attend over keys of 8 bits, as integer_attention.h specifies it."""
+    """ops.attend over keys of 8 bits, as integer_attention.h specifies it.
+
+    Keys are given whole; what all have in common makes no difference to what the rows return.
+    """
 
     queries: Callable[[Tensor], Tensor] = staticmethod(rounded_queries)
     weights: Callable[[Tensor], Tensor] = staticmethod(rounded_weights)
@@ -42,7 +46,7 @@ class Reference:
         [segment] = segments
         heads, _, D = q.shape
         k, v = (x.repeat_interleave(heads // len(x), 0) for x in (segment.k, segment.v))
-        logits = self.queries(q * scale) @ k.mT
+        logits = self.queries(hadamard(q * scale)) @ hadamard(k).mT
         if segment.visible is not None:
             count = segment.visible.shape[1]
             logits[..., -count:].masked_fill_(~segment.visible, float("-inf"))

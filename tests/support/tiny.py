@@ -127,6 +127,7 @@ KV8 = (
     "qwen3-kv8",
     "gpt-oss-kv8",
     "mistral-window-kv8",
+    "qwen2-kv8",
 )
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
@@ -150,6 +151,8 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
         if key.endswith("A_log"):
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
+        if name == "qwen2" and key.endswith("k_proj.bias"):
+            torch.nn.init.normal_(p, std=4.0)
     if name == "llama-loops":
         for layer in model.model.layers:
             torch.nn.init.zeros_(layer.self_attn.o_proj.weight)

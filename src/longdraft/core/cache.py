@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,6 +31,7 @@ class _Store:
     batch: int
     slots: int
     bits: int
+    key_offsets: Mapping[int, Tensor]  # by layer, [K,D]
     allocations: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     numbers: dict[int, tuple[int, int, int, torch.dtype]] = field(default_factory=dict)
@@ -88,17 +89,25 @@ class KVCache(Rewinding):
     Drafts write to scratch slots, and verification overwrites them. A committed slot's index is its
     token's position in the sequence. length [B]. planned [B]: how many slots the row's text may
     fill, by which some models choose its rotations; it stays while the row holds keys. bits: 8 if
-    keys and values are stored as codes (ops/coded.py); 0: unchanged. Scratch is encoded too, so a
-    node reads the same numbers of its ancestors whether they are committed or not. Recurrent layers
-    have states instead (states.py), which cannot be shortened by a number alone: `truncate` does
-    that.
+    keys and values are stored as codes (ops/coded.py); 0: unchanged. key_offsets [K,D] float32 by
+    layer: what the codes of 8 bits leave out of the keys of some layers. Scratch is encoded too, so
+    a node reads the same numbers of its ancestors whether they are committed or not. Recurrent
+    layers have states instead (states.py), which cannot be shortened by a number alone: `truncate`
+    does that.
     """
 
     _known_addresses: tuple[tuple[Any, ...], list[tuple[int, int, int]]] | None = None
     _known_table: tuple[list[tuple[int, int, int]], Tensor] | None = None
 
-    def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu", bits: int = 0):
-        self._store = _Store(batch, slots, bits)
+    def __init__(
+        self,
+        batch: int,
+        slots: int,
+        device: torch.device | str = "cpu",
+        bits: int = 0,
+        key_offsets: Mapping[int, Tensor] | None = None,
+    ):
+        self._store = _Store(batch, slots, bits, key_offsets or {})
         length = torch.zeros(batch, dtype=torch.long, device=device)
         super().__init__(length, 0, self._store.states, self._store.recurrences)
         self.planned = torch.full_like(self.length, slots)
@@ -106,6 +115,10 @@ class KVCache(Rewinding):
     @property
     def bits(self) -> int:
         return self._store.bits
+
+    @property
+    def key_offsets(self) -> Mapping[int, Tensor]:
+        return self._store.key_offsets
 
     def row(self, b: int) -> KVCache:
         """Row b alone, over the same memory and length."""
@@ -135,7 +148,13 @@ class KVCache(Rewinding):
         if not self.bits:
             return k, v
         _, key, value, dtype = self._store.numbers[layer]
-        return coded.decode(k, self.bits, key, dtype), coded.decode(v, self.bits, value, dtype)
+        keys = coded.decode_keys(k, self.bits, key, dtype, self._key_offset(layer))
+        return keys, coded.decode(v, self.bits, value, dtype)
+
+    def _key_offset(self, layer: int) -> Tensor | None:
+        """[K,1,D], for all slots."""
+        offset = self.key_offsets.get(layer)
+        return None if offset is None else offset[:, None]
 
     def stored(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """One row's stored keys and values, undecoded.
@@ -189,7 +208,7 @@ class KVCache(Rewinding):
         W = k.shape[2]
         into_k, into_v = self._store.reserve(layer, max(starts) + W, k, v)
         if self.bits:
-            k = coded.encode(k, self.bits)
+            k = coded.encode_keys(k, self.bits, self._key_offset(layer))
             v = coded.encode(v, self.bits)
         for b, start in enumerate(starts):
             into_k[self._first + b, :, start : start + W] = k[b]

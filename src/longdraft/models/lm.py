@@ -14,6 +14,7 @@ from longdraft.backends import choose, reference
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
 from longdraft.backends.head import without_layers
+from longdraft.backends.key_offsets import key_offsets
 from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.packed_linear import (
     PackedLinear,
@@ -97,6 +98,7 @@ class LM:
         self.kv = kv
         self.activations = activations
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
+        self.key_offsets = key_offsets(hf) if self.kv_bits else {}
         self.lock = threading.RLock()
         self._process = os.getpid()
         self.eager = reference(hf, team)
@@ -216,7 +218,7 @@ class LM:
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
         self.check_process()
-        return KVCache(batch, slots, self.device, self.kv_bits)
+        return KVCache(batch, slots, self.device, self.kv_bits, self.key_offsets)
 
     def rotation(self, planned: int) -> str:
         """The name of the rotations of a row's keys, whose text may fill this many slots.

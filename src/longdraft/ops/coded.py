@@ -1,6 +1,13 @@
-"""Keys and values of 4 or 8 bits: blocks of 32 numbers of a head, each with its scale."""
+"""Keys and values of 4 or 8 bits: blocks of 32 numbers of a head, each with its scale.
+
+Keys of 8 bits are encoded after a Walsh-Hadamard transform, which spreads a number that is far
+larger than the others over all of them (known from QuaRot, arXiv:2404.00456), and without an offset
+that all keys of a head have in common (known from SageAttention, arXiv:2410.02367).
+"""
 
 from __future__ import annotations
+
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -54,6 +61,43 @@ def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
         halves = torch.cat([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1)
         numbers = halves.double() * scale + offset
     return numbers.flatten(-2)[..., :dim].float().to(dtype)
+
+
+def encode_keys(x: Tensor, bits: int, offset: Tensor | None = None) -> Tensor:
+    """Encode keys x [...,D] as uint8 [...,width].
+
+    In 8 bits, what is encoded is `hadamard` of x - offset [...,D].
+    """
+    if bits != 8:
+        return encode(x, bits)
+    x = x.float()
+    return encode(hadamard(x if offset is None else x - offset), bits)
+
+
+def decode_keys(
+    codes: Tensor, bits: int, dim: int, dtype: torch.dtype, offset: Tensor | None = None
+) -> Tensor:
+    """Decode uint8 [...,width] to the keys [...,dim] that were encoded with this offset."""
+    if bits != 8:
+        return decode(codes, bits, dim, dtype)
+    keys = hadamard(decode(codes, bits, dim, torch.float32))
+    return (keys if offset is None else keys + offset).to(dtype)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """The Walsh-Hadamard transform of x [...,D] in float32, which is its own inverse.
+
+    It is of as many numbers at a time as the largest power of 2 that divides D. Each step is a sum
+    of two numbers, so the bits are those of ops/native/hadamard.h.
+    """
+    D = x.shape[-1]
+    size = D & -D
+    apart = 1
+    while apart < size:
+        a, b = x.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        x = torch.stack([a + b, a - b], -2).flatten(-3)
+        apart *= 2
+    return x * (1 / sqrt(size)) if D else x
 
 
 def _scale(span: Tensor, codes: int) -> Tensor:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from longdraft.ops import coded, native
 
+LONGEST = 1024  # numbers of a key that the kernel encodes
+
 
 def spread(scores: Tensor, reach: int, share: float) -> Tensor:
     """Scores [...,S] of which each position has passed a share on to the next `reach` positions."""
@@ -132,14 +134,20 @@ class Compact:
         self._places = places
         return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
-    def taken(self, x: Tensor, slots: Tensor) -> Tensor:
-        """The slots of x [K,S,D] that the kernel would copy, copied by torch."""
-        return coded.encode(take(x, slots), self.bits) if self.bits else take(x, slots)
+    def taken(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots of k, v [K,S,D] that the kernel would copy, copied by torch."""
+        k = take(k, slots)
+        v = take(v, slots)
+        if not self.bits:
+            return k, v
+        return coded.encode_keys(k, self.bits), coded.encode(v, self.bits)
 
     def can_encode(self, x: Tensor) -> bool:
         """Whether the kernel can write what this copy holds."""
         return not self.bits or (
-            x.dtype in (torch.float32, torch.bfloat16) and x.shape[2] % 16 == 0
+            x.dtype in (torch.float32, torch.bfloat16)
+            and x.shape[2] % 16 == 0
+            and x.shape[2] <= LONGEST
         )
 
 
@@ -173,5 +181,5 @@ def refill(
         if job:
             copies.append(copy.hold(*job[1:]))
         else:
-            copies.append((copy.taken(k, slots), copy.taken(v, slots)))
+            copies.append(copy.taken(k, v, slots))
     return copies

@@ -63,7 +63,7 @@ class View:
             return copied
         keys, values = copied
         return (
-            coded.decode(keys, self.bits, k.shape[2], k.dtype),
+            coded.decode_keys(keys, self.bits, k.shape[2], k.dtype),
             coded.decode(values, self.bits, v.shape[2], v.dtype),
         )
 

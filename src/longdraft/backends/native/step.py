@@ -273,7 +273,14 @@ class NativeStep:
         if known is None or known[0] is not addresses:
             layers = (native.LayerCache * count)()
             for layer, (k, v, slots) in zip(with_keys, addresses, strict=True):
-                layers[layer] = native.LayerCache(k=k, v=v, slots=slots, bits=cache.bits)
+                offset = cache.key_offsets.get(layer)
+                layers[layer] = native.LayerCache(
+                    k=k,
+                    v=v,
+                    slots=slots,
+                    bits=cache.bits,
+                    key_offset=None if offset is None else offset.data_ptr(),
+                )
             known = (addresses, layers)
             self._places = known
         return known[1]

@@ -21,6 +21,7 @@ struct Queries {
     int64_t scratch;          // scratch nodes
     int64_t length;           // committed slots before them
     int64_t window;           // 0: none
+    const float* key_offset = nullptr;  // [D], which keys of 8 bits lack; or null
 };
 
 // A partial result of R rows: max and sum [R]; output [R,D], not yet divided by the sum.

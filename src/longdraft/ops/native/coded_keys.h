@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "codes.h"
+#include "hadamard.h"
 
 constexpr int64_t CODED = 32;  // numbers of a block
+constexpr int64_t LONGEST = 1024;  // numbers of a key that is encoded
 
 // A number is code * scale + offset.
 template <int BITS>
@@ -82,6 +84,16 @@ static inline void encode(const E* x, int64_t D, void* to) {
         for (int64_t i = 0; i < CODED / V; i++) v[i] = d + i * V < D ? load(x + d + i * V) : splat(number(x[D - 1]));
         encode_block(v, *block);
     }
+}
+
+// x [D], D a multiple of 16 up to LONGEST, as a key: in 8 bits its transform is encoded, without the offset [D] if there is one.
+template <int BITS, typename E>
+static inline void encode_key(const E* x, const float* offset, int64_t D, void* to) {
+    if constexpr (BITS == 4) return encode<BITS>(x, D, to);
+    alignas(64) float own[LONGEST];
+    for (int64_t d = 0; d < D; d += V) store(own + d, offset ? load(x + d) - load(offset + d) : load(x + d));
+    hadamard(own, D);
+    encode<BITS>(own, D, to);
 }
 
 // The first four bytes of a block in every element: its scale is the lower half. (A float is broadcast from memory.)

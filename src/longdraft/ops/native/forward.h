@@ -225,7 +225,7 @@ class Forward {
         float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
         rotate(key, f.k_norm, &t.rotation[i * D], D, m.frequencies, m.eps);
         if (cache.bits) {
-            encode<8>(key, D, static_cast<char*>(cache.k) + bytes);
+            encode_key<8>(key, cache.key_offset ? cache.key_offset + h * D : nullptr, D, static_cast<char*>(cache.k) + bytes);
             return encode<8>(value, D, static_cast<char*>(cache.v) + bytes);
         }
         for (int64_t j = 0; j < D; j += V) {

@@ -62,23 +62,35 @@ static inline void scales_of_keys(const CodedBlock<8>* block, int64_t stride, in
     for (int64_t i = 0; i < n; i++) to[i] = number(block[i * stride].scale);
 }
 
-// Query rows in 8 bits: number d of row r is a code * scale[r][d / CODED].
+// The transforms of query rows in 8 bits: number d of row r is a code * scale[r][d / CODED]. A row's scores begin with its product
+// with what the keys lack.
 template <int D>
 struct RoundedQueries {
     static constexpr int64_t KEY = coded_blocks(D), WORDS = KEY * FOURS * PARTS;
     int32_t *words, *begin;  // [R,WORDS]; [R,KEY]: what a block's sums begin with
-    float* scale;            // [R,KEY]
-    int16_t* codes;          // [R,KEY,CODED]
-    static constexpr int64_t floats(int64_t R) { return R * (WORDS + KEY * (2 + CODED / 2)); }
-    RoundedQueries(const float* q, int64_t R, float* memory)
-        : words(reinterpret_cast<int32_t*>(memory)), begin(words + R * WORDS), scale(memory + R * (WORDS + KEY)),
-          codes(reinterpret_cast<int16_t*>(scale + R * KEY)) {
-        for (int64_t r = 0; r < R; r++)
-            for (int64_t b = 0; b < KEY; b++) round(q + r * D + b * CODED, r * KEY + b);
+    float *scale, *of_offset;  // [R,KEY]; [R]
+    int16_t* codes;            // [R,KEY,CODED]
+    static constexpr int64_t floats(int64_t R) {  // a multiple of a line of the cache, for what follows
+        return (R * (WORDS + KEY * (2 + CODED / 2) + 1) + 15) / 16 * 16;
+    }
+    RoundedQueries(const Queries& x, float* memory)
+        : words(reinterpret_cast<int32_t*>(memory)), begin(words + x.R * WORDS), scale(memory + x.R * (WORDS + KEY)),
+          of_offset(scale + x.R * KEY), codes(reinterpret_cast<int16_t*>(of_offset + x.R)) {
+        for (int64_t r = 0; r < x.R; r++) add(x, r);
     }
 
    private:
-    void round(const float* from, int64_t at) {
+    ONE_COPY void add(const Queries& x, int64_t r) const {
+        alignas(64) float q[D];
+        std::memcpy(q, x.q + r * D, sizeof q);
+        vec product = splat(0);
+        for (int d = 0; x.key_offset && d < D; d += V) product = fused(load(q + d), load(x.key_offset + d), product);
+        of_offset[r] = sum(product);
+        hadamard(q, D);
+        for (int64_t b = 0; b < KEY; b++) round(q + b * CODED, r * KEY + b);
+    }
+
+    void round(const float* from, int64_t at) const {
         constexpr int SIZE = D < CODED ? D : CODED;
         alignas(64) int8_t own[CODED] = {};
         vec top = splat(0);
@@ -133,7 +145,8 @@ ONE_COPY static void score_integers(const RoundedQueries<D>& q, int64_t first, c
     constexpr int64_t KEY = coded_blocks(D), KEYS = KeyPanel<D>::KEYS;
     constexpr int N = vectors_beside(RB, KEYS / V, 4);
     for (int64_t j = 0; j < n; j += N * V) {
-        vec total[RB][N] = {};
+        vec total[RB][N];
+        each<RB>([&](int r) { each<N>([&](int i) { total[r][i] = splat(q.of_offset[first + r]); }); });
         for (int64_t b = 0; b < KEY; b++) {
             ivec sum[RB][N];
             each<RB>([&](int r) { each<N>([&](int i) { sum[r][i] = ivec{} + q.begin[(first + r) * KEY + b]; }); });
@@ -315,7 +328,8 @@ ONE_COPY static void score_few(const RoundedQueries<D>& q, const CodedBlock<8>* 
     constexpr int64_t KEY = coded_blocks(D);
     for (int64_t j = 0; j < n; j += V) {
         if (j % 16 == 0) prefetch.step();
-        vec total[RB] = {};
+        vec total[RB];
+        for (int r = 0; r < RB; r++) total[r] = splat(q.of_offset[r]);
         for (int64_t b = 0; b < KEY; b++) {
             ivec products[RB][V];
             alignas(64) float scale[V];
@@ -379,7 +393,7 @@ class IntegerVectors {
         return RoundedQueries<D>::floats(R) + std::max(KeyPanel<D>::FLOATS, VALUES);
     }
     IntegerVectors(const Queries& x, float* memory)
-        : q(x.q, x.R, memory), R(x.R), memory(memory + RoundedQueries<D>::floats(x.R)) {}
+        : q(x, memory), R(x.R), memory(memory + RoundedQueries<D>::floats(x.R)) {}
 
     // As in Vectors.
     void scores(const CodedBlock<8>* k, int64_t n, float* scores, Prefetch& prefetch) {

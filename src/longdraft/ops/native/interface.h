@@ -93,7 +93,8 @@ struct LayerCache {
     void* k;  // E [B,K,slots,D]; or codes of the D numbers (coded_keys.h)
     void* v;
     int64_t slots;
-    int64_t bits;  // of a code, 8; 0: the numbers are E
+    int64_t bits;             // of a code, 8; 0: the numbers are E
+    const float* key_offset;  // [K,D], which the keys lack whose codes these are; or null
 };
 
 // Keys and values that a view has copied together for a row of a layer.

@@ -91,7 +91,9 @@ class LayerAttention {
         const int64_t b = unit.row, scratch = x.scratch;
         const uint8_t* mask = (x.kind == RING ? p.ring_mask : p.mask) + b * W * scratch;
         const float* q = &t.queries[(b * K + unit.head) * R * D];
-        return {q, R, W, p.position + b * W, p.depth + b * scratch, mask, scratch, x.committed(b), x.window};
+        const float* offset = p.cache[x.layer].key_offset;
+        if (offset) offset += unit.head * D;
+        return {q, R, W, p.position + b * W, p.depth + b * scratch, mask, scratch, x.committed(b), x.window, offset};
     }
 
     void selected(const Unit& unit) {

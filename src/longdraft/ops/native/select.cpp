@@ -125,7 +125,10 @@ static int64_t out_bytes(const Copy& c) {
     return c.bits ? coded_bytes(c.slot_bytes / number_bytes(c), c.bits) : c.slot_bytes;
 }
 
-static bool codes_fit(const Copy& c) { return (c.bits == 4 || c.bits == 8) && c.slot_bytes % (16 * number_bytes(c)) == 0; }
+static bool codes_fit(const Copy& c) {
+    const int64_t bytes = number_bytes(c);
+    return (c.bits == 4 || c.bits == 8) && c.slot_bytes % (16 * bytes) == 0 && c.slot_bytes <= LONGEST * bytes;
+}
 
 static bool sizes_fit(const Copy& c) {
     if (c.bits && !codes_fit(c)) return false;
@@ -176,10 +179,13 @@ static bool make_plan(const Copy& c, Plan& plan) {
 }
 
 // Copies a slot, or writes its codes.
-static void put(const Copy& c, char* to, const char* from) {
+static void put(const Copy& c, bool value, char* to, const char* from) {
     const int64_t D = c.slot_bytes / number_bytes(c);
     if (!c.bits) return void(std::memcpy(to, from, c.slot_bytes));
-    const auto write = [&](const auto* x) { return c.bits == 8 ? encode<8>(x, D, to) : encode<4>(x, D, to); };
+    const auto write = [&](const auto* x) {
+        if (c.bits == 4) return encode<4>(x, D, to);
+        return value ? encode<8>(x, D, to) : encode_key<8>(x, nullptr, D, to);
+    };
     return c.half ? write(reinterpret_cast<const bf16*>(from)) : write(reinterpret_cast<const float*>(from));
 }
 
@@ -197,7 +203,7 @@ static void carry_out(const HeadCopy& unit) {
                 __builtin_prefetch(from + moves[j + AHEAD].from * bytes + b, 0, 2);
                 __builtin_prefetch(to + moves[j + AHEAD].to * out + b, 1, 2);
             }
-        put(c, to + moves[j].to * out, from + moves[j].from * bytes);
+        put(c, unit.value, to + moves[j].to * out, from + moves[j].from * bytes);
     }
 }
 
