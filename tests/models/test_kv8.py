@@ -35,7 +35,7 @@ def rounded(
 ) -> None:
     """KVCache.write of numbers that are rounded as codes would round them."""
     k = coded.decode_keys(coded.encode_keys(k, 8), 8, k.shape[3], k.dtype)
-    v = coded.decode(coded.encode(v, 8), 8, v.shape[3], v.dtype)
+    v = coded.decode(coded.encode_values(v, 8), 8, v.shape[3], v.dtype)
     write(self, layer, k, v, starts)
 
 

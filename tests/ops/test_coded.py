@@ -90,7 +90,7 @@ def test_the_kernel_writes_these_bytes(dim, dtype, bits):
     copy = Compact(bits)
     for slots in (torch.arange(1, 300, 3), torch.arange(0, 400, 2), torch.arange(500)):
         found = refill([(copy, k, v, slots)])[0]
-        wanted = coded.encode_keys(k[1, slots], bits), coded.encode(v[1, slots], bits)
+        wanted = coded.encode_keys(k[1, slots], bits), coded.encode_values(v[1, slots], bits)
         for codes, want in zip(found, wanted, strict=True):
             assert {bytes(c) for c in codes[1].numpy()} == {bytes(c) for c in want.numpy()}
     once = refill([(Compact(bits), k, v, slots)])[0]

@@ -44,20 +44,17 @@ class Reference:
 
     def __call__(self, q, segments, scale, softcap=None, sink=None, keep=None) -> ops.Attended:
         [segment] = segments
-        heads, _, D = q.shape
+        heads = len(q)
         k, v = (x.repeat_interleave(heads // len(x), 0) for x in (segment.k, segment.v))
         logits = self.queries(hadamard(q * scale)) @ hadamard(k).mT
         if segment.visible is not None:
             count = segment.visible.shape[1]
             logits[..., -count:].masked_fill_(~segment.visible, float("-inf"))
         weights = (logits - logits.amax(-1, keepdim=True)).exp()
-        blocks = in_blocks(v, BLOCK)
-        steps = blocks.abs().amax(-1) / 127  # of the values: the largest of a block is 127 of them
-        codes = blocks / steps.clamp(min=1e-30)[..., None]
-        parts = [
-            self.weights(weights * steps[:, None, :, b]) @ codes[:, :, b]
-            for b in range(steps.shape[-1])
-        ]
-        out = torch.cat(parts, -1)[..., :D] / weights.sum(-1, keepdim=True)
+        steps = (
+            v.abs().amax(-1, keepdim=True) / 127
+        )  # of a value, whose largest number is 127 of them
+        codes = v / steps.clamp(min=1e-30)
+        out = self.weights(weights * steps.mT) @ codes / weights.sum(-1, keepdim=True)
         kept = None if keep is None else logits[:, keep]
         return ops.Attended(out.transpose(0, 1), kept)

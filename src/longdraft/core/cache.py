@@ -209,7 +209,7 @@ class KVCache(Rewinding):
         into_k, into_v = self._store.reserve(layer, max(starts) + W, k, v)
         if self.bits:
             k = coded.encode_keys(k, self.bits, self._key_offset(layer))
-            v = coded.encode(v, self.bits)
+            v = coded.encode_values(v, self.bits)
         for b, start in enumerate(starts):
             into_k[self._first + b, :, start : start + W] = k[b]
             into_v[self._first + b, :, start : start + W] = v[b]

@@ -2,7 +2,8 @@
 
 Keys of 8 bits are encoded after a Walsh-Hadamard transform, which spreads a number that is far
 larger than the others over all of them (known from QuaRot, arXiv:2404.00456), and without an offset
-that all keys of a head have in common (known from SageAttention, arXiv:2410.02367).
+that all keys of a head have in common (known from SageAttention, arXiv:2410.02367). The blocks of a
+value of 8 bits have one scale.
 """
 
 from __future__ import annotations
@@ -34,13 +35,9 @@ def encode(x: Tensor, bits: int) -> Tensor:
     """
     if not x.shape[-1]:
         return x.to(torch.uint8)
-    x = x.float()
-    filled = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], -x.shape[-1] % BLOCK)], -1)
-    blocks = filled.unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(x.float())
     if bits == 8:
-        scale = _scale(blocks.abs().amax(-1), 127)
-        codes = _codes(blocks, scale, -127, 127).to(torch.int8).view(torch.uint8)
-        return torch.cat([_raw(scale), codes], -1).flatten(-2)
+        return _encode_8(blocks, _scale(blocks.abs().amax(-1), 127))
     offset = (blocks.amin(-1) + 0.0).bfloat16()  # + 0.0: of two zeros the positive one
     scale = _scale(blocks.amax(-1) - offset.float(), 15)
     codes = _codes(blocks - offset.float()[..., None], scale, 0, 15).to(torch.uint8)
@@ -74,6 +71,14 @@ def encode_keys(x: Tensor, bits: int, offset: Tensor | None = None) -> Tensor:
     return encode(hadamard(x if offset is None else x - offset), bits)
 
 
+def encode_values(x: Tensor, bits: int) -> Tensor:
+    """Encode values x [...,D] as uint8 [...,width]: in 8 bits all blocks of one have one scale."""
+    if bits != 8 or not x.shape[-1]:
+        return encode(x, bits)
+    scale = _scale(x.float().abs().amax(-1, keepdim=True), 127)
+    return _encode_8(_blocks(x.float()), scale)
+
+
 def decode_keys(
     codes: Tensor, bits: int, dim: int, dtype: torch.dtype, offset: Tensor | None = None
 ) -> Tensor:
@@ -98,6 +103,19 @@ def hadamard(x: Tensor) -> Tensor:
         x = torch.stack([a + b, a - b], -2).flatten(-3)
         apart *= 2
     return x * (1 / sqrt(size)) if D else x
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """[...,D] -> [...,blocks,BLOCK], filled up with the last number."""
+    filled = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], -x.shape[-1] % BLOCK)], -1)
+    return filled.unflatten(-1, (-1, BLOCK))
+
+
+def _encode_8(blocks: Tensor, scale: Tensor) -> Tensor:
+    """scale: of each block, or one of all."""
+    scale = scale.expand(blocks.shape[:-1])
+    codes = _codes(blocks, scale, -127, 127).to(torch.int8).view(torch.uint8)
+    return torch.cat([_raw(scale), codes], -1).flatten(-2)
 
 
 def _scale(span: Tensor, codes: int) -> Tensor:

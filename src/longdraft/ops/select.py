@@ -140,7 +140,7 @@ class Compact:
         v = take(v, slots)
         if not self.bits:
             return k, v
-        return coded.encode_keys(k, self.bits), coded.encode(v, self.bits)
+        return coded.encode_keys(k, self.bits), coded.encode_values(v, self.bits)
 
     def can_encode(self, x: Tensor) -> bool:
         """Whether the kernel can write what this copy holds."""

@@ -54,12 +54,16 @@ static inline void store_bytes(uint8_t* p, ivec x) {
 
 static inline bf16 scale_of(float span, float codes) { return nearest_bf16(std::max(span / codes, 1e-30f)); }
 
+static inline void put_codes(const vec* x, bf16 scale, CodedBlock<8>& to) {
+    to.scale = scale;
+    const float inverse = 1 / number(scale);
+    for (int i = 0; i < CODED / V; i++) store_bytes(to.codes + i * V, nearest_integers(x[i], inverse, -127, 127));
+}
+
 static inline void encode_block(const vec* x, CodedBlock<8>& to) {
     vec top = splat(0);
     for (int i = 0; i < CODED / V; i++) top = vmax(top, vmax(x[i], -x[i]));
-    to.scale = scale_of(greatest(top), 127);
-    const float inverse = 1 / number(to.scale);
-    for (int i = 0; i < CODED / V; i++) store_bytes(to.codes + i * V, nearest_integers(x[i], inverse, -127, 127));
+    put_codes(x, scale_of(greatest(top), 127), to);
 }
 
 static inline void encode_block(const vec* x, CodedBlock<4>& to) {
@@ -75,15 +79,31 @@ static inline void encode_block(const vec* x, CodedBlock<4>& to) {
     }
 }
 
-// x [D], D a multiple of 16 -> its blocks. A last block of 16 numbers is filled up with the last of them.
+// The blocks of x [D], D a multiple of 16, as vectors. A last block of 16 numbers is filled up with the last of them.
+template <typename E, typename Call>
+static inline void each_block(const E* x, int64_t D, Call call) {
+    for (int64_t d = 0; d < D; d += CODED) {
+        vec v[CODED / V];
+        for (int64_t i = 0; i < CODED / V; i++) v[i] = d + i * V < D ? load(x + d + i * V) : splat(number(x[D - 1]));
+        call(v);
+    }
+}
+
 template <int BITS, typename E>
 static inline void encode(const E* x, int64_t D, void* to) {
     CodedBlock<BITS>* block = static_cast<CodedBlock<BITS>*>(to);
-    for (int64_t d = 0; d < D; d += CODED, block++) {
-        vec v[CODED / V];
-        for (int64_t i = 0; i < CODED / V; i++) v[i] = d + i * V < D ? load(x + d + i * V) : splat(number(x[D - 1]));
-        encode_block(v, *block);
-    }
+    each_block(x, D, [&](const vec* v) { encode_block(v, *block++); });
+}
+
+// As a value: in 8 bits all its blocks have one scale, so that attention multiplies a slot's weight with it once.
+template <int BITS, typename E>
+static inline void encode_value(const E* x, int64_t D, void* to) {
+    if constexpr (BITS == 4) return encode<BITS>(x, D, to);
+    vec top = splat(0);
+    for (int64_t d = 0; d < D; d += V) top = vmax(top, vmax(load(x + d), -load(x + d)));
+    const bf16 scale = scale_of(greatest(top), 127);
+    CodedBlock<8>* block = static_cast<CodedBlock<8>*>(to);
+    each_block(x, D, [&](const vec* v) { put_codes(v, scale, *block++); });
 }
 
 // x [D], D a multiple of 16 up to LONGEST, as a key: in 8 bits its transform is encoded, without the offset [D] if there is one.

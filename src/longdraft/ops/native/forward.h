@@ -226,7 +226,7 @@ class Forward {
         rotate(key, f.k_norm, &t.rotation[i * D], D, m.frequencies, m.eps);
         if (cache.bits) {
             encode_key<8>(key, cache.key_offset ? cache.key_offset + h * D : nullptr, D, static_cast<char*>(cache.k) + bytes);
-            return encode<8>(value, D, static_cast<char*>(cache.v) + bytes);
+            return encode_value<8>(value, D, static_cast<char*>(cache.v) + bytes);
         }
         for (int64_t j = 0; j < D; j += V) {
             store(static_cast<E*>(cache.k) + to + j, load(key + j));

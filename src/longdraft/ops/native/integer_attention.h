@@ -1,6 +1,6 @@
 // The products of one chunk of keys and values of 8 bits, in integers: half the bytes of bf16, and twice as many products in an
-// instruction. Queries are rounded to 8 bits for each block of a key. Weights are multiplied with the values' scales and rounded to
-// 8 bits for each GROUP of slots, against the largest of them. Sums of integers are exact, those of blocks and groups are floats
+// instruction. Queries are rounded to 8 bits for each block of a key. Weights are multiplied with the scales of the values, one for
+// each, and rounded to 8 bits for each GROUP of slots, against the largest of them. Sums of integers are exact, those of blocks and groups are floats
 // that are added in order, so a row's result does not depend on the rows beside it.
 #pragma once
 #include "coded_products.h"
@@ -169,11 +169,11 @@ ONE_COPY static void score_integers(const RoundedQueries<D>& q, int64_t first, c
     }
 }
 
-// The values of a chunk: four slots of each number in PARTS elements [KEY,CHUNK / 4,PARTS,SIZE], and their scales [KEY,CHUNK].
+// The values of a chunk: four slots of each number in PARTS elements [KEY,CHUNK / 4,PARTS,SIZE], and their scales [CHUNK].
 template <int D>
 struct ValuePanel {
     static constexpr int64_t SIZE = D < CODED ? D : CODED, KEY = coded_blocks(D), BLOCK_WORDS = CHUNK / 4 * PARTS * SIZE;
-    static constexpr int64_t FLOATS = KEY * (BLOCK_WORDS + CHUNK);
+    static constexpr int64_t FLOATS = KEY * BLOCK_WORDS + CHUNK;
     int32_t* fours;
     float* scale;
     explicit ValuePanel(float* memory) : fours(reinterpret_cast<int32_t*>(memory)), scale(memory + KEY * BLOCK_WORDS) {}
@@ -194,10 +194,8 @@ struct ValuePanel {
     }
 
     void fill_scales(const CodedBlock<8>* v, int64_t n) {
-        for (int64_t b = 0; b < KEY; b++) {
-            scales_of_keys(v + b, KEY, n, scale + b * CHUNK);
-            std::fill(scale + b * CHUNK + n, scale + b * CHUNK + (n + GROUP - 1) / GROUP * GROUP, 0.0f);
-        }
+        scales_of_keys(v, KEY, n, scale);
+        std::fill(scale + n, scale + (n + GROUP - 1) / GROUP * GROUP, 0.0f);
     }
 
    private:
@@ -238,12 +236,11 @@ struct ValuePanel {
 #endif
 };
 
-// The weights of a few rows times the scales of the values, in 8 bits: codes [rows,KEY,CHUNK], and what they are multiplied with,
-// factor [rows,KEY * CHUNK / GROUP].
-template <int D>
+// The weights of a few rows times the scales of the values, in 8 bits: codes [rows,CHUNK], and what they are multiplied with,
+// factor [rows,CHUNK / GROUP].
 struct RoundedWeights {
-    static constexpr int64_t KEY = coded_blocks(D), GROUPS = CHUNK / GROUP, ALL = (KEY * GROUPS + V - 1) / V * V;
-    static constexpr int64_t FLOATS = ALL + KEY * CHUNK * sizeof(weight_code) / sizeof(float);  // of a row
+    static constexpr int64_t GROUPS = CHUNK / GROUP, ALL = (GROUPS + V - 1) / V * V;
+    static constexpr int64_t FLOATS = ALL + CHUNK * sizeof(weight_code) / sizeof(float);  // of a row
     float* factor;
     weight_code* codes;
     RoundedWeights(float* memory, int64_t rows) : factor(memory), codes(reinterpret_cast<weight_code*>(memory + rows * ALL)) {}
@@ -254,23 +251,19 @@ struct RoundedWeights {
         vec top[ALL];
         const int64_t groups = (n + GROUP - 1) / GROUP;
         float* const factors = factor + row * ALL;
-        weight_code* const to = codes + row * KEY * CHUNK;
+        weight_code* const to = codes + row * CHUNK;
         if (n < groups * GROUP) {
             std::memcpy(own, weights, sizeof(float) * n);
             std::fill(own + n, own + groups * GROUP, 0.0f);
             weights = own;
         }
-        for (int64_t i = 0; i < ALL; i++)
-            if (i >= KEY * GROUPS || i % GROUPS >= groups) top[i] = splat(0);
-        for (int64_t b = 0; b < KEY; b++)
-            for (int64_t g = 0; g < groups; g++) top[b * GROUPS + g] = most(weights + g * GROUP, scale + b * CHUNK + g * GROUP);
+        for (int64_t g = 0; g < groups; g++) top[g] = most(weights + g * GROUP, scale + g * GROUP);
+        for (int64_t g = groups; g < ALL; g++) top[g] = splat(0);
         for (int64_t i = 0; i < ALL; i += V) {
             const vec size = vmax(greatest_of_each(top + i), splat(1e-30f));
             store(factors + i, size * (1.0f / 255)), store(inverse + i, splat(255) / size);
         }
-        for (int64_t b = 0; b < KEY; b++)
-            for (int64_t g = 0; g < groups; g++)
-                put(weights + g * GROUP, scale + b * CHUNK + g * GROUP, inverse[b * GROUPS + g], to + b * CHUNK + g * GROUP);
+        for (int64_t g = 0; g < groups; g++) put(weights + g * GROUP, scale + g * GROUP, inverse[g], to + g * GROUP);
     }
 
    private:
@@ -292,7 +285,7 @@ struct RoundedWeights {
 
 // out [RB,D] += weights times values of n slots.
 template <int D, int RB>
-ONE_COPY static void add_integer_values(const RoundedWeights<D>& weights, const ValuePanel<D>& values, int64_t n, float* out) {
+ONE_COPY static void add_integer_values(const RoundedWeights& weights, const ValuePanel<D>& values, int64_t n, float* out) {
     using Panel = ValuePanel<D>;
     constexpr int64_t SIZE = Panel::SIZE;
     constexpr int N = SIZE / V;
@@ -305,12 +298,12 @@ ONE_COPY static void add_integer_values(const RoundedWeights<D>& weights, const 
                     each<N>([&](int i) { column[i] = load(values.fours + b * Panel::BLOCK_WORDS + (f * PARTS + p) * SIZE + i * V); });
                     each<RB>([&](int r) {
                         int32_t word;
-                        std::memcpy(&word, weights.codes + (r * Panel::KEY + b) * CHUNK + f * 4 + p * 2, sizeof word);
+                        std::memcpy(&word, weights.codes + r * CHUNK + f * 4 + p * 2, sizeof word);
                         each<N>([&](int i) { sum[r][i] = add_value_products(sum[r][i], column[i], word); });
                     });
                 });
             each<RB>([&](int r) {
-                const vec scale = splat(weights.factor[r * RoundedWeights<D>::ALL + b * RoundedWeights<D>::GROUPS + g]);
+                const vec scale = splat(weights.factor[r * RoundedWeights::ALL + g]);
                 each<N>([&](int i) {
                     float* const at = out + r * D + b * CODED + i * V;
                     store(at, fused(to_floats(sum[r][i]), scale, load(at)));
@@ -348,15 +341,15 @@ ONE_COPY static void score_few(const RoundedQueries<D>& q, const CodedBlock<8>* 
 
 // As add_integer_values.
 template <int D, int RB>
-ONE_COPY static void add_few_values(const RoundedWeights<D>& weights, const CodedBlock<8>* v, int64_t n, float* out, Prefetch& prefetch) {
+ONE_COPY static void add_few_values(const RoundedWeights& weights, const CodedBlock<8>* v, int64_t n, float* out, Prefetch& prefetch) {
     constexpr int64_t SIZE = ValuePanel<D>::SIZE, KEY = coded_blocks(D);
     constexpr int N = SIZE / V;
     for (int64_t g = 0; g * GROUP < n; g++) {
         const int64_t some = std::min(GROUP, n - g * GROUP);
+        float own[RB][GROUP];
+        for (int r = 0; r < RB; r++)
+            for (int64_t i = 0; i < GROUP; i++) own[r][i] = weights.codes[r * CHUNK + g * GROUP + i];
         for (int64_t b = 0; b < KEY; b++) {
-            float own[RB][GROUP];
-            for (int r = 0; r < RB; r++)
-                for (int64_t i = 0; i < GROUP; i++) own[r][i] = weights.codes[(r * KEY + b) * CHUNK + g * GROUP + i];
             vec sum[RB][N] = {};
             for (int64_t i = 0; i < some; i++) {
                 if (b == 0 && i % 16 == 0) prefetch.step();
@@ -367,7 +360,7 @@ ONE_COPY static void add_few_values(const RoundedWeights<D>& weights, const Code
                 });
             }
             each<RB>([&](int r) {
-                const vec scale = splat(weights.factor[r * RoundedWeights<D>::ALL + b * RoundedWeights<D>::GROUPS + g]);
+                const vec scale = splat(weights.factor[r * RoundedWeights::ALL + g]);
                 each<N>([&](int e) {
                     float* const at = out + r * D + b * CODED + e * V;
                     store(at, fused(sum[r][e], scale, load(at)));
@@ -389,7 +382,7 @@ class IntegerVectors {
     static constexpr int64_t KEY = coded_blocks(D);           // blocks of a key
     static int64_t steps(int64_t) { return CHUNK / 16 * 2; }  // of a Prefetch, in a whole chunk
     static int64_t floats(int64_t R) {                        // that an object needs
-        constexpr int64_t VALUES = ValuePanel<D>::FLOATS + MOST * RoundedWeights<D>::FLOATS;
+        constexpr int64_t VALUES = ValuePanel<D>::FLOATS + MOST * RoundedWeights::FLOATS;
         return RoundedQueries<D>::floats(R) + std::max(KeyPanel<D>::FLOATS, VALUES);
     }
     IntegerVectors(const Queries& x, float* memory)
@@ -415,7 +408,7 @@ class IntegerVectors {
 
     void values(const float* weights, const float* keep, const CodedBlock<8>* v, int64_t n, float* out, Prefetch& prefetch) {
         ValuePanel<D> panel(memory);
-        const RoundedWeights<D> rounded(memory + ValuePanel<D>::FLOATS, MOST);
+        const RoundedWeights rounded(memory + ValuePanel<D>::FLOATS, MOST);
         if (R <= FEW_ROWS)
             panel.fill_scales(v, n);
         else

@@ -184,7 +184,7 @@ static void put(const Copy& c, bool value, char* to, const char* from) {
     if (!c.bits) return void(std::memcpy(to, from, c.slot_bytes));
     const auto write = [&](const auto* x) {
         if (c.bits == 4) return encode<4>(x, D, to);
-        return value ? encode<8>(x, D, to) : encode_key<8>(x, nullptr, D, to);
+        return value ? encode_value<8>(x, D, to) : encode_key<8>(x, nullptr, D, to);
     };
     return c.half ? write(reinterpret_cast<const bf16*>(from)) : write(reinterpret_cast<const float*>(from));
 }
