@@ -80,6 +80,29 @@ def test_bytes_are_laid_out_as_documented(bits):
         )
 
 
+@pytest.mark.parametrize("dim", [16, 20, 64, 96, 256])
+def test_the_transform_is_its_own_inverse_and_spreads_a_large_number(dim):
+    x = keys(40, dim)
+    turned = coded.hadamard(x)
+    assert (coded.hadamard(turned) - x).abs().max() < 1e-5 * x.abs().max()
+    assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-5)
+    one = torch.zeros(dim)
+    one[3] = 8.0
+    size = dim & -dim  # numbers that are transformed together
+    assert torch.allclose(coded.hadamard(one)[:size].abs(), torch.tensor(8 / size**0.5))
+
+
+@pytest.mark.parametrize("dim", [16, 20, 64, 96])
+def test_a_value_of_8_bits_has_one_scale(dim):
+    x = keys(40, dim)
+    scales = coded.encode_values(x, 8).unflatten(-1, (-1, coded.BYTES[8]))[..., :2]
+    assert (scales == scales[..., :1, :]).all()
+    found = coded.decode(coded.encode_values(x, 8), 8, dim, torch.float32)
+    largest = x.abs().amax(-1, keepdim=True)
+    assert ((found - x).abs() <= largest * (1 / 254 + 1 / 256) + 1e-29).all()
+    assert torch.equal(coded.encode_values(x, 4), coded.encode(x, 4))
+
+
 @pytest.mark.usefixtures("build")  # each build in turn
 @each_bits
 @each_dtype

@@ -10,7 +10,7 @@ from torch import Tensor
 from longdraft import ops
 from longdraft.ops.coded import hadamard
 
-BLOCK = 32  # numbers of a head that share a scale
+BLOCK = 32  # numbers of a query that share a scale
 GROUP = 32  # slots whose weights are rounded together
 
 
@@ -51,9 +51,7 @@ class Reference:
             count = segment.visible.shape[1]
             logits[..., -count:].masked_fill_(~segment.visible, float("-inf"))
         weights = (logits - logits.amax(-1, keepdim=True)).exp()
-        steps = (
-            v.abs().amax(-1, keepdim=True) / 127
-        )  # of a value, whose largest number is 127 of them
+        steps = v.abs().amax(-1, keepdim=True) / 127  # a value has one scale
         codes = v / steps.clamp(min=1e-30)
         out = self.weights(weights * steps.mT) @ codes / weights.sum(-1, keepdim=True)
         kept = None if keep is None else logits[:, keep]

@@ -1,4 +1,4 @@
-"""What all keys of a head have in common, which 8-bit codes leave out."""
+"""The part of keys that all keys of a head have in common, which 8-bit codes leave out."""
 
 from __future__ import annotations
 
