@@ -56,6 +56,16 @@ def test_an_offset_is_the_mean_of_the_rotated_bias():
     assert len(key_offsets(hf)) == len(hf.model.layers)
 
 
+def test_a_share_of_the_heads_has_their_offsets():
+    whole = key_offsets(biased())
+    hf = biased()
+    for layer in hf.model.layers:
+        module = layer.self_attn.k_proj
+        module.bias = torch.nn.Parameter(module.bias[: len(module.bias) // 2])
+    for layer, offset in key_offsets(hf).items():
+        assert torch.equal(offset, whole[layer][: len(whole[layer]) // 2]) and len(offset)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt-oss", "deepseek"])
 def test_keys_without_a_bias_of_their_own_have_none(kind):
     """Without one, before a norm, or where nothing describes the model's layers."""

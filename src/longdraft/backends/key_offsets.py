@@ -35,7 +35,7 @@ def _offset(attention: Attention) -> Tensor | None:
     bias = getattr(attention.k.module, "bias", None)
     if bias is None or bias.is_meta or attention.k_norm is not None:
         return None
-    keys = bias.double().view(attention.key_heads, attention.dim)
+    keys = bias.double().view(-1, attention.dim)  # of the heads that this process has
     if attention.rotation is None:
         return keys.float()
     cos, sin = _mean_rotation(attention.rotation)
