@@ -13,7 +13,7 @@ from longdraft.errors import InputError
 from longdraft.models.loading import load
 
 SMALL = ["-m", "bundled", "--contexts", "96,200", "--last", "64", "--hidden", "3"]
-TEXT = "The captain looked at the sea, and the sea was grey.\n" * 60
+TEXT = "The captain looked at the sea, and the sea was gray.\n" * 60
 
 
 @pytest.fixture
