@@ -62,8 +62,10 @@ def test_a_share_of_the_heads_has_their_offsets():
     for layer in hf.model.layers:
         module = layer.self_attn.k_proj
         module.bias = torch.nn.Parameter(module.bias[: len(module.bias) // 2])
-    for layer, offset in key_offsets(hf).items():
-        assert torch.equal(offset, whole[layer][: len(whole[layer]) // 2]) and len(offset)
+    share = key_offsets(hf)
+    assert share.keys() == whole.keys() and whole
+    for layer, offset in share.items():
+        assert torch.equal(offset, whole[layer][: len(whole[layer]) // 2])
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt-oss", "deepseek"])

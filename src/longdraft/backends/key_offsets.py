@@ -16,8 +16,8 @@ POSITIONS = 32768  # over which a rotated bias is averaged
 def key_offsets(hf: Any) -> dict[int, Tensor]:
     """[K,D] float32 for each layer whose keys have a bias: its mean over positions, as rotated.
 
-    Biases may be a hundred times as large as what a token adds to them (Qwen2), most of all in the
-    numbers that turn least from one position to the next. The mean does not depend on a key's
+    Biases can be large (Qwen2), most of all in the numbers that turn least from one position to the
+    next. The mean does not depend on a key's
     position, so that codes can be read without knowing it. {} for a model that is not described.
     """
     decoder = described(hf)
