@@ -232,13 +232,13 @@ def test_a_view_narrows_the_choice():
     choice = Choice(held, [4], 0, torch.tensor([[0, 1]]), [torch.ones(2, 2).tril().bool()], 1)
     choice.choose(0, torch.tensor([[[0, 2, 3, 5], [0, 1, 3, 3]]]))
     view = View(torch.tensor([[[2]]]), torch.tensor([4]))
-    [segments] = choice.groups(0, 0, *held.read(0, 0), view, torch.zeros(1, 2, 1), False)
+    [segments] = choice.groups(0, 0, held.stored_row(0, 0), view, torch.zeros(1, 2, 1), False)
     assert [s.k[0, :, 0].tolist() for s in segments] == [[2.0], [4.0, 5.0]]
     assert [s.visible.tolist() for s in segments] == [
         [[True], [True]],
         [[False, False], [True, True]],
     ]
-    [[every]] = choice.groups(0, 0, *held.read(0, 0), None, torch.zeros(1, 2, 1), True)
+    [[every]] = choice.groups(0, 0, held.stored_row(0, 0), None, torch.zeros(1, 2, 1), True)
     assert every.visible.tolist() == [
         [True, False, True, True, False, False],
         [True, True, False, True, False, False],

@@ -26,7 +26,7 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters.small_model.objective import BudgetObjective
 from longdraft.models.lm import LM
-from longdraft.ops import Segment, reference
+from longdraft.ops import Segment, StoredRow, reference
 from longdraft.training.frozen import Frozen
 
 MODEL = "deepseek"
@@ -273,11 +273,11 @@ def test_training_on_part_of_a_small_models_values_is_refused():
 # Planted faults -----------------------------------------------------------------------------------
 
 
-def another_row(self: KVCache, layer: int, b: int, read=KVCache.read):
+def another_row(self: KVCache, layer: int, b: int, stored_row=KVCache.stored_row):
     """Keys of the next row where a pass has several."""
-    k, v = read(self, layer, (b + 1) % len(self.length))
-    own = read(self, layer, b)[0]
-    return torch.cat([own[:, :3], k[:, 3:4], own[:, 4:]], 1), v
+    k, v = stored_row(self, layer, (b + 1) % len(self.length)).numbers()
+    own = stored_row(self, layer, b).keys()
+    return StoredRow(torch.cat([own[:, :3], k[:, 3:4], own[:, 4:]], 1), v)
 
 
 def kept_part(self: EagerPass, layer: int, q, k, v, *options, attend=EagerPass.attend):
@@ -289,7 +289,8 @@ def kept_part(self: EagerPass, layer: int, q, k, v, *options, attend=EagerPass.a
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "fault"), [(KVCache, "read", another_row), (EagerPass, "attend", kept_part)]
+    ("owner", "name", "fault"),
+    [(KVCache, "stored_row", another_row), (EagerPass, "attend", kept_part)],
 )
 def test_a_wrong_latent_is_caught(owner, name, fault, monkeypatch):
     """Slot 3 of a row is read from another row; a rotated part is its neighbor's."""

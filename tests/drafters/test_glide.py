@@ -21,6 +21,7 @@ from longdraft.drafters.glide.block import Host
 from longdraft.drafters.kinds import KINDS
 from longdraft.engine.generate import prefill
 from longdraft.models.lm import LM
+from longdraft.ops import StoredRow
 from longdraft.views import Full, Guided
 
 SHAPES = ["llama", "qwen3", "gpt-oss", "llama-mqa", "llama-mha", "llama-6of3", "gemma3", "phi3"]
@@ -272,7 +273,7 @@ def test_a_guided_draft_reads_its_picks_and_what_came_after():
     assert view.indices.shape[0] == 1 and set(view.layers) == {2}  # no other layer is ranked
     k, v = seqs.cache.read(2, 0)
     widths = {
-        sum(s.k.shape[1] for s in view.segments(2, 0, k, v, m, None, k))
+        sum(s.k.shape[1] for s in view.segments(2, 0, StoredRow(k, v), m, None, k))
         for m in (int(view.tail_start[0]),)
     }
     assert widths == {8}

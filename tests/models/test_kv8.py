@@ -94,16 +94,17 @@ def shared_scale(encode, x: Tensor, bits: int) -> Tensor:
     return encode(x, bits)
 
 
-def other_when_committed(read, self: KVCache, layer: int, b: int) -> tuple[Tensor, Tensor]:
+def other_when_committed(stored_row, self: KVCache, layer: int, b: int) -> ops.StoredRow:
     """The fault: the numbers of scratch are not yet those that later passes read."""
-    k, v = read(self, layer, b)
+    k, v = stored_row(self, layer, b).numbers()
     scratch = torch.arange(k.shape[1]) >= int(self.length[b])
-    return k * torch.where(scratch, 3.0, 1.0)[:, None], v
+    return ops.StoredRow(k * torch.where(scratch, 3.0, 1.0)[:, None], v)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "where, name, fault", [(coded, "encode", shared_scale), (KVCache, "read", other_when_committed)]
+    "where, name, fault",
+    [(coded, "encode", shared_scale), (KVCache, "stored_row", other_when_committed)],
 )
 @pytest.mark.whole
 def test_codes_that_depend_on_the_pass_are_caught(where, name, fault, monkeypatch):
@@ -190,7 +191,7 @@ def test_with_quantized_weights_and_a_quantized_copy(folder):
 
 @pytest.mark.parametrize("kind", ["int4", "", "INT8", "same", "x" * 99])
 def test_another_kind_is_refused(folder, kind, cli):
-    with pytest.raises(InputError, match="choose int8, on a CPU, or leave it out"):
+    with pytest.raises(InputError, match="choose int8 or full, or leave it out"):
         load_lm(folder, "float32", "cpu", kv=kind)
     status, _, err = cli("generate", "hi", "-m", folder, "--kv", kind)
     assert status == 2 and len(err.splitlines()) == 1

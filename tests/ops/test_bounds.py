@@ -21,7 +21,7 @@ from longdraft.core.tree import PAD, Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
-from longdraft.ops import Compact, choose, native, refill, take
+from longdraft.ops import Compact, StoredRow, choose, native, refill, take
 from longdraft.views import SinkWindow, View
 
 pytestmark = pytest.mark.skipif(
@@ -426,9 +426,9 @@ def test_slots_that_are_not_there_are_not_copied():
     for slots in ([3, 30], [-1, 4], [31], [4, -2]):
         copy = Compact()
         with pytest.raises(RuntimeError, match="slots to be copied"):
-            refill([(copy, k, v, torch.tensor(slots))])
+            refill([(copy, StoredRow(k, v), torch.tensor(slots))])
         assert torch.equal(
-            refill([(copy, k, v, torch.tensor([1, 2]))])[0][0].sum(1), k[:, 1:3].sum(1)
+            refill([(copy, StoredRow(k, v), torch.tensor([1, 2]))])[0][0].sum(1), k[:, 1:3].sum(1)
         )
     for slots in ([30], [-1]):
         with pytest.raises(RuntimeError, match="slots to be copied"):
@@ -444,7 +444,7 @@ def test_slots_in_any_order_are_copied():
     k = torch.randn(2, 30, 16)
     copy = Compact()
     for slots in ([1, 5, 9], [9, 2, 5], [2, 5, 9, 11], [7, 7, 1], [1, 7]):
-        mine = refill([(copy, k, -k, torch.tensor(slots))])[0]
+        mine = refill([(copy, StoredRow(k, -k), torch.tensor(slots))])[0]
         held = mine[0].sum(-1).sort().values
         assert torch.equal(held, k[:, slots].sum(-1).sort().values) and torch.equal(
             mine[1], -mine[0]

@@ -20,7 +20,7 @@ from longdraft.drafters import SelfDrafter
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import InCodes, keys_read
-from longdraft.ops import Compact, coded, native, refill, select
+from longdraft.ops import Compact, StoredRow, coded, native, refill, select
 from longdraft.ops import take as slots_of
 from longdraft.views import Coded, Full, Guided, Policy, Quest, SinkWindow, SnapKV, View
 
@@ -112,12 +112,12 @@ def test_the_kernel_writes_these_bytes(dim, dtype, bits):
     v = keys(500, dim, dtype, 1)
     copy = Compact(bits)
     for slots in (torch.arange(1, 300, 3), torch.arange(0, 400, 2), torch.arange(500)):
-        found = refill([(copy, k, v, slots)])[0]
+        found = refill([(copy, StoredRow(k, v), slots)])[0]
         wanted = coded.encode_keys(k[1, slots], bits), coded.encode_values(v[1, slots], bits)
         for codes, want in zip(found, wanted, strict=True):
             assert {bytes(c) for c in codes[1].numpy()} == {bytes(c) for c in want.numpy()}
-    once = refill([(Compact(bits), k, v, slots)])[0]
-    assert all(map(torch.equal, copy.taken(k, v, slots), once))
+    once = refill([(Compact(bits), StoredRow(k, v), slots)])[0]
+    assert all(map(torch.equal, copy.taken(StoredRow(k, v), slots), once))
 
 
 def test_a_swapped_byte_would_be_noticed(monkeypatch):
@@ -149,7 +149,7 @@ def test_a_slot_is_encoded_once(bits):
         k.fill_(step + 1)  # so that a slot's codes say in which step they were made
         n = 1000 + 50 * step
         room = copy._k.shape[1]
-        _, codes = refill([(copy, k, k, torch.arange(n))])[0]
+        _, codes = refill([(copy, StoredRow(k, k), torch.arange(n))])[0]
         found = coded.decode(codes, bits, 32, torch.float32)[0, :, 0].round()
         if copy._k.shape[1] == room:
             assert (
@@ -399,14 +399,22 @@ def test_native_code_refuses_other_codes():
         pytest.skip("no native code here")
     k = keys(30, 24)
     copy = Compact(4)
-    assert not copy.can_encode(k)  # 24 numbers are not a multiple of 16: torch encodes them
+    # 24 numbers are not a multiple of 16: torch encodes them
+    assert not copy.is_compiled(StoredRow(k, k), torch.arange(5))
     assert torch.equal(
-        refill([(copy, k, k, torch.arange(5))])[0][0], coded.encode(slots_of(k, torch.arange(5)), 4)
+        refill([(copy, StoredRow(k, k), torch.arange(5))])[0][0],
+        coded.encode(slots_of(k, torch.arange(5)), 4),
     )
     k = keys(30, 16)
-    job, *_ = copy.change(k, k, torch.arange(5))
+    job, *_ = copy.change(StoredRow(k, k), torch.arange(5))
     for bits, slot_bytes in ((5, 64), (4, 60), (-4, 64)):
         job.bits = bits
+        job.slot_bytes = slot_bytes
+        with pytest.raises(RuntimeError, match="slots to be copied"):
+            native.library().longdraft_retake((native.Copy * 1)(job), 1)
+    job.bits = 4
+    for dim, slot_bytes in ((16, 64), (24, 34), (64, 34), (-16, 64)):  # not the bytes of such codes
+        job.dim = dim
         job.slot_bytes = slot_bytes
         with pytest.raises(RuntimeError, match="slots to be copied"):
             native.library().longdraft_retake((native.Copy * 1)(job), 1)

@@ -20,7 +20,7 @@ from longdraft.drafters import Eagle, GlideDrafter, SelfDrafter, random_glide
 from longdraft.drafters.eagle.block import random_eagle2, random_eagle3
 from longdraft.engine.generate import generate, prefill
 from longdraft.models.lm import LM
-from longdraft.ops import Compact, choose, native, refill
+from longdraft.ops import Compact, StoredRow, choose, native, refill
 from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(
@@ -159,9 +159,14 @@ def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     k = torch.randn(2, 200_000, 16)
     copy = Compact()
     slots = torch.arange(0, 200_000, 2)
-    assert torch.equal(refill([(copy, k, k, slots[:10])])[0][0], k[:, slots[:10]])
+    assert torch.equal(refill([(copy, StoredRow(k, k), slots[:10])])[0][0], k[:, slots[:10]])
     found = []
-    assert failing_each_in_turn(build, lambda: found.append(refill([(copy, k, k, slots)])[0])) == 1
+    assert (
+        failing_each_in_turn(
+            build, lambda: found.append(refill([(copy, StoredRow(k, k), slots)])[0])
+        )
+        == 1
+    )
     assert torch.equal(
         found[-1][0].sum((0, 2)).sort().values, k[:, slots].sum((0, 2)).sort().values
     )

@@ -8,7 +8,7 @@ from support import tiny
 
 from longdraft.core.capture import Captures
 from longdraft.core.tree import Tree
-from longdraft.ops import Compact, choose, native, refill, take
+from longdraft.ops import Compact, StoredRow, choose, native, refill, take
 from longdraft.ops.select import spread
 from longdraft.views import Guided
 
@@ -94,20 +94,20 @@ def test_a_copy_follows_its_choices():
         slots = torch.randperm(900, generator=generator)[:size].sort().values
         if before is not None and size > 50:
             slots = torch.cat([before[: size // 2], slots]).unique()[:size]
-        found = refill([(copy, k, v, slots)])[0]
+        found = refill([(copy, StoredRow(k, v), slots)])[0]
         assert held(found, k) == slots.tolist() and found[0].shape == (3, len(slots), 16)
         before = slots
     if native.library() is not None:
         # had anything been copied again, it would be this
         k[:] = 7.0
         v[:] = -7.0
-        assert held(refill([(copy, k, v, before)])[0], coded(900)[0]) == before.tolist()
+        assert held(refill([(copy, StoredRow(k, v), before)])[0], coded(900)[0]) == before.tolist()
 
 
 def test_choices_of_each_head_are_copied_as_they_are():
     k, v = coded(50)
     slots = torch.tensor([[1, 5], [2, 3], [40, 49]])
-    mine, values = refill([(Compact(), k, v, slots)])[0]
+    mine, values = refill([(Compact(), StoredRow(k, v), slots)])[0]
     assert torch.equal(mine, k.gather(1, slots[..., None].expand(-1, -1, 16))) and torch.equal(
         values, -mine
     )
@@ -130,7 +130,7 @@ def test_a_guided_view_forgets_the_text_before():
                 view = policy.view(cache)
                 for layer, at in view.layers.items():
                     k, v = cache.read(layer, 0)
-                    mine, values = view.compact(layer, 0, k, v)
+                    mine, values = view.compact(layer, 0, StoredRow(k, v))
                     order = lambda x: x.sum((0, 2)).sort().values  # noqa: E731
                     slots = view.indices[at, 0]
                     assert torch.allclose(order(mine), order(k[:, slots]), atol=1e-5)

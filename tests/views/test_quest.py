@@ -14,7 +14,7 @@ from support.checks import SAMPLERS, check_full_acceptance
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
 from longdraft.drafters import SelfDrafter
-from longdraft.ops import reference
+from longdraft.ops import StoredRow, reference
 from longdraft.views import Quest
 from longdraft.views.quest import Pages
 
@@ -32,7 +32,7 @@ def keys(slots: int, seed: int = 0) -> torch.Tensor:
 def test_no_key_of_a_page_exceeds_its_bound(count, nodes, seed):
     k = keys(count * PAGE + 3, seed)
     q = torch.randn(K * G, nodes, D, generator=torch.Generator().manual_seed(seed + 1))
-    bounds = Pages(PAGE).bounds(0, 0, k, count, q)
+    bounds = Pages(PAGE).bounds(0, 0, StoredRow(k, k), count, q)
     products = q.view(K, G * nodes, D) @ k[:, : count * PAGE].mT
     assert bool((products.unflatten(2, (count, PAGE)).amax((1, 3)) <= bounds + 1e-5).all())
 
@@ -41,20 +41,21 @@ def test_a_page_of_equal_keys_has_an_exact_bound():
     k = keys(3).repeat_interleave(PAGE, 1)
     q = torch.randn(K * G, 1, D)
     want = (q.view(K, G, D) @ k[:, ::PAGE].mT).amax(1)
-    assert torch.allclose(Pages(PAGE).bounds(0, 0, k, 3, q), want, atol=1e-6)
+    assert torch.allclose(Pages(PAGE).bounds(0, 0, StoredRow(k, k), 3, q), want, atol=1e-6)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 1000))
 def test_statistics_keep_up_with_the_text(steps, seed):
     """Page by page or all at once; also where a count comes back to an earlier one."""
     k = keys(32 * PAGE, seed)
+    row = StoredRow(k, k)
     q = torch.randn(K * G, 1, D)
     grown = Pages(PAGE)
     count = 1
     for step in steps:
         count += step
         for n in (count, max(1, count - 1)):
-            assert torch.equal(grown.bounds(1, 0, k, n, q), Pages(PAGE).bounds(1, 0, k, n, q))
+            assert torch.equal(grown.bounds(1, 0, row, n, q), Pages(PAGE).bounds(1, 0, row, n, q))
     assert grown.known[1, 0][0].shape == (K, count, D)
 
 
@@ -79,9 +80,9 @@ def test_attention_reads_the_best_pages_and_the_open_one(length, nodes):
     q = torch.randn(K * G, nodes, D)
     end = length + nodes
     visible = torch.ones(nodes, nodes, dtype=torch.bool).tril()
-    segments = view.segments(layer, b, k, v, end, visible, q)
+    segments = view.segments(layer, b, StoredRow(k, v), end, visible, q)
     count = length // PAGE
-    best = Pages(PAGE).bounds(layer, b, k, count, q).topk(4).indices
+    best = Pages(PAGE).bounds(layer, b, StoredRow(k, v), count, q).topk(4).indices
     seen = torch.zeros(K, end, dtype=torch.bool)
     seen[:, count * PAGE :] = True
     for head in range(K):
@@ -98,7 +99,9 @@ def test_attention_reads_the_best_pages_and_the_open_one(length, nodes):
 def test_each_step_chooses_anew():
     cache = cache_of([64])
     view, (k, v) = Quest(0.01, 5 * PAGE, PAGE, dense=0).view(cache), cache.read(0, 0)
-    found = [view.segments(0, 0, k, v, 65, None, q)[0].k for q in torch.randn(2, K * G, 1, D)]
+    found = [
+        view.segments(0, 0, StoredRow(k, v), 65, None, q)[0].k for q in torch.randn(2, K * G, 1, D)
+    ]
     assert found[0].shape == found[1].shape and not torch.equal(
         found[0].sort(1).values, found[1].sort(1).values
     )
@@ -115,7 +118,7 @@ def test_the_first_layers_see_everything():
     view = Quest(0.01, 5 * PAGE, PAGE).view(cache)
     q = torch.randn(K * G, 1, D)
     sizes = [
-        sum(s.k.shape[1] for s in view.segments(layer, 0, *cache.read(layer, 0), 65, None, q))
+        sum(s.k.shape[1] for s in view.segments(layer, 0, cache.stored_row(layer, 0), 65, None, q))
         for layer in range(3)
     ]
     assert sizes == [65, 65, 4 * PAGE + 1]

@@ -12,6 +12,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import SelfDrafter
+from longdraft.ops import StoredRow
 from longdraft.views import Full, Guided, Policy, RandomSlots, SinkWindow, View
 from longdraft.views.base import budget_of
 
@@ -245,6 +246,6 @@ def test_nodes_of_a_drafter_that_lags_behind_its_view_see_the_tail_of_their_tree
     view = View(torch.tensor([[[0, 1, 2]]]), torch.tensor([20 + lag]))
     k = torch.randn(1, 40, 4)
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
-    tail = view.segments(0, 0, k, k, 26, mask)[-1]
+    tail = view.segments(0, 0, StoredRow(k, k), 26, mask)[-1]
     assert tail.visible is not None and tail.visible.shape[1] == tail.k.shape[1] == 6 - lag
     assert tail.visible.equal(mask[:, lag:])

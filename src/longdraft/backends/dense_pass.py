@@ -79,11 +79,10 @@ class DensePass:
         """k, v [1,K,W,D] of the new nodes -> those that the layer reads, [1,K,S,D]."""
         self.cache.row(self.b).write(layer_idx, k, v, [self.n + self.start])
         self.updated.add(layer_idx)
-        keys, values = self.cache.read(layer_idx, self.b)
-        low = self._low(layer_idx)
-        pair = keys[:, low : self.end], values[:, low : self.end]
+        row = self.cache.stored_row(layer_idx, self.b)
+        pair = row.part(self._low(layer_idx), self.end).numbers()
         if self.view is not None and layer_idx not in self.spans:
-            selected = self.view.compact(layer_idx, self.b, keys, values)
+            selected = self.view.compact(layer_idx, self.b, row)
             if selected is not None:
                 pair = torch.cat([selected[0], pair[0]], 1), torch.cat([selected[1], pair[1]], 1)
         return pair[0][None], pair[1][None]
@@ -133,7 +132,7 @@ class DensePass:
         scores = self.captured.scores
         kept = weights[:, spec.kept(self.tree)[self.b], : self.n + 1].float()
         kept = kept.clamp(min=torch.finfo(kept.dtype).tiny).log() if spec.of == "logits" else kept
-        columns = len(self.cache.read(layer, self.b)[0]) if spec.split else 1
+        columns = self.cache.stored_row(layer, self.b).heads if spec.split else 1
         mean = kept.view(columns, -1, *kept.shape[1:]).mean(1).transpose(0, 1)
         mean = mean.mean(0, keepdim=True) if spec.rows == "mean" else mean
         if layer not in scores:

@@ -125,17 +125,18 @@ class EagerPass:
 
     def segments(self, layer: int, b: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,T,D] may read in this layer."""
-        (k, v), n, count = self.cache.read(layer, b), self.begin[b], q.shape[1]
+        row, n, count = self.cache.stored_row(layer, b), self.begin[b], q.shape[1]
         end = n + self.depth.shape[1]
         visible = self.visible[b]
         visible = None if visible is None else visible[-count:]
         span = self.spans.get(layer)
         if span is not None:
             low = max(0, span.low(n))  # the first key that any node may see
-            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, span, count))]
+            near = self._near(b, low, span, count)
+            return [ops.Segment(*row.part(low, end).numbers(), near)]
         if self.view is not None:
-            return self.view.segments(layer, b, k, v, end, visible, q)
-        return [ops.Segment(k[:, :end], v[:, :end], visible)]
+            return self.view.segments(layer, b, row, end, visible, q)
+        return [ops.Segment(*row.part(0, end).numbers(), visible)]
 
     def _near(self, b: int, low: int, span: Span, count: int) -> Tensor:
         """[T,end-low] keys that the position of each of the last T = count nodes lets it see."""
@@ -155,7 +156,7 @@ class EagerPass:
         assert kept is not None
         end = self.begin[b] + 1
         most = max(self.begin) + 1
-        columns = len(self.cache.read(layer, b)[0]) if spec.split else 1
+        columns = self.cache.stored_row(layer, b).heads if spec.split else 1
         mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
         mean = mean.mean(0, keepdim=True) if spec.rows == "mean" else mean
         if layer not in scores:

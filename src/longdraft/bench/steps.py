@@ -122,7 +122,7 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
         policy.update(cache, next(turns))
         chosen = policy.view(cache)
         for layer in chosen.layers or {}:
-            chosen.compact(layer, 0, *cache.stored(layer, 0))
+            chosen.copy([(layer, 0, cache.stored_row(layer, 0))])
 
     calls = {name: (call, 1) for name, call in timed.items()}
     if policy.view(cache) is not None:  # else no layer has keys to choose from

@@ -117,9 +117,10 @@ class TargetOptions:
     kv: Annotated[
         str | None,
         typer.Option(
-            metavar="int8",
-            help="Keep the target's keys and values in 8 bits; this changes the target model "
-            "(default: --dtype).",
+            metavar="int8|full",
+            help="int8 keeps the target's keys and values in 8 bits, which is faster at long "
+            "contexts and changes the target model; full does not (default: int8 for a GGUF file "
+            "in bfloat16 where the CPU kernels read them faster).",
         ),
     ] = None
     activations: Annotated[

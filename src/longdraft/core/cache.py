@@ -16,7 +16,7 @@ from torch import Tensor
 from longdraft.core.rewinding import Rewinding
 from longdraft.core.states import Recurrence, RowStates
 from longdraft.errors import InputError
-from longdraft.ops import coded
+from longdraft.ops import Coding, StoredRow, coded
 
 
 @dataclass
@@ -144,12 +144,15 @@ class KVCache(Rewinding):
 
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """k [K,S,D] and v [K,S,Dv] of one row, scratch included; codes are decoded at each call."""
+        return self.stored_row(layer, b).numbers()
+
+    def stored_row(self, layer: int, b: int) -> StoredRow:
+        """One row's keys and values, scratch included, of which a part can be read alone."""
         k, v = self.stored(layer, b)
         if not self.bits:
-            return k, v
+            return StoredRow(k, v)
         _, key, value, dtype = self._store.numbers[layer]
-        keys = coded.decode_keys(k, self.bits, key, dtype, self._key_offset(layer))
-        return keys, coded.decode(v, self.bits, value, dtype)
+        return StoredRow(k, v, Coding(self.bits, key, value, dtype, self._key_offset(layer)))
 
     def _key_offset(self, layer: int) -> Tensor | None:
         """[K,1,D], for all slots."""

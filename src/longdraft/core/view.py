@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Protocol, TypeGuard
 
 from torch import Tensor
 
-from longdraft.ops import Segment
+from longdraft.ops import Segment, StoredRow
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 
@@ -31,7 +31,7 @@ class IndexView(Protocol):
     def bits(self) -> int:
         """The bits of a number in the copies.
 
-        4 or 8: codes (ops/coded.py); 0: numbers as in the cache.
+        4 or 8: codes (ops/coded.py); 0: as the cache stores them.
         """
         ...
 
@@ -47,19 +47,19 @@ class IndexView(Protocol):
         """[P] or [K,P]: the slots of row b that are selected in this layer."""
         ...
 
-    def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
-        """Add (layer, row, k, v [K,S,D]) to `copied`, in one kernel call where possible."""
+    def copy(self, rows: list[tuple[int, int, StoredRow]]) -> None:
+        """Add (layer, b, row) to `copied`, in one kernel call where possible."""
         ...
 
-    def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> Pair | None:
+    def compact(self, layer: int, b: int, row: StoredRow) -> Pair | None:
         """The selected keys and values of row b, with codes decoded.
 
-        They are copied from the row's k, v [K,S,D] if they were not.
+        They are copied from what the cache stores of it if they were not.
         """
         ...
 
     def segments(
-        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+        self, layer: int, b: int, row: StoredRow, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
         """See QueryView.segments."""
         ...
@@ -74,9 +74,9 @@ class QueryView(Protocol):
     indexable: ClassVar[Literal[False]]
 
     def segments(
-        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+        self, layer: int, b: int, row: StoredRow, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
-        """The keys and values that row b's queries q [H,W,D] see, in this layer of k, v [K,S,D].
+        """The keys and values that row b's queries q [H,W,D] see, of those stored in this layer.
 
         The row's scratch ends at slot `end`.
         visible [W,T]: which of the last T slots each query sees; None: all of them.

@@ -42,6 +42,7 @@ from longdraft.models.alignment import align_weights
 from longdraft.models.tensor_parallel import rows_of_all
 
 KV_BITS = {"int8": 8}
+AUTO = "auto"
 CHECKPOINT = 512  # tokens between two checkpoints of recurrent states
 PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
@@ -56,7 +57,8 @@ class LM:
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None:
     the model's own. weights: "int8" or "int4" if its linear layers were quantized when it was
     loaded; None: as stored.
-    kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
+    kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype. Given "auto",
+    it is "int8" where the backend prefers that.
     activations: "int8" if its packed layers round their inputs to 8 bits; None: they do not.
     team: the processes that hold a share of its heads and weights each; caches have this process's
     heads.
@@ -84,7 +86,7 @@ class LM:
         digest: str | None = None,
         backend: Callable[[Eager], Backend] = choose,
     ):
-        if kv is not None and (kv not in KV_BITS or hf.device.type not in ("cpu", "meta")):
+        if kv not in (None, AUTO) and (kv not in KV_BITS or hf.device.type not in ("cpu", "meta")):
             raise InputError(
                 f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out"
             )
@@ -95,10 +97,7 @@ class LM:
         self.name = name
         self.rope = rope
         self.weights = weights
-        self.kv = kv
         self.activations = activations
-        self.kv_bits = 0 if kv is None else KV_BITS[kv]
-        self.key_offsets = key_offsets(hf) if self.kv_bits else {}
         self.lock = threading.RLock()
         self._process = os.getpid()
         self.eager = reference(hf, team)
@@ -112,6 +111,11 @@ class LM:
         self.reach = a.reach
         self.team = team
         self.backend: Backend = backend(self.eager) if team.size == 1 else self.eager
+        if kv == AUTO:
+            kv = "int8" if self.backend.prefers_codes else None
+        self.kv = kv
+        self.kv_bits = 0 if kv is None else KV_BITS[kv]
+        self.key_offsets = key_offsets(hf) if self.kv_bits else {}
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = (
             ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens

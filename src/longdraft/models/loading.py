@@ -28,7 +28,7 @@ from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.identity import digest
 from longdraft.models.library_messages import only_serious
-from longdraft.models.lm import LM
+from longdraft.models.lm import AUTO, KV_BITS, LM
 from longdraft.models.loading_progress import Report, between, viewed
 from longdraft.models.multimodal import text_model, without_towers
 from longdraft.models.rope import Rope
@@ -40,6 +40,10 @@ from longdraft.ops import native
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("int8", "full")
+KV = (*KV_BITS, "full")
+IN_8_BITS = (
+    "keys and values are kept in 8 bits, faster at long contexts; --kv full keeps them whole"
+)
 # Fractions of the time of loading a GGUF file after which weights have been read, and after which
 # they lie in the kernels' order.
 READ = 0.7
@@ -70,7 +74,8 @@ def load(
     longdraft.models.rope).
     weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is
     that one.
-    kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
+    kv: "int8" keeps its keys and values in 8 bits, which makes another model too; "full" does not.
+    None: "int8" for a GGUF file in bfloat16 where the CPU kernels read them faster.
     activations: "int8" quantizes the inputs of packed layers (of a GGUF file, or of `weights`) to 8
     bits in groups of 32, which is faster and makes another model; "full" does not. None: "int8" for
     a GGUF file where the CPU kernels support it.
@@ -79,8 +84,9 @@ def load(
     with viewed(name) as report:
         hf, options, file = _read(name, dtype, device, rope, weights, kv, team, activations, report)
         tokenizer, note = _tokenizer(name, hf, file)
-    options["note"] = "\n".join(filter(None, (options["note"], note))) or None
     lm = LM(hf, **options, end_tokens=end_tokens(hf.generation_config, tokenizer))
+    chosen = IN_8_BITS if lm.kv and options["kv"] == AUTO else None
+    lm.note = "\n".join(filter(None, (lm.note, note, chosen))) or None
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     return lm, tokenizer
 
@@ -146,6 +152,7 @@ def _read(
             f"activations is {activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}, or "
             "leave it out"
         )
+    check_kv(kv)
     scaling = None if rope is None else Rope.parse(rope)
     path = _gguf(name)
     if team.size > 1 and (path or weights):
@@ -188,11 +195,24 @@ def _read(
         "name": name,
         "rope": None if scaling is None else str(scaling),
         "weights": weights,
-        "kv": kv,
+        "kv": _kv(kv, file is not None and dtype == "bfloat16"),
     }
     loaded |= {"team": team, "activations": "int8" if rounds else None}
     report(1)
     return hf, loaded | {"note": note, "stored": stored, "digest": whole}, file
+
+
+def check_kv(kv: str | None) -> None:
+    """Raises InputError for a kv that no target can be loaded with."""
+    if kv is not None and kv not in KV:
+        raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV)}, or leave it out")
+
+
+def _kv(kv: str | None, may_choose: bool) -> str | None:
+    """The kv of an LM. may_choose: where none is given, its backend chooses."""
+    if kv is None and may_choose:
+        return AUTO
+    return None if kv == "full" else kv
 
 
 def _can_round(hf: Any) -> bool:

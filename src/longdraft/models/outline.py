@@ -65,7 +65,7 @@ def outline_of(
         config = text
     with torch.device("meta"):
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
-        return LM(hf, name, rope, kv=kv)
+        return LM(hf, name, rope, kv=None if kv == "full" else kv)
 
 
 def _config(name: str) -> Any:

@@ -10,7 +10,9 @@ from types import ModuleType
 from longdraft.ops import coded, cpu, noise
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, Warpers, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment, full_mask
-from longdraft.ops.select import Compact, choose, refill, take
+from longdraft.ops.select import Compact, choose, refill
+from longdraft.ops.stored import Coding, StoredRow
+from longdraft.ops.take import take
 from longdraft.ops.triton import self_check
 
 WIDEST = 256  # numbers of a key in Triton's tiles; a latent has more
@@ -44,8 +46,10 @@ __all__ = [
     "DRAFT",
     "RESIDUAL",
     "Attended",
+    "Coding",
     "Compact",
     "Segment",
+    "StoredRow",
     "Warpers",
     "attend",
     "choose",

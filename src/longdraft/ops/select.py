@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from longdraft.ops import coded, native
-
-LONGEST = 1024  # numbers of a key that the kernel encodes
+from longdraft.ops.stored import StoredRow
 
 
 def spread(scores: Tensor, reach: int, share: float) -> Tensor:
@@ -46,23 +45,6 @@ def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 
     return indices
 
 
-def take(x: Tensor, slots: Tensor) -> Tensor:
-    """x [K,S,D] at slots [P], or [K|1,P] for each head -> [K,P,D]."""
-    lib = native.library()
-    slots = (slots if slots.dim() == 1 else slots.expand(len(x), -1)).contiguous()
-    if lib is None or not x.is_cpu or x.stride()[1:] != (x.shape[2], 1):
-        if slots.dim() == 1:
-            return x.index_select(1, slots)
-        return x.gather(1, slots[..., None].expand(len(x), -1, x.shape[-1]))
-    out = x.new_empty(len(x), slots.shape[-1], x.shape[-1])
-    size = x.element_size()
-    lib.longdraft_take(
-        x.data_ptr(), len(x), x.shape[1], x.stride(0) * size, x.shape[-1] * size,
-        slots.data_ptr(), slots.shape[-1], slots.dim() - 1, out.data_ptr(),
-    )  # fmt: skip
-    return out
-
-
 def room_for(slots: int) -> int:
     """The slots that a compact copy of `slots` is allocated for.
 
@@ -75,8 +57,7 @@ class Compact:
     """Keys and values of selected slots side by side, in any order.
 
     A new selection copies only the slots that it adds.
-    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers
-    unchanged, [K,P,D].
+    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: as they are stored.
     The contents of a slot must not change between selections.
     """
 
@@ -88,12 +69,14 @@ class Compact:
         self._k = torch.empty(0, 0, 0)
         self._v = self._k
 
-    def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
+    def change(self, row: StoredRow, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
         """The kernel's job, and the slots and positions to `hold` once it is done."""
+        k, v = row.k, row.v
         K, S, D = k.shape
         n = len(slots)
         size = k.element_size()
-        width, dtype = (coded.width(D, self.bits), torch.uint8) if self.bits else (D, k.dtype)
+        bits = self._bits_of(row)
+        width, dtype = (coded.width(row.dim, bits), torch.uint8) if bits else (D, k.dtype)
         if self._k.shape[::2] != (K, width) or self._k.shape[1] < n or self._k.dtype != dtype:
             self._k = k.new_empty(K, room_for(n), width, dtype=dtype)
             self._v = v.new_empty(K, room_for(n), width, dtype=dtype)
@@ -108,8 +91,10 @@ class Compact:
             size=S,
             stride=k.stride(0) * size,
             slot_bytes=D * size,
-            bits=self.bits,
-            half=k.dtype == torch.bfloat16,
+            bits=bits,
+            half=row.dtype == torch.bfloat16,
+            dim=row.dim if bits and row.bits else 0,
+            key_offset=row.offset_address if bits else None,
             wanted=slots.data_ptr(),
             count=n,
             held=self._slots.data_ptr(),
@@ -134,40 +119,38 @@ class Compact:
         self._places = places
         return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
-    def taken(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The slots of k, v [K,S,D] that the kernel would copy, copied by torch."""
-        k = take(k, slots)
-        v = take(v, slots)
-        if not self.bits:
-            return k, v
-        return coded.encode_keys(k, self.bits), coded.encode_values(v, self.bits)
+    def _bits_of(self, row: StoredRow) -> int:
+        """The bits of the codes that must be made of what is stored; 0: it is copied unchanged."""
+        return 0 if self.bits == row.bits else self.bits
 
-    def can_encode(self, x: Tensor) -> bool:
+    def taken(self, row: StoredRow, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots of a row that the kernel would copy, copied by torch."""
+        copied = row.at(slots)
+        bits = self._bits_of(row)
+        if not bits:
+            return copied.k, copied.v
+        return coded.encode_keys(copied.keys(), bits), coded.encode_values(copied.values(), bits)
+
+    def is_compiled(self, row: StoredRow, slots: Tensor) -> bool:
         """Whether the kernel can write what this copy holds."""
-        return not self.bits or (
-            x.dtype in (torch.float32, torch.bfloat16)
-            and x.shape[2] % 16 == 0
-            and x.shape[2] <= LONGEST
-        )
+        k, v = row.k, row.v
+        alike = k.shape == v.shape and k.stride() == v.stride() and row.dim == row.value_dim
+        packed = k.stride()[1:] == (k.shape[2], 1)
+        if native.library() is None or slots.dim() != 1 or not (k.is_cpu and alike and packed):
+            return False
+        return not self._bits_of(row) or row.can_be_encoded
 
 
-def refill(
-    requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]],
-) -> list[tuple[Tensor, Tensor]]:
-    """The keys and values that each copy holds of (copy, k, v [K,S,D], slots).
+def refill(requests: Sequence[tuple[Compact, StoredRow, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The keys and values that each copy holds of (copy, row, slots).
 
     Slots are ascending, [P], or [K,P] for each head. They are valid until the copy is filled again.
     One kernel call copies all, where possible.
     """
-
-    def fits(copy: Compact, k: Tensor, v: Tensor, slots: Tensor) -> bool:
-        same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)
-        return lib is not None and slots.dim() == 1 and k.is_cpu and same and copy.can_encode(k)
-
-    lib = native.library()
     jobs = list[tuple[native.Copy, Tensor, Tensor] | None]()
-    for request in requests:
-        jobs.append(request[0].change(*request[1:]) if fits(*request) else None)
+    for copy, row, slots in requests:
+        jobs.append(copy.change(row, slots) if copy.is_compiled(row, slots) else None)
+    lib = native.library()
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
         try:
@@ -177,9 +160,6 @@ def refill(
                 copy.forget()
             raise
     copies = list[tuple[Tensor, Tensor]]()
-    for (copy, k, v, slots), job in zip(requests, jobs, strict=True):
-        if job:
-            copies.append(copy.hold(*job[1:]))
-        else:
-            copies.append(copy.taken(k, v, slots))
+    for (copy, row, slots), job in zip(requests, jobs, strict=True):
+        copies.append(copy.hold(*job[1:]) if job else copy.taken(row, slots))
     return copies

@@ -95,7 +95,7 @@ def _choosing(work: Workload, shape: PassShape, full: list[int]) -> float:
         view = policy.view(cache)
         assert is_indexable(view) and view is not None
         view.copy(
-            [(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)]
+            [(layer, b, cache.stored_row(layer, b)) for layer in full for b in range(shape.rows)]
         )
 
     return best_of(choose, 3)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, without
 from longdraft.models.lm import LM
-from longdraft.ops import Compact, Segment, coded, refill
+from longdraft.ops import Coding, Compact, Segment, StoredRow, refill
 
 T = TypeVar("T")
 ByLayerAndRow = dict[tuple[int, int], T]
@@ -33,7 +33,7 @@ class View:
     copies: the buffers, which may be inherited from the previous view; only one of the two views
     may read them.
     copied: what this view has copied into them; None where nothing is selected.
-    bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: the numbers unchanged.
+    bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: as the cache stores them.
     """
 
     indexable: ClassVar[Literal[True]] = True
@@ -51,36 +51,34 @@ class View:
         slots = self.indices[0] if self.indices.dim() == 3 else self.indices[0, :, 0]
         self.counts = (slots >= 0).sum(-1).tolist()
 
-    def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The selected keys and values of row b, side by side, from its k, v [K,S,D].
+    def compact(self, layer: int, b: int, row: StoredRow) -> tuple[Tensor, Tensor] | None:
+        """The selected keys and values of row b, side by side, from what the cache stores of it.
 
         None if nothing is selected. Codes are decoded at each call.
         """
         if (layer, b) not in self.copied:
-            self.copy([(layer, b, k, v)])
+            self.copy([(layer, b, row)])
         copied = self.copied[layer, b]
-        if copied is None or not self.bits:
-            return copied
-        keys, values = copied
-        return (
-            coded.decode_keys(keys, self.bits, k.shape[2], k.dtype),
-            coded.decode(values, self.bits, v.shape[2], v.dtype),
-        )
+        if copied is None:
+            return None
+        own = Coding(self.bits, row.dim, row.value_dim, row.dtype)
+        coding = row.coding if self.bits in (0, row.bits) else own
+        return StoredRow(*copied, coding).numbers()
 
     def slots(self, layer: int, b: int) -> Tensor:
         """[P] or [K|1,P]: the slots of row b that are selected in this layer."""
         entry = 0 if self.layers is None else self.layers[layer]
         return self.indices[entry, b, ..., : self.counts[b]]
 
-    def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
-        """`compact` for many (layer, row, k, v), in one kernel call where possible."""
+    def copy(self, rows: list[tuple[int, int, StoredRow]]) -> None:
+        """Copy the selected slots of many (layer, b, row), in one kernel call where possible."""
         keys = []
         requests = []
-        for layer, b, k, v in rows:
+        for layer, b, row in rows:
             if self.counts[b]:
                 keys.append((layer, b))
                 copies = self.copies.setdefault((layer, b), Compact(self.bits))
-                requests.append((copies, k, v, self.slots(layer, b)))
+                requests.append((copies, row, self.slots(layer, b)))
         new = dict(zip(keys, refill(requests), strict=True))
         self.copied.update({(layer, b): new.get((layer, b)) for layer, b, *_ in rows})
 
@@ -103,22 +101,21 @@ class View:
         self,
         layer: int,
         b: int,
-        k: Tensor,
-        v: Tensor,
+        row: StoredRow,
         end: int,
         visible: Tensor | None,
         q: Tensor | None = None,
     ) -> list[Segment]:
-        """The part of k, v [K,S,D] that row b sees in this layer.
+        """The part of what the cache stores of row b that it sees in this layer.
 
         Its scratch slots end at `end`; q is not used.
         """
         start = self.starts[b]
-        selected = self.compact(layer, b, k, v)
+        selected = self.compact(layer, b, row)
         if visible is not None:
             # a drafter that lags behind the view has nodes before its tail
             visible = visible[:, -(end - start) :]
-        tail = Segment(k[:, start:end], v[:, start:end], visible)
+        tail = Segment(*row.part(start, end).numbers(), visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
 

@@ -79,7 +79,7 @@ class Coded(Policy):
         places = product((layer for layer in layers if layer in full), rows)
         new = [place for place in places if place not in self._copies]
         if new:
-            view.copy([(layer, b, *cache.read(layer, b)) for layer, b in new])
+            view.copy([(layer, b, cache.stored_row(layer, b)) for layer, b in new])
 
     def update(self, cache: KVCache, captured: Captures) -> None:
         self.policy.update(cache, captured)

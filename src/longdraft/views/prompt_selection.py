@@ -60,7 +60,11 @@ def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int,
     # writes the root's key to a scratch slot
     _scores(model, tokens, cache, slots, n, CaptureSpec())
     full = set(model.architecture.with_keys) - set(model.windows)
-    keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer in full}
+    keys = {
+        layer: cache.stored_row(layer, 0).part(0, n + 1).keys().float()
+        for layer in cache.layers
+        if layer in full
+    }
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
-from longdraft.ops import Segment
+from longdraft.ops import Segment, StoredRow
 from longdraft.views.base import ByLayerAndRow, Policy, budget_of, without_row
 
 
@@ -24,23 +24,24 @@ class Pages:
     page: int
     known: ByLayerAndRow[tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
+    def bounds(self, layer: int, b: int, row: StoredRow, count: int, q: Tensor) -> Tensor:
         """An upper bound [K,count] of q.k in each page.
 
-        For queries q [H,W,D] and keys k [K,S,D] of the row. In each channel no key of a page gives
-        more than max(q * low, q * high) (Quest sec. 3.3). The query heads and nodes of a key head
+        For queries q [H,W,D] and the row's keys. In each channel no key of a page gives more than
+        max(q * low, q * high) (Quest sec. 3.3). The query heads and nodes of a key head
         read the same pages, so the bound is the largest of theirs.
         """
-        low, high = (bound[:, :count].mT for bound in self._extended((layer, b), k, count))
-        rows = q.reshape(len(k), -1, k.shape[2])
-        return (rows.clamp(min=0) @ high + rows.clamp(max=0) @ low).amax(1)
+        low, high = (bound[:, :count].mT for bound in self._extended((layer, b), row, count))
+        queries = q.reshape(row.heads, -1, row.dim)
+        return (queries.clamp(min=0) @ high + queries.clamp(max=0) @ low).amax(1)
 
-    def _extended(self, key: tuple[int, int], k: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def _extended(self, key: tuple[int, int], row: StoredRow, count: int) -> tuple[Tensor, Tensor]:
         """The entry of `known`, extended to at least `count` pages."""
-        low, high = self.known.get(key, (k[:, :0], k[:, :0]))
+        low, high = self.known.get(key) or (row.part(0, 0).keys(),) * 2
         have = low.shape[1]
         if have < count:
-            new = k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page))
+            keys = row.part(have * self.page, count * self.page).keys()
+            new = keys.unflatten(1, (count - have, self.page))
             low = torch.cat([low, new.amin(2)], 1)
             high = torch.cat([high, new.amax(2)], 1)
             self.known[key] = low, high
@@ -62,19 +63,17 @@ class QuestView:
     dense: int
 
     def segments(
-        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+        self, layer: int, b: int, row: StoredRow, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
         count = self.counts[b]
         selected = self.selected[b]
         page = self.pages.page
         if layer < self.dense or selected >= count:
-            return [Segment(k[:, :end], v[:, :end], visible)]
-        best = self.pages.bounds(layer, b, k, count, q).topk(selected, sorted=False).indices
-        slots = (best[..., None] * page + torch.arange(page, device=k.device)).flatten(1)[..., None]
-        near = Segment(k[:, count * page : end], v[:, count * page : end], visible)
-        keys = k.gather(1, slots.expand(-1, -1, k.shape[-1]))
-        values = v.gather(1, slots.expand(-1, -1, v.shape[-1]))
-        return [Segment(keys, values), near]
+            return [Segment(*row.part(0, end).numbers(), visible)]
+        best = self.pages.bounds(layer, b, row, count, q).topk(selected, sorted=False).indices
+        slots = (best[..., None] * page + torch.arange(page, device=best.device)).flatten(1)
+        near = Segment(*row.part(count * page, end).numbers(), visible)
+        return [Segment(*row.at(slots).numbers()), near]
 
 
 class Quest(Policy):

@@ -150,7 +150,7 @@ class CudaBackend(Backend):
         self, view: IndexView, cache: KVCache, layer: int, b: int
     ) -> tuple[int, int, int, int]:
         if layer in self.architecture.windows or not (
-            pair := view.compact(layer, b, *cache.read(layer, b))
+            pair := view.compact(layer, b, cache.stored_row(layer, b))
         ):
             return 0, 0, 0, 0
         k, v = pair

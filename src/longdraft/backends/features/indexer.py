@@ -94,8 +94,8 @@ class Indexer(Feature):
         p = current()
         choice: Choice = p.kept[self]
         eager: Any = p.attention
-        k, v = choice.cache.read(layer, b)
-        return choice.groups(layer, b, k, v, eager.view, q, eager.is_scored(layer))
+        row = choice.cache.stored_row(layer, b)
+        return choice.groups(layer, b, row, eager.view, q, eager.is_scored(layer))
 
 
 @dataclass
@@ -233,10 +233,10 @@ class Choice:
         return self.masks[layer][b]
 
     def groups(
-        self, layer: int, b: int, k: Tensor, v: Tensor, view: KVView | None, q: Tensor, whole: bool
+        self, layer: int, b: int, row: ops.StoredRow, view: KVView | None, q: Tensor, whole: bool
     ) -> list[list[ops.Segment]]:
-        """The keys and values that row b's queries q [H,W,D] read from k, v [K,S,D]: the chosen
-        ones that the view shows.
+        """The keys and values that row b's queries q [H,W,D] read of those stored: the chosen ones
+        that the view shows.
 
         One list for all key heads, or one for each where a view shows them different slots. A query
         that would read nothing reads what the view shows. whole: segments keep the slots that no
@@ -246,17 +246,18 @@ class Choice:
         end = self.ends[b]
         visible = self.visible[b]
         if view is None:
+            k, v = row.part(0, end).numbers()
             if len(chosen) == 1:
-                return [[_read(k[:, :end], v[:, :end], chosen[0], whole)]]
-            heads = zip(k[:, None, :end], v[:, None, :end], chosen, strict=True)
+                return [[_read(k, v, chosen[0], whole)]]
+            heads = zip(k[:, None], v[:, None], chosen, strict=True)
             return [[_read(key, value, mask, whole)] for key, value, mask in heads]
-        shown = view.segments(layer, b, k, v, end, visible, q)
-        slots = _slots(view, layer, b, k, end, visible, q)
+        shown = view.segments(layer, b, row, end, visible, q)
+        slots = _slots(view, layer, b, row, end, visible, q)
         if len(chosen) == 1 and all(len(n) == 1 for n in slots):
             return [_intersection(shown, [n[0] for n in slots], chosen[0])]
         by_head = (
             [ops.Segment(s.k[h : h + 1], s.v[h : h + 1], s.visible) for s in shown]
-            for h in range(len(k))
+            for h in range(row.heads)
         )
         return [
             _intersection(head, [_of_head(n, h) for n in slots], _of_head(chosen, h))
@@ -292,13 +293,19 @@ def _joined(parts: list[Tensor | None]) -> Tensor | None:
 
 
 def _slots(
-    view: KVView, layer: int, b: int, k: Tensor, end: int, visible: Tensor | None, q: Tensor
+    view: KVView,
+    layer: int,
+    b: int,
+    row: ops.StoredRow,
+    end: int,
+    visible: Tensor | None,
+    q: Tensor,
 ) -> list[Tensor]:
-    """The slots [K|1,P] of each segment that the view shows of k [K,S,D]."""
-    numbers = torch.arange(end, device=k.device)
+    """The slots [K|1,P] of each segment that the view shows of a row."""
+    numbers = torch.arange(end, device=row.k.device)
     if not is_indexable(view):
-        each = numbers[None, :, None].expand(len(k), -1, -1)
-        return [s.v[..., 0] for s in view.segments(layer, b, k, each, end, visible, q)]
+        each = ops.StoredRow(row.keys(), numbers[None, :, None].expand(row.heads, -1, -1))
+        return [s.v[..., 0] for s in view.segments(layer, b, each, end, visible, q)]
     assert view is not None
     selected = view.slots(layer, b)
     tail = numbers[int(view.tail_start[b]) :][None]

@@ -51,6 +51,10 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
     )
 
 
+# builds whose attention to keys in 8 bits was measured beside that to bfloat16 (docs/log)
+CODES_MEASURED = ("avx512bf16", "avx512", "avx2")
+
+
 class NativeBackend(Backend):
     """Computes what the Transformers forward computes, with activations in float32.
 
@@ -75,6 +79,7 @@ class NativeBackend(Backend):
         # that the build with matrix tiles has not been measured.
         # Those of recurrent layers must be computed here, so that states are in one order.
         self.prefills = self.recurrent or self.kernels != "amx"
+        self.prefers_codes = self.kernels in CODES_MEASURED
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
         return (not logits or self.prefills) and is_indexable(view)

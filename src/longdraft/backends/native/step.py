@@ -321,8 +321,7 @@ class NativeStep:
             if layer not in self.unviewed and (layer, b) not in view.copied
         ]
         if missing:
-            read = cache.read if view.bits else cache.stored
-            view.copy([(layer, b, *read(layer, b)) for layer, b in missing])
+            view.copy([(layer, b, cache.stored_row(layer, b)) for layer, b in missing])
         bits = view.bits or cache.bits
         width, dtype = (
             (coded.width(self.dim, bits), torch.uint8) if bits else (self.dim, self.dtype)

@@ -25,12 +25,13 @@ from longdraft.bench.plan.prediction import Prediction, ranked
 from longdraft.bench.selection import parse
 from longdraft.core import UNBOUNDED
 from longdraft.costs.counts import counted
+from longdraft.costs.machines import machine_of
 from longdraft.errors import InputError
 from longdraft.methods import find
 from longdraft.methods.spec import MethodSpec
 from longdraft.models import fetch
 from longdraft.models.lm import LM
-from longdraft.models.loading import ACTIVATIONS, load_lm
+from longdraft.models.loading import ACTIVATIONS, check_kv, load_lm
 from longdraft.models.outline import outline
 from longdraft.tuning.known import known_costs
 
@@ -143,10 +144,12 @@ def _target(model: str, options: LoadOptions, device: str) -> Target:
         lm = load_lm(model, **asdict(options))
         costs = known_costs(lm)
         return target_here(lm, costs, costs != counted(lm))
+    device = device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU)
+    kv = _kv(options.kv, device)
     if fetch.is_file(model):
-        lm = load_lm(model, options.dtype, "cpu", options.rope, kv=options.kv)
+        lm = load_lm(model, options.dtype, "cpu", options.rope, kv=kv)
     else:
-        lm = outline(model, options.dtype, options.rope, options.kv)
+        lm = outline(model, options.dtype, options.rope, kv)
     if options.activations not in (None, *ACTIVATIONS):
         raise InputError(
             f"activations is {options.activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}"
@@ -155,14 +158,21 @@ def _target(model: str, options: LoadOptions, device: str) -> Target:
         raise InputError(
             f"weights is {options.weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out"
         )
-    target = target_on(
-        lm, device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU)
-    )
-    if options.kv is not None and target.gpu:
-        raise InputError(
-            f"--kv keeps caches of CPUs in 8 bits, and {target.machine} is a GPU: leave it out"
-        )
+    target = target_on(lm, device)
     return target if options.weights is None else quantized(target, options.weights)
+
+
+def _kv(kv: str | None, device: str) -> str | None:
+    """The kv to load with, since no GPU has caches in 8 bits."""
+    check_kv(kv)
+    machine = machine_of(device).name
+    if machine == CPU:
+        return kv
+    if kv not in (None, "full"):
+        raise InputError(
+            f"--kv {kv[:40]} is for caches of CPUs, and {machine} is a GPU: leave it out"
+        )
+    return "full"
 
 
 def _is_here(model: str) -> bool:

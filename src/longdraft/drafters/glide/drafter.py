@@ -285,13 +285,13 @@ class GlideDrafter(UnderView):
         team = self.target.team
         if m == 0:
             return q.new_zeros(q.shape[1], q.shape[0], host.value_dim)
-        k, v = seqs.cache.read(host.layer, b)
+        row = seqs.cache.stored_row(host.layer, b)
         q = team.part(q)  # the queries whose keys this process holds
         if view is None or host.window is not None:
             low = 0 if host.window is None else max(0, m - host.window)
-            segments = [Segment(k[:, low:m], v[:, low:m])]
+            segments = [Segment(*row.part(low, m).numbers())]
         else:
-            segments = [s for s in view.segments(host.layer, b, k, v, m, None, q) if s.k.shape[1]]
+            segments = [s for s in view.segments(host.layer, b, row, m, None, q) if s.k.shape[1]]
         return team.join(attend(q, segments, host.dim**-0.5).out, 1)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:

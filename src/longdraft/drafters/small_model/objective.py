@@ -82,14 +82,14 @@ class BudgetObjective:
             view = policy.view(cache)
         seen = DynamicCache()
         for layer in cache.layers:
-            k, v = cache.read(layer, 0)
-            parts = [(k[:, :length], v[:, :length])]
+            held = cache.stored_row(layer, 0)
+            parts = [held.part(0, length).numbers()]
             if view is not None:
                 tail_start = int(view.tail_start[0])
-                selected = view.compact(layer, 0, k, v)
+                selected = view.compact(layer, 0, held)
                 parts = [
                     *([selected] if selected else []),
-                    (k[:, tail_start:length], v[:, tail_start:length]),
+                    held.part(tail_start, length).numbers(),
                 ]
             k, v = (torch.cat(x, 1)[None] for x in zip(*parts, strict=True))
             seen.update(k.clone(), v.clone(), layer)

@@ -116,6 +116,25 @@ static inline void encode_key(const E* x, const float* offset, int64_t D, void* 
     encode<BITS>(own, D, to);
 }
 
+// A value of 8 bits [D], D a multiple of 16 up to LONGEST.
+static inline void decode_value(const void* from, int64_t D, float* x) {
+    const CodedBlock<8>* block = static_cast<const CodedBlock<8>*>(from);
+    typedef int8_t bytes __attribute__((vector_size(V)));
+    for (int64_t d = 0; d < D; d += V) {
+        const CodedBlock<8>& b = block[d / CODED];
+        bytes codes;
+        std::memcpy(&codes, b.codes + d % CODED, sizeof codes);
+        store(x + d, __builtin_convertvector(codes, vec) * splat(number(b.scale)));
+    }
+}
+
+// A key of 8 bits that was encoded with this offset [D], if with any.
+static inline void decode_key(const void* from, const float* offset, int64_t D, float* x) {
+    decode_value(from, D, x);
+    hadamard(x, D);
+    for (int64_t d = 0; offset && d < D; d += V) store(x + d, load(x + d) + load(offset + d));
+}
+
 // The first four bytes of a block in every element: its scale is the lower half. (A float is broadcast from memory.)
 template <int BITS>
 static inline uvec head_of(const CodedBlock<BITS>& b) {

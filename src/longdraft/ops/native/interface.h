@@ -192,6 +192,8 @@ struct Copy {
     int64_t heads, size, stride, slot_bytes;
     int64_t bits;  // 4 or 8: a slot is a multiple of 16 numbers, and the copy has codes of them (coded_keys.h); 0: unchanged
     int64_t half;  // 1: those numbers are bf16; 0: float. Not read where bits is 0
+    int64_t dim;   // 0: k and v have the numbers; or they have codes of 8 bits of this many, which are copied as codes of `bits`
+    const float* key_offset;  // [heads,dim]: of the coded keys, or null
     const int64_t* wanted;  // [count] slots
     int64_t count;
     const int64_t* held;     // [held_count]: the slots that the copy holds now
@@ -263,6 +265,10 @@ Code longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64
 Code longdraft_take(const void* x, int64_t heads, int64_t size, int64_t stride, int64_t slot_bytes, const int64_t* slots,
                     int64_t count, int64_t per_head, void* out);
 Code longdraft_retake(const Copy* copies, int64_t count);
+// The numbers of 8-bit codes [heads,size,..], `stride` bytes from one head to the next: keys with this offset [heads,dim] or null
+// where `keys` is 1, else values. dim: a multiple of 16. -> out [heads,size,dim], bf16 where `half` is 1, else float.
+Code longdraft_decode(const void* codes, int64_t heads, int64_t size, int64_t stride, int64_t dim, int64_t keys,
+                      const float* offset, int64_t half, void* out);
 
 // Noise in (0, 1) for the tokens 0..vocab-1: seed [rows], position [rows,nodes] -> out [rows,nodes,vocab].
 Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t rows, int64_t nodes, int64_t vocab,

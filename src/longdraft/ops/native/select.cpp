@@ -121,13 +121,17 @@ static int64_t most_free(const Copy& c) { return std::max(c.count, c.held_count)
 
 static int64_t number_bytes(const Copy& c) { return c.half ? sizeof(bf16) : sizeof(float); }
 
-static int64_t out_bytes(const Copy& c) {
-    return c.bits ? coded_bytes(c.slot_bytes / number_bytes(c), c.bits) : c.slot_bytes;
-}
+// The numbers of a slot, where they or their codes are encoded.
+static int64_t numbers(const Copy& c) { return c.dim ? c.dim : c.slot_bytes / number_bytes(c); }
+
+static int64_t out_bytes(const Copy& c) { return c.bits ? coded_bytes(numbers(c), c.bits) : c.slot_bytes; }
+
+static bool can_encode(int64_t D) { return D > 0 && D % 16 == 0 && D <= LONGEST; }
 
 static bool codes_fit(const Copy& c) {
-    const int64_t bytes = number_bytes(c);
-    return (c.bits == 4 || c.bits == 8) && c.slot_bytes % (16 * bytes) == 0 && c.slot_bytes <= LONGEST * bytes;
+    if (c.bits != 4 && c.bits != 8) return false;
+    const int64_t stored = c.dim ? coded_bytes(c.dim, 8) : numbers(c) * number_bytes(c);
+    return can_encode(numbers(c)) && c.slot_bytes == stored;
 }
 
 static bool sizes_fit(const Copy& c) {
@@ -178,14 +182,30 @@ static bool make_plan(const Copy& c, Plan& plan) {
     return true;
 }
 
+// The numbers x [D] of a slot that is stored as codes, rounded to bf16 where the cache was given bf16.
+static void read_codes(const HeadCopy& unit, const char* from, float* x) {
+    const Copy& c = *unit.copy;
+    const int64_t D = c.dim;
+    if (unit.value)
+        decode_value(from, D, x);
+    else
+        decode_key(from, c.key_offset ? c.key_offset + unit.head * D : nullptr, D, x);
+    for (int64_t d = 0; c.half && d < D; d++) x[d] = number(nearest_bf16(x[d]));
+}
+
 // Copies a slot, or writes its codes.
-static void put(const Copy& c, bool value, char* to, const char* from) {
-    const int64_t D = c.slot_bytes / number_bytes(c);
+static void put(const HeadCopy& unit, char* to, const char* from) {
+    const Copy& c = *unit.copy;
     if (!c.bits) return void(std::memcpy(to, from, c.slot_bytes));
     const auto write = [&](const auto* x) {
-        if (c.bits == 4) return encode<4>(x, D, to);
-        return value ? encode_value<8>(x, D, to) : encode_key<8>(x, nullptr, D, to);
+        if (c.bits == 4) return encode<4>(x, numbers(c), to);
+        return unit.value ? encode_value<8>(x, numbers(c), to) : encode_key<8>(x, nullptr, numbers(c), to);
     };
+    if (c.dim) {
+        alignas(64) float x[LONGEST];
+        read_codes(unit, from, x);
+        return write(x);
+    }
     return c.half ? write(reinterpret_cast<const bf16*>(from)) : write(reinterpret_cast<const float*>(from));
 }
 
@@ -203,7 +223,7 @@ static void carry_out(const HeadCopy& unit) {
                 __builtin_prefetch(from + moves[j + AHEAD].from * bytes + b, 0, 2);
                 __builtin_prefetch(to + moves[j + AHEAD].to * out + b, 1, 2);
             }
-        put(c, unit.value, to + moves[j].to * out, from + moves[j].from * bytes);
+        put(unit, to + moves[j].to * out, from + moves[j].from * bytes);
     }
 }
 
@@ -301,6 +321,29 @@ Code longdraft_take(const void* x, int64_t heads, int64_t size, int64_t stride, 
             if (i + AHEAD < end)
                 for (int64_t b = 0; b < slot_bytes; b += 64) __builtin_prefetch(from + chosen[i + AHEAD] * slot_bytes + b);
             std::memcpy(to + i * slot_bytes, from + chosen[i] * slot_bytes, slot_bytes);
+        }
+    }
+    return DONE;
+}
+
+Code longdraft_decode(const void* codes, int64_t heads, int64_t size, int64_t stride, int64_t dim, int64_t keys,
+                      const float* offset, int64_t half, void* out) {
+    constexpr int64_t SLICE = 64;
+    if (!can_encode(dim) || !in_range(heads, 1, MANY) || !in_range(size, 0, MANY)) return BAD_COPY;
+    const int64_t slices = (size + SLICE - 1) / SLICE, bytes = coded_bytes(dim, 8);
+#pragma omp parallel for schedule(static) num_threads(team_size())
+    for (int64_t unit = 0; unit < heads * slices; unit++) {
+        const int64_t head = unit / slices, begin = unit % slices * SLICE, end = std::min(size, begin + SLICE);
+        const char* from = static_cast<const char*>(codes) + head * stride;
+        alignas(64) float x[LONGEST];
+        for (int64_t i = begin; i < end; i++) {
+            if (keys)
+                decode_key(from + i * bytes, offset ? offset + head * dim : nullptr, dim, x);
+            else
+                decode_value(from + i * bytes, dim, x);
+            const int64_t to = (head * size + i) * dim;
+            for (int64_t d = 0; d < dim; d += V)
+                half ? store(static_cast<bf16*>(out) + to + d, load(x + d)) : store(static_cast<float*>(out) + to + d, load(x + d));
         }
     }
     return DONE;
