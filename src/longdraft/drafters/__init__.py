@@ -8,6 +8,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.dflash.drafter import DFlash
 from longdraft.drafters.eagle.drafter import Eagle
+from longdraft.drafters.fill.drafter import Fill
 from longdraft.drafters.glide.block import Glide, random_glide
 from longdraft.drafters.glide.drafter import GlideDrafter
 from longdraft.drafters.heads.drafter import Heads, Medusa
@@ -29,6 +30,7 @@ __all__ = [
     "DFlash",
     "Drafter",
     "Eagle",
+    "Fill",
     "Glide",
     "GlideDrafter",
     "Heads",

@@ -234,20 +234,28 @@ def tabulate(
         costs = [(d, prices.draft(drafter, lengths, d, width) / plain) for d in known]
         draft[width] = _between([(0, 0.0), *costs])
     most = max(int(sum(x)) for x in levels.values())
-    knots = [n for n in constants.knots if n < most] + [most]
     none = CaptureSpec()
-    verified = [
-        (n, max(prices.verify(lengths, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots
-    ]
+    verified = verifications(prices, lengths, most, constants)
     middle = 1 + min(most, 4)
     look = (prices.verify(lengths, middle, spec) - prices.verify(lengths, middle, none)) / plain
     sizes = {w: int(max(x, default=1)) for w, x in levels.items()}
     if not drafter.renews:
         look /= drafter.lasts
     once = prices.ready(drafter.to_read(seqs)) / plain
-    return CostTable(
-        plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes
-    )
+    return CostTable(plain, list(levels), levels, draft, verified, max(look, 0.0), once, sizes)
+
+
+def verifications(
+    prices: Prices, lengths: Lengths, most: int, constants: Constants = DEFAULTS
+) -> list[float]:
+    """The costs of verifying 0 to `most` drafted nodes, in plain steps."""
+    plain = prices.plain(lengths)
+    knots = [n for n in constants.knots if n < most] + [most]
+    costs = [
+        (n, max(prices.verify(lengths, n + 1, CaptureSpec()) / plain, 1.0) if n else 1.0)
+        for n in knots
+    ]
+    return _between(costs)
 
 
 def _within(x: float, ratio: float) -> float:

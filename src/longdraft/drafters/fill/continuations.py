@@ -1,0 +1,79 @@
+"""Continuations of a drafted path that the text has had before."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import NamedTuple
+
+from longdraft.drafters.fill.calibration import Guess
+from longdraft.drafters.ngram.suffix import Automaton, Suffix
+
+WIDEST = 4  # continuations of one node: others are rarely accepted
+# The expected chance of the only continuation of a match, by the bit length of the match's length:
+# of 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31 and more tokens.
+USUAL = (0.0, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94)
+SHARES = 4  # parts into which the shares of a match's continuations are divided
+
+
+class Match(NamedTuple):
+    """The longest suffix of a text and a drafted path that the text has: its state, and its
+    length.
+    """
+
+    state: int
+    length: int
+
+
+class Proposal(NamedTuple):
+    """A token that may follow, and the match that it would be the end of."""
+
+    token: int
+    guess: Guess
+    match: Match
+
+
+class Continuations:
+    """Proposes the tokens that followed a match in the row's own text, the commonest first; its
+    guesses depend on the length of the match and on how often each token followed.
+    """
+
+    def __init__(self, suffix: Suffix):
+        self.suffix = suffix
+
+    def _index(self, b: int) -> Automaton:
+        return self.suffix.rows[b].index
+
+    def at_root(self, b: int) -> Match:
+        """The match of row b's text."""
+        return Match(*self._index(b).repeated())
+
+    def after(self, b: int, match: Match, token: int) -> Match:
+        """The match once this token has been drafted."""
+        return Match(*self._index(b).follow(match.state, match.length, token))
+
+    def proposals(self, b: int, match: Match) -> list[Proposal]:
+        """What may follow this match; of a match that ends the text, what may follow a shorter
+        one.
+        """
+        index = self._index(b)
+        state, length = match
+        while state and not index.next[state]:
+            state = index.link[state]
+            length = index.length[state]
+        if not state:
+            return []
+        count = index.count
+        following = index.next[state]
+        total = sum(count[reached] for reached in following.values())
+        best = nlargest(WIDEST, following.items(), key=lambda entry: count[entry[1]])
+        return [
+            Proposal(token, _guess(length, count[reached], total), Match(reached, length + 1))
+            for token, reached in best
+            if count[reached]
+        ]
+
+
+def _guess(length: int, count: int, total: int) -> Guess:
+    level = min(length.bit_length(), len(USUAL) - 1)
+    share = count / total
+    return Guess((level, round(SHARES * share), total > 1), USUAL[level] * share)

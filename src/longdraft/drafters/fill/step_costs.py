@@ -1,0 +1,111 @@
+"""The costs of the parts of a step that copies from the text, with or without a draft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+
+from longdraft.core import CaptureSpec, Sequences
+from longdraft.drafters.adaptive.basis import Basis
+from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
+from longdraft.drafters.adaptive.prices import (
+    CostTable,
+    levels_of,
+    tabulate,
+    verification,
+    verifications,
+)
+from longdraft.drafters.adaptive.prices_in_use import PricesInUse
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.ngram.suffix import Suffix
+from longdraft.drafters.price import Lengths
+
+
+class StepCosts:
+    """All costs are in plain steps of the rows for which `table` was predicted last.
+
+    most: copied nodes. each: the host's work for one of them. table: the inner drafter's costs, and
+    those of verifying its largest tree with `most` other nodes.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        suffix: Suffix,
+        prices: PricesInUse,
+        most: int,
+        constants: Constants = DEFAULTS,
+    ):
+        self.inner = inner
+        self.suffix = suffix
+        self.prices = prices
+        self.most = most
+        self.constants = constants
+        self.levels = levels_of(inner, constants)
+        self.table: CostTable | None = None
+        self.each = 0.0
+        self._basis = Basis()
+        self._began = 0.0  # when the verification began; 0: it is not timed
+
+    def known(self, seqs: Sequences) -> tuple[CostTable, bool]:
+        """The costs of these rows, and whether they are new."""
+        prices = self.prices.now
+        assert prices is not None
+        rows = len(seqs.length)
+        slots = int(seqs.cache.length.sum())
+        scales = self._scales()
+        fits = self._basis.fits(rows, slots, self.constants.growth)
+        if self.table and fits and not self._basis.moved(scales, self.constants.moved):
+            return self.table, False
+        self._basis = Basis(rows, slots, scales)
+        lengths = Lengths.of(seqs)
+        table = tabulate(prices, self.inner, seqs, self.levels, self.constants)
+        most = self.most + max(int(sum(level)) for level in self.levels.values())
+        verified = verifications(prices, lengths, most, self.constants)
+        self.table = replace(table, verified=verified)
+        self.each = prices.draft(self.suffix, lengths, 1, 1) / table.plain
+        return self.table, True
+
+    def _scales(self) -> tuple[float, ...]:
+        prices = self.prices.now
+        assert prices is not None
+        if not prices.corrects:
+            return ()
+        return prices.scale("verify"), prices.scale("captured"), prices.scale(self.inner)
+
+    def clock(self) -> float:
+        """The time where measurements correct predictions, else 0."""
+        prices = self.prices.now
+        return perf_counter() if prices is not None and prices.corrects else 0.0
+
+    def drafted(self, depth: int, width: int, begin: float) -> None:
+        """The inner drafter has made such a draft since `begin`, see `clock`."""
+        prices = self.prices.now
+        if begin and prices is not None and self.table is not None:
+            predicted = self.table.drafted(depth, width) * self.table.plain
+            prices.observe(self.inner, predicted, perf_counter() - begin)
+
+    def begin(self) -> None:
+        """The verification begins now."""
+        self._began = self.clock()
+
+    def skip(self) -> None:
+        """The time of this verification means nothing."""
+        self._began = 0.0
+
+    def verified(self, nodes: int, spec: CaptureSpec) -> float:
+        """A tree with this many drafted nodes has been verified -> what that was expected to
+        cost.
+        """
+        table = self.table
+        prices = self.prices.now
+        assert table is not None and prices is not None
+        part = verification(spec)
+        cost = table.verify(nodes) + (table.look if part == "captured" else 0.0)
+        if self._began:
+            plain = not nodes and part == "verify"
+            prices.observe(
+                "plain" if plain else part, cost * table.plain, perf_counter() - self._began
+            )
+            self._began = 0.0
+        return cost
