@@ -38,7 +38,9 @@ from longdraft.models.outline import outline_of
 LENGTHS = (Lengths([70]), Lengths([300, 41]), Lengths([4000]))
 LIMITS = [(depth, width) for depth in (1, 2, 3, 6) for width in (1, 3, UNBOUNDED)]
 MODELS = ("llama", "llama-torch")
-DRAFTERS = sorted(BUILD.keys() - {"auto"})  # auto hands its limits on to one of several
+FILLS = {name for name in BUILD if name.startswith("fill")}
+# auto hands its limits on to one of several, and fill decides by itself
+DRAFTERS = sorted(BUILD.keys() - {"auto"} - FILLS)
 
 
 def compare(lm, drafter, planned=None, target=None) -> None:

@@ -47,6 +47,8 @@ OTHERWISE = {
     "specextend by itself": "a row that enters makes every row choose its chunks anew",
     "suffix over texts": "a row drafts from the outputs of rows that have left",
     "auto": "which drafter it uses depends on what all rows accept",
+    "fill": "what it drafts depends on what all rows accept",
+    "fill of vegas": "what it drafts depends on what all rows accept",
 }
 
 

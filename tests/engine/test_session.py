@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 from support.listed import BUILD, each_method, each_method_on, exact
+from support.prices import Stated
 from support.sessions import REQUESTS, SLOTS, Ends, finish, others, request, session
 
 from longdraft import AdaptiveDraft, InputError, Session, Stats, generate, match, reject
-from longdraft.drafters import Lookup, PlainDecoding, SelfDrafter, SmallModelDrafter
+from longdraft.drafters import Fill, Lookup, PlainDecoding, SelfDrafter, SmallModelDrafter
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided
 
@@ -284,6 +285,8 @@ DRAFTERS = {
     "plain": lambda t: PlainDecoding(),
     "paced vegas": lambda t: AdaptiveDraft(SelfDrafter(t, Guided(0.07, 16), [1] * 3)),
     "auto": BUILD["auto"],
+    "fill": BUILD["fill"],
+    "fill of eagle3": lambda t: Fill(BUILD["eagle3"](t), Stated(node=0.002)),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
     "small model": lambda t: SmallModelDrafter(t, Chunks(40, every=3), [2, 2]),
     "eagle3, then reuse": BUILD["eagle3, then reuse"],

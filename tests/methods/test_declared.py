@@ -13,7 +13,7 @@ from support.listed import BUILD, each_method
 from longdraft import Sampler
 from longdraft.drafters.step import speculative_step
 from longdraft.engine.generate import prefill
-from longdraft.methods import METHODS
+from longdraft.methods import ANY, METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
@@ -63,7 +63,9 @@ def test_copies_that_are_declared_are_those_that_are_made(name):
     )
     for given in ({}, *({"draft_weights": word} for word in words)):
         lm = LM(tiny.stock("llama"))
-        spec = MethodSpec(name, name, given, DrafterWeights(random=True))
+        # `fill` drafts by a copy where it has no weights
+        weights = DrafterWeights(random=METHODS[name].needs != ANY)
+        spec = MethodSpec(name, name, given, weights)
         stated = spec.copies(lm)
         assert not lm.copies
         spec.build(lm)

@@ -19,7 +19,9 @@ from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
-from longdraft.drafters import DFlash, Hierarchical, Mtp, SelfDrafter
+from longdraft.drafters import DFlash, Drafter, Fill, Hierarchical, Mtp, SelfDrafter
+from longdraft.drafters.fill.calibration import Calibration
+from longdraft.drafters.fill.growth import Growth
 from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
@@ -533,3 +535,35 @@ def late_states(mp: MonkeyPatch) -> None:
         return {layer: x.roll(1, 1) for layer, x in good(self, *args, **given).items()}
 
     mp.setattr(LM, "prefill", prefill)
+
+
+def swapped_sources(mp: MonkeyPatch) -> None:
+    """A copied node counts as one of the drafter, and a drafted one as one of the text."""
+    good = Growth.fill
+
+    def fill(self, *args):
+        copying = self.copying
+        self.copying = self.drafting
+        self.drafting = copying
+        return good(self, *args)
+
+    mp.setattr(Growth, "fill", fill)
+
+
+def chances_stay(mp: MonkeyPatch) -> None:
+    """What verification shows of a source never changes what is expected of it."""
+    mp.setattr(Calibration, "add", lambda self, guess, accepted: None)
+
+
+def not_caught_up(mp: MonkeyPatch) -> None:
+    """A drafter that was idle is asked again without an update for what was copied."""
+    good = Fill.update
+
+    def update(self, *args):
+        idle = self._step is not None and self._step.draft is None
+        with MonkeyPatch.context() as missed:
+            if idle:
+                missed.setattr(self.inner, "update", Drafter().update)
+            good(self, *args)
+
+    mp.setattr(Fill, "update", update)

@@ -16,6 +16,7 @@ from longdraft import build
 from longdraft.drafters import (
     Auto,
     Drafter,
+    Fill,
     GlideDrafter,
     Hierarchical,
     Lookup,
@@ -121,6 +122,8 @@ COMPOSED: dict[str, Callable[[LM], Drafter]] = {
         SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)
     ),
     "auto": lambda t: Auto([BUILD["longspec"](t), BUILD["vegas"](t), Lookup()], Stated()),
+    "fill": lambda t: Fill(BUILD["longspec"](t), Stated(node=0.002)),
+    "fill of vegas": lambda t: Fill(BUILD["vegas tree"](t), Stated(node=0.002)),
     "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
     "vegas tree by an int8 copy": lambda t: make(
         "vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"
@@ -167,6 +170,7 @@ UNLIKE = {
     "vegas tree, then lookup",
     "eagle3, then reuse",
     "auto",
+    "fill",
     "vegas with int4 keys",
     "full view",
 }

@@ -9,6 +9,7 @@ from support import broken, checks, structure
 from support.broken import plant_verifier, reject_with
 from support.checks import PENALTY, SAMPLERS, Toy, check_law, check_lossless, remembering, tables
 from support.dflash_ring import check_ring as check_feature_ring
+from support.filled import check_caught_up, check_chances_are_learned, check_sources_are_told_apart
 from support.middle_level import check_caches
 from support.mtp_ring import check_ring
 
@@ -112,6 +113,16 @@ PLANTED = {
     "one noise for every depth of a block": (broken.noise_of_one_depth, checks.check_best_path),
     "a block reads features of refused nodes": (broken.features_of_all_nodes, check_feature_ring),
     "the prompt's states are one token late": (broken.late_states, check_feature_ring),
+    "a copied node is attributed to the drafter": (
+        broken.swapped_sources,
+        check_sources_are_told_apart,
+    ),
+    "a source's chances are never corrected": (broken.chances_stay, check_chances_are_learned),
+    "a source's chances are never corrected v text": (
+        broken.chances_stay,
+        check_sources_are_told_apart,
+    ),
+    "an idle drafter is asked before it caught up": (broken.not_caught_up, check_caught_up),
     "view counts slots twice": (broken.double_counting, structure.check_sink_window_pass),
     "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),
     "noise by place in the batch v plain": (broken.noise_by_place, chain),

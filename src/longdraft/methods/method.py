@@ -42,7 +42,7 @@ class Method:
     published, with year. family: its color in plots and its label on the page. needs: the kind of
     drafter weights, or ANY. trial: how `auto` uses it; None: it does not. adaptive: AdaptiveDraft
     may make its drafts shorter and narrower. copy: for a method without an option draft_weights,
-    the kind of quantized copy of a target that it drafts by, if any.
+    the kind of quantized copy of a target that it drafts by, if any (`fill`: without weights).
     """
 
     build: Callable[..., Any]

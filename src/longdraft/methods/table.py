@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from longdraft.core.options import Nodes
 from longdraft.drafters import Drafter
 from longdraft.methods import family
 from longdraft.methods.method import ANY, Method, Trial
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
-from longdraft.methods.prices import best_of
+from longdraft.methods.prices import best_of, filled
 from longdraft.methods.self_speculative import (
     kind_of_copy,
     magicdec_quest,
@@ -35,7 +36,7 @@ from longdraft.methods.trained import (
     mtp,
     tokenswift,
 )
-from longdraft.methods.trials import candidates
+from longdraft.methods.trials import candidates, model_drafter
 from longdraft.models.lm import LM
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
@@ -48,6 +49,15 @@ def auto(target: LM, weights: dict[str, Any]) -> Drafter:
     drafter weights. Forecasts go by what was accepted so far.
     """
     return best_of(candidates(METHODS.values(), target, weights), target)
+
+
+def fill(target: LM, weights: dict[str, Any], nodes: Nodes = 48) -> Drafter:
+    """Fills the tree of a model drafter with continuations of the text, or copies these alone.
+
+    nodes: at most this many copied nodes. The drafter is a trained one if there are weights, else
+    a quantized copy or vegas. Each step drafts what promises the most tokens per second.
+    """
+    return filled(model_drafter(METHODS.values(), target, weights), target, nodes)
 
 
 METHODS = {
@@ -236,6 +246,15 @@ METHODS = {
         drafts="the one of several methods that has the best forecast",
         paper="ours: the method with the best forecast",
         family=family.AUTO,
+        needs=ANY,
+        adaptive=False,
+        copy=kind_of_copy,
+    ),
+    "fill": Method(
+        build=fill,
+        drafts="a model drafter's tree, filled with continuations of the text, or these alone",
+        paper="ours: copying from the text and a model drafter in one tree",
+        family=family.PAIR,
         needs=ANY,
         adaptive=False,
         copy=kind_of_copy,

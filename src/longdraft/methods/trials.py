@@ -9,7 +9,7 @@ from longdraft.drafters import Drafter
 from longdraft.drafters.held_out import expect
 from longdraft.errors import InputError
 from longdraft.methods.method import Method, Trial
-from longdraft.methods.self_speculative import by_a_copy
+from longdraft.methods.self_speculative import by_a_copy, vegas
 from longdraft.models.lm import LM
 
 
@@ -26,20 +26,41 @@ def candidates(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]
     weights: {kind: drafter weights}. Raises InputError.
     """
     tried = [(m, trial) for m, trial in _in_order(methods) if m.needs is None or m.needs in weights]
-    if unused := sorted(weights.keys() - {method.needs for method, _ in tried}):
-        raise InputError(
-            f"auto tries no method that needs drafter weights of kind {unused[0]}: choose "
-            "the method"
-        )
-    built = list[Drafter]()
-    for method, trial in tried:
-        if method.needs:
-            own = weights[method.needs]
-            built.append(expect(method.build(target, own, **trial.options), own))
-        else:
-            built.append(method.build(target, **trial.options))
+    _check_used("auto", weights, tried)
+    built = [_built(method, trial, target, weights) for method, trial in tried]
     named = sum(trial.named for _, trial in tried)
     return [*built[:named], *by_a_copy(target), *built[named:]]
+
+
+def model_drafter(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]) -> Drafter:
+    """The first candidate of `auto` that has drafter weights; without weights, drafts by a
+    quantized copy, or `vegas` where none is worth its memory.
+
+    weights: {kind: drafter weights}. Raises InputError.
+    """
+    tried = [(m, trial) for m, trial in _in_order(methods) if m.needs in weights]
+    _check_used("fill", weights, tried)
+    if tried:
+        return _built(*tried[0], target, weights)
+    return next(iter(by_a_copy(target)), None) or vegas(target)
+
+
+def _check_used(
+    name: str, weights: Mapping[str, Any], tried: Iterable[tuple[Method, Trial]]
+) -> None:
+    if unused := sorted(weights.keys() - {method.needs for method, _ in tried}):
+        raise InputError(
+            f"{name} tries no method that needs drafter weights of kind {unused[0]}: choose "
+            "the method"
+        )
+
+
+def _built(method: Method, trial: Trial, target: LM, weights: Mapping[str, Any]) -> Drafter:
+    """The drafter of a candidate, with its weights if it needs some."""
+    if not method.needs:
+        return method.build(target, **trial.options)
+    own = weights[method.needs]
+    return expect(method.build(target, own, **trial.options), own)
 
 
 def _in_order(methods: Iterable[Method]) -> list[tuple[Method, Trial]]:

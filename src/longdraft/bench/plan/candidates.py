@@ -33,6 +33,10 @@ ODD = (
 )
 
 
+# a plan is for methods that draft by themselves
+UNPLANNED = ("plain", "auto", "fill")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A method whose drafter has sizes but no weights.
@@ -56,7 +60,7 @@ def candidates(
     """
     found = []
     left_out = []
-    for spec in specs or [MethodSpec(m, m) for m in METHODS if m not in ("plain", "auto")]:
+    for spec in specs or [MethodSpec(m, m) for m in METHODS if m not in UNPLANNED]:
         try:
             found.append(_candidate(target, spec, small, name))
         except InputError as error:
@@ -70,7 +74,7 @@ def _candidate(target: Target, spec: MethodSpec, small: LM | None, name: str) ->
     method = methods.find(spec.name)
     options = dict(spec.options)
     if method.needs == ANY:
-        raise InputError(f"{spec.name} uses whichever of the other methods is fastest: name those")
+        raise InputError(f"{spec.name} drafts by other methods: name those")
     copy = target.counts
     if (kind := options.get("draft_weights", "same")) != "same":
         if target.gpu:

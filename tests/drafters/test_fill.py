@@ -1,0 +1,297 @@
+"""One tree from a drafter and the text: how it grows, what is learned of its sources, and that
+copying leaves the drafter alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from support.checks import SAMPLERS, check_eos, check_lossless
+from support.filled import (
+    CHEAP,
+    SOME,
+    begun,
+    check_caught_up,
+    check_chances_are_learned,
+    check_sources_are_told_apart,
+    growth,
+    spelled,
+)
+from support.listed import BUILD
+from support.prices import Stated
+
+from longdraft import InputError, Stats, build, generate, reject
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
+from longdraft.drafters import Fill, PlainDecoding, SelfDrafter
+from longdraft.drafters.fill.calibration import Calibration, Guess
+from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
+from longdraft.drafters.fill.growth import best_prefix
+from longdraft.drafters.kinds import KINDS
+from longdraft.drafters.step import speculative_step
+
+INNER = (
+    "vegas tree",
+    "sd",
+    "longspec",
+    "longspec, best paths",
+    "eagle3",
+    "mtp",
+    "medusa",
+    "tokenswift",
+    "dflash",
+    "recycle",
+    "triforce",
+)
+SURE = Guess((1, 0), 0.9)
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def made(name: str | None, **options):
+    """Builds Fill of this drafter, or of none."""
+    prices = Stated(**CHEAP)
+    return lambda target: Fill(BUILD[name](target) if name else None, prices, **options)
+
+
+# The tree -------------------------------------------------------------------------------------
+
+
+def test_a_leaf_is_extended_by_what_followed_it_in_the_text():
+    """The root's own match says nothing of 3; after it, 4 and 5 followed."""
+    nodes = growth([1, 2, 3, 4, 5, 9, 2]).fill([(0, 3)], [SURE], 8, 0.01)
+    assert (nodes[1].parent, nodes[1].token) == (0, 3)
+    assert (3, 4, 5) in spelled(nodes)
+
+
+def test_a_leaf_that_the_root_does_not_match_is_extended():
+    nodes = growth([1, 2, 3, 4, 9, 8]).fill([(0, 2), (1, 3)], [SURE, SURE], 8, 0.01)
+    assert spelled(nodes)[3] == (2, 3, 4)
+
+
+def test_equal_tokens_below_one_parent_are_one_node():
+    tree = growth([1, 2, 3, 4, 1, 2])
+    nodes = tree.fill([(0, 3), (1, 7)], [SURE, SURE], 8, 0.01)
+    paths = spelled(nodes)
+    assert len(paths) == len(set(paths))
+    sources = [vote.source for vote in nodes[paths.index((3,))].votes]
+    assert sources == [tree.drafting, tree.copying]
+    assert nodes[1].reach == pytest.approx(0.9)  # of the likelier guess
+    assert [v.source for v in nodes[2].votes] == [tree.drafting]
+    assert [v.source for v in nodes[paths.index((3, 4))].votes] == [tree.copying]
+
+
+def test_padding_and_repeated_siblings_keep_their_places():
+    nodes = growth([1, 2, 3, 1, 2]).fill([(0, 7), (-2, 0), (0, 7)], [SURE] * 3, 0, 0.01)
+    assert [node.token for node in nodes[1:]] == [7, 0, 7]
+    assert [bool(node.votes) for node in nodes[1:]] == [True, False, False]
+    assert nodes[2].reach == nodes[3].reach == 0
+
+
+@given(texts, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=6))
+def test_reach_never_grows_along_a_path(text, given):
+    """Children share what their parent has, later nodes are not likelier, and siblings differ."""
+    drafted = [(min(parent, i), token) for i, (parent, token) in enumerate(given)]
+    nodes = growth(text, depth=5).fill(drafted, [SURE] * len(drafted), 12, 0.01)
+    assert [(n.parent, n.token) for n in nodes[1 : len(drafted) + 1]] == drafted
+    added = nodes[len(drafted) + 1 :]
+    assert [n.reach for n in added] == sorted((n.reach for n in added), reverse=True)
+    assert len(added) <= 12 and all(n.reach >= 0.01 and n.votes for n in added)
+    depths = [0]
+    for i, node in enumerate(nodes[1:], 1):
+        assert node.parent < i
+        depths.append(depths[node.parent] + 1)
+    assert all(depths[i] <= 5 for i in range(len(drafted) + 1, len(nodes)))
+    for i, node in enumerate(nodes):
+        children = [n for n in nodes[1:] if n.parent == i]
+        assert sum(n.reach for n in children) <= node.reach + 1e-9
+        tokens = [n.token for n in children if n.votes]
+        assert len(tokens) == len(set(tokens))
+
+
+reaches = st.lists(st.floats(0.01, 1), max_size=8).map(lambda row: sorted(row, reverse=True))
+
+
+@given(st.lists(reaches, min_size=1, max_size=3), st.floats(0.001, 0.5))
+def test_the_best_prefix_is_that_of_all(rows, each):
+    def rate(n: int) -> float:
+        return (1.5 + sum(sum(row[:n]) for row in rows) / len(rows)) / (1 + each * n)
+
+    found = best_prefix(rows, 1.5, lambda n: 1 + each * n, 1e9)
+    assert found.rate == pytest.approx(max(rate(n) for n in range(9)))
+    assert found.rate == pytest.approx(rate(found.count))
+    bounded = best_prefix(rows, 1.5, lambda n: 1 + each * n, 1 + 2.5 * each)
+    assert bounded.count <= 2
+
+
+# What is learned ------------------------------------------------------------------------------
+
+
+def test_chances_are_learned():
+    check_chances_are_learned()
+
+
+def test_sources_are_told_apart():
+    check_sources_are_told_apart()
+
+
+def test_only_children_of_accepted_nodes_are_evidence():
+    """Node 1 was refused, so nothing is known of its child; node 3 was cut, so it was not tried."""
+    tree = growth([9, 8])
+    rows = FilledRows(
+        [tree.fill([(0, 1), (1, 2), (0, 3), (0, 4)], [SURE, SURE, SURE, SURE], 0, 0.01)], [True]
+    )
+    added = []
+    tree.drafting.add = lambda guess, accepted: added.append(accepted)
+    verified = rows.plant(Tree.root(torch.tensor([8])))
+    verified.parent[0, 3] = -2
+    rows.observe(verified, [[0, 4]])
+    assert added == [False, True]
+    FilledRows(rows.nodes, [False]).observe(verified, [[0, 4]])
+    assert len(added) == 2
+
+
+def test_guesses_are_counted_by_depth_and_rank():
+    root = Tree.root(torch.tensor([5]))
+    tree = root.plant([[(0, 1), (0, 2), (1, 3), (1, 4)]])
+    assert [g.bucket for g in guesses_of(tree, 0.6)[0]] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [g.prior for g in guesses_of(tree, 0.6)[0]] == pytest.approx([0.6, 0.2, 0.6, 0.2])
+
+
+def test_a_verdict_on_the_first_nodes_ends_where_its_path_leaves_them():
+    path = torch.tensor([[0, 1, 5, 6], [0, 2, 2, 2]])
+    verdict = Verdict(path, torch.tensor([4, 2]), path)
+    assert cut(verdict, 3).count.tolist() == [2, 2]
+
+
+# Decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("sampler", SOME.values(), ids=SOME)
+@pytest.mark.parametrize("model", ["llama-loops", "llama"])
+def test_it_is_lossless(name, sampler, model):
+    """With rows of other lengths; on one of the models the text is copied, too."""
+    check_lossless(made(name), model, sampler, (70, 31, 90), 48)
+
+
+@pytest.mark.parametrize("name", [None, "eagle3", "longspec", "sd"])
+def test_rows_end_at_different_times(name):
+    check_eos(made(name))
+    lm = tiny.target("llama-loops")
+    prompts = tiny.prompts(70, 31, 9)
+    plain = generate(lm, prompts, max_new_tokens=48)
+    end = plain[1][10]
+    stats = Stats()
+    found = generate(lm, prompts, made(name)(lm), max_new_tokens=48, eos=(end,), stats=stats)
+    want = [row[: row.index(end) + 1] if end in row else row for row in plain]
+    assert found == want
+    assert len({len(row) for row in found}) > 1 and stats.mean_acceptance_length > 1
+
+
+def test_without_an_inner_drafter_it_copies():
+    stats = check_lossless(made(None), "llama-loops", SAMPLERS["greedy"], (70,), 64)
+    assert stats.mean_acceptance_length > 4
+
+
+@torch.inference_mode()
+def test_a_copied_draft_makes_no_pass_of_the_inner_drafter():
+    """As long as a match holds, tens of tokens are drafted from the text alone."""
+    lm = tiny.target("llama-loops")
+    fill = made("longspec")(lm)
+    seqs = begun(fill, "llama-loops", tiny.prompts(70), 200)
+    asked = []
+    grow = fill.inner.grow
+    fill.inner.grow = lambda *given: asked.append(True) or grow(*given)
+    deepest = 0
+    copied = 0
+    while not seqs.done.all():
+        before = len(asked)
+        tree = speculative_step(lm, fill, seqs).tree
+        assert (len(asked) > before) == (fill._first > 1)
+        if len(asked) == before and tree.size > 1:
+            copied += 1
+            deepest = max(deepest, int(tree.depth.max()))
+            assert {fill.proposed_by(i) for i in range(1, tree.size)} == {"n-grams"}
+            assert fill.view_read() is None
+    assert asked and copied > 2 and deepest >= 16
+
+
+@pytest.mark.parametrize(
+    "name", ["medusa", "sd", "longspec", "eagle2", "eagle3", "mtp", "dflash", "full view"]
+)
+def test_after_copying_the_inner_drafter_drafts_as_if_never_idle(name):
+    check_caught_up(name)
+
+
+@torch.inference_mode()
+def test_nodes_have_the_names_of_their_proposers():
+    lm = tiny.target("llama-loops")
+    fill = made("longspec")(lm)
+    seqs = begun(fill, "llama-loops", tiny.prompts(70), 60)
+    while True:
+        tree = speculative_step(lm, fill, seqs).tree
+        if fill._first > 1 and tree.size > fill._first:
+            break
+    names = [fill.proposed_by(i) for i in range(1, tree.size)]
+    drafted = fill._first - 1
+    assert names == ["block"] * drafted + ["n-grams"] * (len(names) - drafted)
+
+
+def test_an_inner_drafter_that_is_wrong_is_asked_less():
+    """Of random weights no draft is accepted."""
+    lm = tiny.target("llama")
+    fill = Fill(build("longspec", lm, KINDS["glide"].random(lm, 3)), Stated(each=0.1))
+    generate(lm, tiny.prompts(70), fill, max_new_tokens=100)
+    assert 0 < fill._asked < 15
+
+
+def test_a_view_is_not_chosen_while_nothing_is_drafted_under_it():
+    lm = tiny.target("llama")
+    fill = Fill(BUILD["vegas"](lm), Stated(each=9.0, look=0.5))
+    stats = Stats()
+    generate(lm, tiny.prompts(70), fill, max_new_tokens=24, stats=stats)
+    assert not fill._asked and not fill._feeds
+    assert fill.captures().rows is None
+
+
+def test_losses_are_bounded():
+    """Whatever the target accepts, drafts cost no more than the budget allows."""
+    lm = tiny.target("llama")
+    prices = Stated(each=0.3, node=0.1, look=0.2)
+    fill = Fill(BUILD["vegas"](lm), prices)
+    fill.pace.acceptance.usual = 0.9
+    owed = []
+    owe = fill.pace.budget.owe
+    fill.pace.budget.owe = lambda cost, tokens: owed.append(cost - tokens) or owe(cost, tokens)
+    generate(lm, tiny.prompts(70), fill, max_new_tokens=96, sampler=SAMPLERS["T=1"])
+    budget = fill.pace.budget
+    assert owed and budget.slack > -0.5
+
+
+def test_reject_is_refused():
+    lm = tiny.target("llama")
+    with pytest.raises(InputError, match="draft probabilities"):
+        generate(lm, tiny.prompts(20), made("vegas tree")(lm), verify=reject)
+
+
+# The named method -----------------------------------------------------------------------------
+
+
+def test_the_method_fills_a_trained_drafter_if_there_is_one():
+    lm = tiny.target("llama-torch")
+    alone = build("fill", lm, nodes=20)
+    assert isinstance(alone.inner, SelfDrafter) and alone.most == 20
+    glide = KINDS["glide"].random(lm, 3)
+    eagle = KINDS["eagle3"].random(lm, 3)
+    assert build("fill", lm, {"glide": glide}).inner.name == "block"
+    assert type(build("fill", lm, {"glide": glide, "eagle3": eagle}).inner).__name__ == "Eagle"
+    rows = tiny.prompts(70, 31)
+    assert generate(lm, rows, alone, max_new_tokens=24) == generate(lm, rows, max_new_tokens=24)
+
+
+def test_a_drafter_that_never_drafts_is_not_asked():
+    assert isinstance(Fill().inner, PlainDecoding) and Fill().inner.max_depth == 0
+    assert isinstance(Fill().copying, Calibration)
