@@ -102,7 +102,8 @@ class DrafterWeights:
         return load_weights(kind, folder, target, self.any_target)
 
     def _offered(self) -> list[str]:
-        """The kinds that `auto` and `fill` may use: that of the given folder, or those beside the target.
+        """The kinds that `auto` and `fill` may use: that of the given folder, or those beside the
+        target.
 
         Random weights are of the first kind only.
         """

@@ -52,7 +52,7 @@ class Continuations:
         return Match(*self._index(b).follow(match.state, match.length, token))
 
     def proposals(self, b: int, match: Match) -> list[Proposal]:
-        """What may follow this match; of a match that ends the text, what may follow a shorter
+        """Tokens that followed this match, or, if it occurred at the end of the text only, a shorter
         one.
         """
         index = self._index(b)
