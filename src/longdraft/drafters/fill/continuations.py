@@ -52,9 +52,7 @@ class Continuations:
         return Match(*self._index(b).follow(match.state, match.length, token))
 
     def proposals(self, b: int, match: Match) -> list[Proposal]:
-        """Tokens that followed this match, or, if it occurred at the end of the text only, a shorter
-        one.
-        """
+        """Tokens that followed this match, or a shorter one if nothing did."""
         index = self._index(b)
         state, length = match
         while state and not index.next[state]:
