@@ -133,6 +133,17 @@ def test_chances_are_learned():
     check_chances_are_learned()
 
 
+def test_what_was_seen_fades_towards_the_prior():
+    source = Calibration()
+    for _ in range(20):
+        source.add(SURE, False)
+    seen = source.chance(SURE)
+    source.fade(0.5)
+    halved = source.chance(SURE)
+    source.fade(0.0)
+    assert seen < halved < source.chance(SURE) == pytest.approx(SURE.prior)
+
+
 def test_sources_are_told_apart():
     check_sources_are_told_apart()
 

@@ -23,7 +23,7 @@ from support.sessions import Ends, finish
 from longdraft import AdaptiveDraft, Session, build, generate, match, reject
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
-from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
+from longdraft.drafters import Auto, Drafter, Fill, Lookup, SelfDrafter
 from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.methods.prices import adapted
@@ -67,6 +67,7 @@ DRAFTERS = {
     "lookup": lambda t: AdaptiveDraft(hopeful(build("lookup", t, n=1, count=5)), *cheap(t)),
     "suffix": lambda t: AdaptiveDraft(hopeful(build("suffix", t, nodes=8)), *cheap(t)),
     "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], *cheap(t)),
+    "fill": lambda t: Fill(build("vegas", t, **SMALL), *cheap(t)),
 }
 each_sampler = pytest.mark.parametrize(
     "sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)]

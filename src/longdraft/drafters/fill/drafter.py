@@ -38,6 +38,7 @@ from longdraft.models.lm import LM
 
 NOTHING = CaptureSpec()
 FORGET = 0.99  # what was seen of an inner drafter counts this much less after a step without it
+RETAINED = 0.5  # the same for the chances of both sources when rows begin: texts differ
 LEAST = 0.01  # nodes that are less likely to be accepted are not looked for
 
 
@@ -128,6 +129,8 @@ class Fill(Combined[Drafter]):
         self._fed = False
         self._step = None
         self._slowest.forget()
+        self.copying.fade(RETAINED)
+        self.drafting.fade(RETAINED)
         if len(seqs.length):
             usual = self.inner.price().usual[0 if seqs.sampler.greedy else 1]
             self.pace.acceptance.usual = usual
