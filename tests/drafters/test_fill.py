@@ -4,6 +4,8 @@ copying leaves the drafter alone.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given
@@ -27,9 +29,14 @@ from longdraft import InputError, Stats, build, generate, reject
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import Fill, PlainDecoding, SelfDrafter
+from longdraft.drafters.adaptive.budget import Budget
+from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance
+from longdraft.drafters.adaptive.pace import Pace
+from longdraft.drafters.adaptive.prices import CostTable
 from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
-from longdraft.drafters.fill.growth import best_prefix
+from longdraft.drafters.fill.growth import Prefix, best_prefix
+from longdraft.drafters.fill.shape import best_shape
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.step import speculative_step
 
@@ -111,6 +118,14 @@ def test_reach_never_grows_along_a_path(text, given):
         assert len(tokens) == len(set(tokens))
 
 
+@given(texts, st.integers(1, 3))
+def test_a_level_is_no_wider_than_allowed(text, width):
+    drafted = [(0, 0), (1, 1), (2, 0)]
+    nodes = growth(text, 6, width).fill(drafted, [SURE] * 3, 20, 0.01)
+    counts = Counter(map(len, spelled(nodes)[1:]))
+    assert max(counts.values()) <= width
+
+
 reaches = st.lists(st.floats(0.01, 1), max_size=8).map(lambda row: sorted(row, reverse=True))
 
 
@@ -124,6 +139,28 @@ def test_the_best_prefix_is_that_of_all(rows, each):
     assert found.rate == pytest.approx(rate(found.count))
     bounded = best_prefix(rows, 1.5, lambda n: 1 + each * n, 1 + 2.5 * each)
     assert bounded.count <= 2
+
+
+def priced(each: float, share: float) -> Pace:
+    """A chain of up to 4 levels costs `each` per level; a node is accepted with chance `share`."""
+    levels = {1: [1.0] * 4}
+    draft = {1: [each * depth for depth in range(5)]}
+    table = CostTable(1.0, [1], levels, draft, [1 + 0.01 * n for n in range(60)], sizes={1: 1})
+    return Pace(LearnedAcceptance(share), Budget(), table)
+
+
+def test_a_draft_is_asked_for_where_it_adds_to_what_is_copied():
+    """Beside copied nodes that reach as deep, the same draft adds nothing."""
+    pace = priced(0.2, 0.8)
+    nothing = Prefix(0, 1.0, 1.0)
+    draft = best_shape(pace, nothing, {}, 1.0, 9, 9.0)
+    assert draft and draft.depth >= 2
+    deep = {depth: 0.9**depth for depth in range(1, 9)}
+    tokens = 1 + sum(deep.values())
+    assert best_shape(pace, Prefix(8, tokens, tokens / 1.08), deep, 1.08, 9, 9.0) is None
+    short = best_shape(pace, nothing, {}, 1.0, 1, 9.0)
+    assert short and short.depth == 1
+    assert best_shape(pace, nothing, {}, 1.0, 9, 1.1) is None
 
 
 # What is learned ------------------------------------------------------------------------------
@@ -242,10 +279,10 @@ def test_nodes_have_the_names_of_their_proposers():
     lm = tiny.target("llama-loops")
     fill = made("longspec")(lm)
     seqs = begun(fill, "llama-loops", tiny.prompts(70), 60)
-    while True:
+    tree = speculative_step(lm, fill, seqs).tree
+    while not 1 < fill._first < tree.size:
+        assert not bool(seqs.done.any()), "no draft was filled"
         tree = speculative_step(lm, fill, seqs).tree
-        if fill._first > 1 and tree.size > fill._first:
-            break
     names = [fill.proposed_by(i) for i in range(1, tree.size)]
     drafted = fill._first - 1
     assert names == ["block"] * drafted + ["n-grams"] * (len(names) - drafted)

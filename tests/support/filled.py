@@ -10,7 +10,7 @@ from support.prices import Stated
 
 from longdraft import Sampler
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import DraftLimits, Tree
+from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters import Drafter, Fill, Suffix
 from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.continuations import Continuations
@@ -32,12 +32,12 @@ BY_NAME = (
 )
 
 
-def growth(text: list[int], depth: int = 8) -> Growth:
+def growth(text: list[int], depth: int = 8, width: int = UNBOUNDED) -> Growth:
     """The tree of a row with this text."""
     suffix = Suffix(48)
     suffix.rows = [Recent(1 << 16)]
     suffix.rows[0].extend(text)
-    return Growth(Continuations(suffix), 0, depth, Calibration(), Calibration())
+    return Growth(Continuations(suffix), 0, DraftLimits(depth, width), Calibration(), Calibration())
 
 
 def spelled(nodes: list[FilledNode]) -> list[tuple[int, ...]]:
@@ -98,13 +98,14 @@ def check_caught_up(name: str = "medusa") -> None:
         copied = 0  # tokens since the inner drafter drafted
         root = int(seqs.last)
         while copied < 4 or int(seqs.last) == root:  # the text repeats: a late state could be right
+            assert not bool(seqs.done.any()), "nothing was copied for long enough"
             count = int(speculative_step(target, fill, seqs).count[0])
             if fill._first > 1:
                 copied = 0
                 root = int(seqs.last)
             else:
                 copied += count
-        assert fill._fed and not bool(seqs.done.any())
+        assert fill._fed
         twin = BY_NAME[name](target)
         other = begun(twin, "llama-loops", prompts, 120)
         while int(other.length[0]) < int(seqs.length[0]):

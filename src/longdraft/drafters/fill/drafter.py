@@ -191,7 +191,7 @@ class Fill(Combined[Drafter]):
         rows: list[list[FilledNode]] = []
         for b, pairs in enumerate(torch.stack([tree.parent, tree.tokens], 2)[:, 1:].tolist()):
             room = min(limits.depth, left[b], seqs.deepest[b]) if live[b] else 0
-            growth = Growth(self.text, b, room, self.copying, self.drafting)
+            growth = Growth(self.text, b, limits.within(room), self.copying, self.drafting)
             rows.append(growth.fill(pairs, guesses[b], self.most, least))
         return FilledRows(rows, live)
 

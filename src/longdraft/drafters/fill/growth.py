@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
+from longdraft.core import DraftLimits
 from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.continuations import Continuations, Match
 
@@ -50,13 +51,12 @@ class Growth:
     """nodes[0] is the root, then come the drafted nodes in their own order, then what fills them,
     likeliest first; siblings have different tokens, except among drafted ones.
 
-    drafted: pairs (parent, token); a negative parent is padding. guesses: the drafter's guess about
-    each of them.
+    limits: of the added nodes; a level has at most `width` of them and of drafted ones.
     """
 
     text: Continuations
     row: int
-    depth: int
+    limits: DraftLimits
     copying: Calibration
     drafting: Calibration
     nodes: list[FilledNode] = field(default_factory=list)
@@ -72,6 +72,9 @@ class Growth:
     ) -> list[FilledNode]:
         """The nodes: all that were drafted, and at most `most` others whose reach is at least
         `least`.
+
+        drafted: pairs (parent, token); a negative parent is padding. guesses: the drafter's guess
+        about each of them.
         """
         below = defaultdict[int, list[int]](list)
         for i, (parent, _) in enumerate(drafted, 1):
@@ -87,8 +90,12 @@ class Growth:
             for child in self._visit(i, own, matches[i], depths[i], least):
                 matches[child] = self.text.after(self.row, matches[i], self.nodes[child].token)
                 depths[child] = depths[i] + 1
+        levels = Counter(depths.values())
         while self._heap and len(self.nodes) <= len(drafted) + most:
             offer = heappop(self._heap)
+            if levels[offer.depth] >= self.limits.width:
+                continue
+            levels[offer.depth] += 1
             self.nodes.append(offer.node)
             self._visit(len(self.nodes) - 1, {}, offer.match, offer.depth, least)
         return self.nodes
@@ -107,7 +114,7 @@ class Growth:
                 first[token] = child
                 votes[token] = [Vote(self.drafting, guess)]
         matches: dict[int, Match] = {}
-        if depth < self.depth:
+        if depth < self.limits.depth:
             for token, guess, reached in self.text.proposals(self.row, match):
                 votes.setdefault(token, []).append(Vote(self.copying, guess))
                 matches[token] = reached
