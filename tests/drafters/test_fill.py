@@ -153,13 +153,13 @@ def test_a_draft_is_asked_for_where_it_adds_to_what_is_copied():
     """Beside copied nodes that reach as deep, the same draft adds nothing."""
     pace = priced(0.2, 0.8)
     nothing = Prefix(0, 1.0, 1.0)
-    draft = best_shape(pace, nothing, {}, 1.0, 9, 9.0)
-    assert draft and draft.depth >= 2
+    best = best_shape(pace, nothing, {}, 1.0, 9, 9.0)
+    assert best and best.decision.depth >= 2 and best.rate > 1.2
     deep = {depth: 0.9**depth for depth in range(1, 9)}
     tokens = 1 + sum(deep.values())
     assert best_shape(pace, Prefix(8, tokens, tokens / 1.08), deep, 1.08, 9, 9.0) is None
     short = best_shape(pace, nothing, {}, 1.0, 1, 9.0)
-    assert short and short.depth == 1
+    assert short and short.decision.depth == 1
     assert best_shape(pace, nothing, {}, 1.0, 9, 1.1) is None
 
 
@@ -303,6 +303,14 @@ def test_a_view_is_not_chosen_while_nothing_is_drafted_under_it():
     generate(lm, tiny.prompts(70), fill, max_new_tokens=24, stats=stats)
     assert not fill._asked and not fill._feeds
     assert fill.captures().rows is None
+
+
+@pytest.mark.parametrize(("once", "asked"), [(30.0, False), (0.5, True)])
+def test_a_prompt_is_read_only_where_its_drafts_make_up_for_it(once, asked):
+    lm = tiny.target("llama")
+    fill = Fill(BUILD["sd"](lm), Stated(each=0.05, once=once))
+    generate(lm, tiny.prompts(70), fill, max_new_tokens=24, sampler=SAMPLERS["T=1"])
+    assert (fill._asked > 0) is asked
 
 
 def test_losses_are_bounded():

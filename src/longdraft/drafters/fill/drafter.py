@@ -16,6 +16,7 @@ from longdraft.core import (
     Tree,
     Verdict,
 )
+from longdraft.drafters.adaptive.adaptive_draft import remaining
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.decision import Draft
@@ -165,7 +166,9 @@ class Fill(Combined[Drafter]):
         if self._fed:
             levels = copied.levels(copy.count)
             spent = cost(copy.count)
-            draft = best_shape(self.pace, copy, levels, spent, limits.depth, dearest)
+            best = best_shape(self.pace, copy, levels, spent, limits.depth, dearest)
+            if best and isinstance(best.decision, Draft) and self._pays(best.rate, copy.rate, seqs):
+                draft = best.decision
         self._feeds = self._captures_nothing or draft is not None or self._is_wanted(table)
         if draft is None:
             tree = self._copy(tree, copied.within(1 + copy.count))
@@ -173,6 +176,14 @@ class Fill(Combined[Drafter]):
             tree = self._ask(draft, table, tree, seqs, limits)
         self.costs.begin()
         return tree
+
+    def _pays(self, rate: float, without: float, seqs: Sequences) -> bool:
+        """Whether such drafts would make up for what the inner drafter must read before the first
+        one, such as the prompt. rate, without: tokens per plain step with them, and without.
+        """
+        once = self.costs.reading(seqs)
+        left = remaining(seqs)
+        return not once or once + left / rate < left / max(without, 1.0)
 
     def _is_wanted(self, table: CostTable) -> bool:
         """Whether the inner drafter would be asked next if nothing could be copied."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from longdraft.drafters.adaptive.decision import Draft
-from longdraft.drafters.adaptive.pace import Pace, kept
+from longdraft.drafters.adaptive.pace import Pace, Rated, kept
 from longdraft.drafters.fill.growth import Prefix
 
 
@@ -16,7 +16,7 @@ def best_shape(
     copy_cost: float,
     deepest: int,
     dearest: float,
-) -> Draft | None:
+) -> Rated | None:
     """The shape that promises the most tokens per plain step beside the copied nodes; None: these
     alone promise as much.
 
@@ -29,7 +29,7 @@ def best_shape(
     assert table is not None
     accepted = pace.acceptance
     rate = max(copy.rate, pace.margin)
-    best: Draft | None = None
+    best: Rated | None = None
     means = accepted.means([table.sizes[w] for w in table.widths])
     left = kept(pace.stays, pace.constants)
     look = table.look / pace.stays
@@ -47,5 +47,5 @@ def best_shape(
                 break
             if tokens > rate * cost:
                 rate = tokens / cost
-                best = Draft(depth, width)
+                best = Rated(rate, Draft(depth, width))
     return best

@@ -73,6 +73,12 @@ class StepCosts:
             return ()
         return prices.scale("verify"), prices.scale("captured"), prices.scale(self.inner)
 
+    def reading(self, seqs: Sequences) -> float:
+        """The cost of what the inner drafter would read now before a draft."""
+        prices = self.prices.now
+        assert prices is not None and self.table is not None
+        return prices.ready(self.inner.to_read(seqs)) / self.table.plain
+
     def clock(self) -> float:
         """The time where measurements correct predictions, else 0."""
         prices = self.prices.now
