@@ -170,7 +170,7 @@ def test_chances_are_learned():
     check_chances_are_learned()
 
 
-def test_what_was_seen_fades_towards_the_prior():
+def test_what_was_seen_fades_toward_the_prior():
     source = Calibration()
     for _ in range(20):
         source.add(SURE, False)
