@@ -18,6 +18,7 @@ from support.filled import (
     begun,
     check_caught_up,
     check_chances_are_learned,
+    check_filled_draft_is_followed,
     check_sources_are_told_apart,
     growth,
     spelled,
@@ -267,9 +268,15 @@ def test_a_copied_draft_makes_no_pass_of_the_inner_drafter():
     assert asked and copied > 2 and deepest >= 16
 
 
-@pytest.mark.parametrize(
-    "name", ["medusa", "sd", "longspec", "eagle2", "eagle3", "mtp", "dflash", "full view"]
-)
+STATEFUL = ("medusa", "sd", "longspec", "eagle2", "eagle3", "mtp", "dflash", "full view")
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_path_may_leave_the_inner_drafters_nodes(name):
+    check_filled_draft_is_followed(name)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
 def test_after_copying_the_inner_drafter_drafts_as_if_never_idle(name):
     check_caught_up(name)
 

@@ -91,33 +91,53 @@ def begun(drafter: Drafter, model: str, prompts: list[list[int]], new: int) -> S
 def check_caught_up(name: str = "medusa") -> None:
     """After copied drafts the inner drafter drafts as one that has seen every token."""
     with torch.inference_mode():
-        target = tiny.target("llama-loops")
-        prompts = tiny.prompts(70)
-        fill = Fill(BY_NAME[name](target), Stated(**CHEAP))
-        seqs = begun(fill, "llama-loops", prompts, 120)
+        fill = Fill(BY_NAME[name](tiny.target("llama-loops")), Stated(**CHEAP))
+        seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
         copied = 0  # tokens since the inner drafter drafted
         root = int(seqs.last)
         while copied < 4 or int(seqs.last) == root:  # the text repeats: a late state could be right
             assert not bool(seqs.done.any()), "nothing was copied for long enough"
-            count = int(speculative_step(target, fill, seqs).count[0])
+            count = int(speculative_step(tiny.target("llama-loops"), fill, seqs).count[0])
             if fill._first > 1:
                 copied = 0
                 root = int(seqs.last)
             else:
                 copied += count
         assert fill._fed
-        twin = BY_NAME[name](target)
-        other = begun(twin, "llama-loops", prompts, 120)
-        while int(other.length[0]) < int(seqs.length[0]):
-            speculative_step(target, twin, other, draft=False)
-        assert other.tokens.tolist() == seqs.tokens.tolist()
-        found, want = (
-            d.grow(Tree.root(rows.last), rows, DraftLimits(4))
-            for d, rows in ((fill.inner, seqs), (twin, other))
-        )
-        assert want.size > 1
-        assert found.tokens.tolist() == want.tokens.tolist()
-        assert found.parent.tolist() == want.parent.tolist()
+        compare_with_twin(fill.inner, name, seqs)
+
+
+def check_filled_draft_is_followed(name: str) -> None:
+    """After a path that has left the inner drafter's nodes for copied ones, it drafts as one that
+    has seen every token.
+    """
+    with torch.inference_mode():
+        target = tiny.target("llama-loops")
+        fill = Fill(BY_NAME[name](target), Stated(**CHEAP))
+        seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
+        while True:
+            assert not bool(seqs.done.any()), "no path has left the drafted nodes"
+            path = speculative_step(target, fill, seqs).verdict.path[0].tolist()
+            if 1 < fill._first <= path[-1]:
+                break
+        compare_with_twin(fill.inner, name, seqs)
+
+
+def compare_with_twin(inner: Drafter, name: str, seqs: Sequences) -> None:
+    """Another drafter of this name that was given every token alone makes the same draft."""
+    target = tiny.target("llama-loops")
+    twin = BY_NAME[name](target)
+    other = begun(twin, "llama-loops", tiny.prompts(70), 120)
+    while int(other.length[0]) < int(seqs.length[0]):
+        speculative_step(target, twin, other, draft=False)
+    assert other.tokens.tolist() == seqs.tokens.tolist()
+    found, want = (
+        d.grow(Tree.root(rows.last), rows, DraftLimits(4))
+        for d, rows in ((inner, seqs), (twin, other))
+    )
+    assert want.size > 1
+    assert found.tokens.tolist() == want.tokens.tolist()
+    assert found.parent.tolist() == want.parent.tolist()
 
 
 SOME = {name: SAMPLERS[name] for name in ("greedy", "T=1 min-p penalty")}

@@ -44,7 +44,7 @@ LEAST = 0.01  # nodes that are less likely to be accepted are not looked for
 
 
 class NoDraft(PlainDecoding):
-    """Stands where there is no model drafter: within no limits does it draft."""
+    """Takes the place of the model drafter where there is none; it never drafts."""
 
     max_depth = 0
 
