@@ -36,7 +36,8 @@ from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.adaptive.prices import CostTable
 from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
-from longdraft.drafters.fill.growth import Prefix, best_prefix
+from longdraft.drafters.fill.growth import Growth, Prefix, best_prefix
+from longdraft.drafters.fill.rest import Rest
 from longdraft.drafters.fill.shape import best_shape
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.step import speculative_step
@@ -332,6 +333,44 @@ def test_losses_are_bounded():
     budget.owe = lambda cost, tokens: owe(cost, tokens) or left.append(budget.slack)
     generate(lm, tiny.prompts(70), fill, max_new_tokens=96, sampler=SAMPLERS["T=1"])
     assert fill._asked and min(left) > -prices.look  # a step that only captures is not refused
+
+
+def test_rests_double_up_to_a_share_of_the_time():
+    rest = Rest()
+    rests = []
+    for _ in range(7):
+        rest.begin(0.4)  # 20 plain steps at a share of 0.02
+        rests.append(sum(rest.goes_on() for _ in range(40)))
+    assert rests == [0, 1, 3, 7, 15, 19, 19]
+    rest.begin(0.4)
+    rest.end()
+    assert not rest.goes_on()
+    rest.begin(0.039)  # considering drafts costs too little for any rest
+    rest.begin(0.039)
+    assert not rest.goes_on()
+
+
+@pytest.mark.parametrize(("each", "few"), [(0.05, True), (0.001, False)])
+def test_a_draft_is_seldom_considered_where_none_pays(each, few, monkeypatch):
+    """Where the host's work is a large part of a step; and the output stays that of the target."""
+    considered = Counter[bool]()
+    fill = Growth.fill
+    monkeypatch.setattr(
+        Growth, "fill", lambda self, *args: considered.update([True]) or fill(self, *args)
+    )
+    prices = Stated(each=each, node=9.0)
+    check_lossless(lambda t: Fill(None, prices), "llama", SAMPLERS["T=1"], (70,), 96)
+    assert considered[True] < 20 if few else considered[True] > 80
+
+
+def test_a_draft_ends_the_rest():
+    """A text that begins to repeat itself is copied soon, though nothing paid before."""
+    lm = tiny.target("llama-loops")
+    fill = Fill(None, Stated(each=0.02, node=0.01))
+    fill._rest.refused = 5
+    stats = Stats()
+    generate(lm, tiny.prompts(70), fill, max_new_tokens=64, stats=stats)
+    assert not fill._rest.refused and stats.steps < 50
 
 
 def test_reject_is_refused():

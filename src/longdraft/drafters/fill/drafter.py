@@ -31,6 +31,7 @@ from longdraft.drafters.fill.calibration import Calibration
 from longdraft.drafters.fill.continuations import Continuations
 from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
 from longdraft.drafters.fill.growth import FilledNode, Growth, Prefix, best_prefix
+from longdraft.drafters.fill.rest import Rest
 from longdraft.drafters.fill.shape import best_shape
 from longdraft.drafters.fill.step_costs import StepCosts
 from longdraft.drafters.ngram.suffix import Suffix
@@ -38,7 +39,8 @@ from longdraft.drafters.plain import PlainDecoding
 from longdraft.models.lm import LM
 
 NOTHING = CaptureSpec()
-FORGET = 0.99  # what was seen of an inner drafter counts this much less after a step without it
+FORGET = 0.92  # what was seen of an inner drafter counts this much less after steps without it
+FORGET_EVERY = 8  # such steps
 RETAINED = 0.5  # the same for the chances of both sources when rows begin: texts differ
 LEAST = 0.01  # nodes that are less likely to be accepted are not looked for
 
@@ -66,9 +68,10 @@ class Fill(Combined[Drafter]):
 
     Each step takes what promises the most tokens per predicted second: no draft, copied
     continuations, or the inner drafter's tree (of some depth and width) filled with continuations.
-    It verifies at most `most` copied nodes in each row. The inner drafter is asked only after a
-    step whose captures it was given; steps without a draft give it none while its drafts are not
-    expected to pay.
+    While nothing promises more than a plain step, drafts are considered the more rarely the more
+    time that takes. It verifies at most `most` copied nodes in each row. The inner drafter is asked
+    only after a step whose captures it was given; steps without a draft give it none while its
+    drafts are not expected to pay.
     """
 
     name = "n-grams"
@@ -102,6 +105,8 @@ class Fill(Combined[Drafter]):
         self._step: FillStep | None = None
         self._first = 1  # the first node of the latest draft that the inner drafter did not propose
         self._asked = 0  # drafts of the inner drafter
+        self._unasked = 0  # steps without one, since what was seen of it was faded
+        self._rest = Rest()
 
     def proposed_by(self, node: int) -> str:
         return (self.inner if node < self._first else self.suffix).proposed_by(node)
@@ -130,6 +135,7 @@ class Fill(Combined[Drafter]):
         self._fed = False
         self._step = None
         self._slowest.forget()
+        self._rest.end()
         self.copying.fade(RETAINED)
         self.drafting.fade(RETAINED)
         if len(seqs.length):
@@ -151,6 +157,11 @@ class Fill(Combined[Drafter]):
         self.costs.skip()
         if self.prices.now is None or tree.size > 1:  # prices are known once a pass was verified
             return tree
+        if self._rest.goes_on():
+            self._feeds = self._captures_nothing
+            self.pace.budget.owe(1.0, 1.0)
+            self._slowest.plain_step()
+            return tree
         table, fresh = self.costs.known(seqs)
         if fresh:
             self.pace.reprice(table, len(seqs.length))
@@ -169,7 +180,12 @@ class Fill(Combined[Drafter]):
             best = best_shape(self.pace, copy, levels, spent, limits.depth, dearest)
             if best and isinstance(best.decision, Draft) and self._pays(best.rate, copy.rate, seqs):
                 draft = best.decision
-        self._feeds = self._captures_nothing or draft is not None or self._is_wanted(table)
+        wanted = draft is not None or self._is_wanted(table)
+        self._feeds = self._captures_nothing or wanted
+        if wanted or copy.count:
+            self._rest.end()
+        else:
+            self._rest.begin(self.costs.decision)
         if draft is None:
             tree = self._copy(tree, copied.within(1 + copy.count))
         else:
@@ -217,8 +233,11 @@ class Fill(Combined[Drafter]):
     def _copy(self, tree: Tree, rows: FilledRows) -> Tree:
         """A draft of copied nodes alone."""
         self.inner.idle()
-        self.pace.acceptance.fade(FORGET)
-        self.pace.changed()
+        self._unasked += 1
+        if self._unasked == FORGET_EVERY:
+            self._unasked = 0
+            self.pace.acceptance.fade(FORGET)
+            self.pace.changed()
         count = max(map(len, rows.nodes)) - 1
         self._step = FillStep(rows, None, None, self.costs.each * count)
         return rows.plant(tree) if count else tree

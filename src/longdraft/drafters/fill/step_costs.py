@@ -20,11 +20,14 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.price import Lengths
 
+DECISION = 8.0  # copied nodes whose handling takes as long as considering a draft
+
 
 class StepCosts:
     """All costs are in plain steps of the rows for which `table` was predicted last.
 
-    most: copied nodes. each: the host's work for one of them. table: the inner drafter's costs, and
+    most: copied nodes. each: the host's work for one of them. decision: that for considering a
+    draft. table: the inner drafter's costs, and
     those of verifying its largest tree with `most` other nodes.
     """
 
@@ -44,6 +47,7 @@ class StepCosts:
         self.levels = levels_of(inner, constants)
         self.table: CostTable | None = None
         self.each = 0.0
+        self.decision = 0.0
         self._basis = Basis()
         self._began = 0.0  # when the verification began; 0: it is not timed
 
@@ -64,6 +68,7 @@ class StepCosts:
         verified = verifications(prices, lengths, most, self.constants)
         self.table = replace(table, verified=verified)
         self.each = prices.draft(self.suffix, lengths, 1, 1) / table.plain
+        self.decision = DECISION * self.each
         return self.table, True
 
     def _scales(self) -> tuple[float, ...]:
