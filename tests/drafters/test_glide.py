@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from longdraft import InputError, Sampler, Stats, generate, reject
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import DraftLimits, Tree
+from longdraft.core.verify import Verdict
 from longdraft.drafters import Drafter, Glide, GlideDrafter, SelfDrafter, random_glide
 from longdraft.drafters.glide.block import Host
 from longdraft.drafters.kinds import KINDS
@@ -186,6 +187,25 @@ def test_a_round_computes_the_new_keys_alone(monkeypatch):
         1,
         1,
     ]
+
+
+@torch.inference_mode()
+def test_a_tree_in_place_of_its_draft_moves_no_keys():
+    """A constraint's tokens replace what was drafted in some rows: a node's number is another
+    node's then, maybe with the same token at another position.
+    """
+    target = tiny.target("llama")
+    drafter = GlideDrafter(loud(target, window=16), [2, 1])
+    seqs = rows(target, tiny.prompts(40, 25))
+    drafter.start(seqs)
+    drafter.grow(Tree.root(seqs.last), seqs, DraftLimits())
+    assert drafter.ring.drafted is not None
+    drafter.idle()
+    ring = [x.clone() for x in (drafter.ring.k[:, :, :16], drafter.ring._owner)]
+    path = torch.tensor([[0, 1, 3], [0, 2, 4]])
+    drafter.ring.keep(Verdict(path, torch.tensor([3, 3]), path))
+    assert torch.equal(drafter.ring.k[:, :, :16], ring[0])
+    assert torch.equal(drafter.ring._owner, ring[1])
 
 
 @torch.no_grad()

@@ -294,6 +294,10 @@ class GlideDrafter(UnderView):
             segments = [s for s in view.segments(host.layer, b, row, m, None, q) if s.k.shape[1]]
         return team.join(attend(q, segments, host.dim**-0.5).out, 1)
 
+    def idle(self) -> None:
+        """The tree that is verified may have other nodes, so the keys of its own are not kept."""
+        self.ring.drafted = None
+
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.ring.keep(verdict)
         super().update(seqs, tree, verdict, captured)
