@@ -388,7 +388,7 @@ def test_methods(cli):
     }
     assert "pace" not in by_name["plain"]["options"]
     assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
-    assert len(by_name) == 26 and all(m["paper"] and m["does"] for m in found["methods"])
+    assert len(by_name) == 27 and all(m["paper"] and m["does"] for m in found["methods"])
     assert by_name["sd"]["needs"] == ["lm"] and by_name["sd"]["available"] is True
     # none is bundled
     assert {name for name, m in by_name.items() if not m["available"]} == {

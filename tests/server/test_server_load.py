@@ -119,11 +119,11 @@ def test_a_request_that_takes_too_long_ends():
 # Many clients, and clients that leave -------------------------------------------------------------
 
 
-def overloaded(clients: int = 60) -> Counter[str]:
+def overloaded(clients: int = 60, session: dict[str, int] | None = None) -> Counter[str]:
     """What so many clients get that come at once to a short queue and come back when they are told
     to.
     """
-    with serving(client_requests=256) as server:
+    with serving(client_requests=256, session=session) as server:
         found = crowd(address(server), clients, clients, 8)[1]
         assert quiet(server)
     return found
@@ -137,7 +137,8 @@ def test_overload_answers_everybody():
 
 def test_an_answer_without_retry_after_is_noticed(monkeypatch):
     monkeypatch.setattr(Problem, "headers", {})
-    assert overloaded(40)["429 without Retry-After"]
+    # so short a queue is full however slowly the clients come
+    assert overloaded(40, {"batch": 1, "queue": 1})["429 without Retry-After"]
 
 
 def all_ended(watch: StepsAfter, most_s: float) -> bool:
