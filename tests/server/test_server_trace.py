@@ -59,7 +59,7 @@ def trace_of(events: list[dict]) -> Trace:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", ["vegas", "vegas-reuse", "auto", "suffix"])
+@pytest.mark.parametrize("method", ["vegas", "vegas-reuse", "auto", "suffix", "fill"])
 def test_a_trace_shows_what_generate_gives(http, method):
     trace = trace_of(
         events_of(
@@ -67,7 +67,7 @@ def test_a_trace_shows_what_generate_gives(http, method):
             method=method,
             temperature=0.8,
             top_p=0.9,
-            options={"pace": "off"} if method != "auto" else {},
+            options={"pace": "off"} if method not in ("auto", "fill") else {},
         )
     )
     lm, tokenizer = loaded()
