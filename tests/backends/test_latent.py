@@ -39,6 +39,7 @@ REFUSING = {
     "longspec, then lookup",
     "longspec, best paths",
     "auto",
+    "fill",
 }
 METHODS = [pytest.param(m, marks=() if m in DAILY else full) for m in BUILD if m not in REFUSING]
 LENGTHS = (70, 31, 9, 50, 12)

@@ -9,7 +9,8 @@ from longdraft import InputError, generate
 from longdraft.backends import native as native_backend
 from longdraft.bench.plan.planner import LoadOptions, Planner
 from longdraft.models.identity import fingerprint
-from longdraft.models.loading import IN_8_BITS, load, load_lm
+from longdraft.models.lm import IN_8_BITS
+from longdraft.models.loading import load, load_lm
 from longdraft.ops import native
 
 LIBRARY = native.library()

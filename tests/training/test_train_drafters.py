@@ -363,6 +363,7 @@ HALVES = """
 import sys
 
 import torch
+from longdraft.cli.processes import leave
 from longdraft.models.loading import load_lm
 from longdraft.core.processes import joined
 from longdraft.training.processes import spread
@@ -376,7 +377,9 @@ want = lm(tree, lm.new_cache(1, 3))
 lm = spread(lm, team)
 mine = sum(p.to_local().numel() for p in lm.hf.get_decoder().layers.parameters())
 same = torch.equal(lm(tree, lm.new_cache(1, 3)), want) and mine * 2 == whole
-open(sys.argv[1] + str(team.rank), "w").write(str(same))
+with open(sys.argv[1] + str(team.rank), "w") as said:
+    said.write(str(same))
+leave(0)
 """
 
 

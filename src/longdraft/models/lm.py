@@ -43,6 +43,9 @@ from longdraft.models.tensor_parallel import rows_of_all
 
 KV_BITS = {"int8": 8}
 AUTO = "auto"
+IN_8_BITS = (
+    "keys and values are kept in 8 bits, faster at long contexts; --kv full keeps them whole"
+)
 CHECKPOINT = 512  # tokens between two checkpoints of recurrent states
 PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
@@ -113,6 +116,7 @@ class LM:
         self.backend: Backend = backend(self.eager) if team.size == 1 else self.eager
         if kv == AUTO:
             kv = "int8" if self.backend.prefers_codes else None
+            note = "\n".join(filter(None, (note, kv and IN_8_BITS))) or None
         self.kv = kv
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
         self.key_offsets = key_offsets(hf) if self.kv_bits else {}

@@ -41,9 +41,6 @@ BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("int8", "full")
 KV = (*KV_BITS, "full")
-IN_8_BITS = (
-    "keys and values are kept in 8 bits, faster at long contexts; --kv full keeps them whole"
-)
 # Fractions of the time of loading a GGUF file after which weights have been read, and after which
 # they lie in the kernels' order.
 READ = 0.7
@@ -84,9 +81,8 @@ def load(
     with viewed(name) as report:
         hf, options, file = _read(name, dtype, device, rope, weights, kv, team, activations, report)
         tokenizer, note = _tokenizer(name, hf, file)
+    options["note"] = "\n".join(filter(None, (options["note"], note))) or None
     lm = LM(hf, **options, end_tokens=end_tokens(hf.generation_config, tokenizer))
-    chosen = IN_8_BITS if lm.kv and options["kv"] == AUTO else None
-    lm.note = "\n".join(filter(None, (lm.note, note, chosen))) or None
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     return lm, tokenizer
 
