@@ -1,6 +1,4 @@
-"""AdaptiveDraft and Auto: their choices at stated costs, what they may lose where drafts fail,
-losslessness.
-"""
+"""AdaptiveDraft: its choices at stated costs, what it may lose where drafts fail, losslessness."""
 
 from __future__ import annotations
 
@@ -13,17 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
-from support.checks import SAMPLERS, SEED, check_lossless, plain
+from support.checks import SAMPLERS, SEED, check_lossless
 from support.listed import BUILD, ROWS, each_method, full
 from support.prices import Stated
+from support.prophets import NEW, Prophet, decode, text
 
-from longdraft import Stats, build, generate
+from longdraft import build, generate
 from longdraft.core import Captures, CaptureSpec, DraftLimits
 from longdraft.core.tree import PAD, UNBOUNDED, Tree
 from longdraft.core.verify import Verdict
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
-from longdraft.drafters import AdaptiveDraft, Auto, Drafter, PlainDecoding, SelfDrafter
+from longdraft.drafters import AdaptiveDraft, Drafter, PlainDecoding, SelfDrafter
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.constants import DEFAULTS
 from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Decision, Draft
@@ -32,58 +31,6 @@ from longdraft.drafters.adaptive.pace import Pace, Rated
 from longdraft.drafters.adaptive.prices import CostTable, Predicted, levels_of, tabulate
 from longdraft.drafters.price import DraftPrice
 from longdraft.views import Full, Guided
-
-NEW = 400
-
-
-class Prophet(Drafter):
-    """Chains of `gamma` tokens at most; the first good(n) of the n-th are plain decoding's. Counts
-    captures.
-    """
-
-    finds = 1.0
-
-    def __init__(self, rows: list[list[int]], gamma: int, good, usual: float = 0.8):
-        self.rows = rows
-        self.max_depth = gamma
-        self.good = good
-        self.usual = (usual, usual)
-        self.drafts = 0
-        self.captured = 0
-        self.depths = []
-        self.steps = []
-
-    def price(self):
-        return DraftPrice(max_depth=self.max_depth, usual=self.usual, finds=self.finds)
-
-    def captures(self):
-        self.captured += 1
-        return self.choosing()
-
-    def choosing(self):
-        return CaptureSpec(hidden=(1,))
-
-    def grow(self, tree, seqs, limits):
-        for d in range(min(self.max_depth, limits.depth)):
-            n = int(seqs.length[0] - seqs.prompt[0]) + d
-            right = self.rows[0][n] if n < len(self.rows[0]) else 0
-            token = right if d < self.good(self.drafts) else (right + 1) % 96
-            tree = tree.grow(torch.tensor([[tree.size - 1]]), torch.tensor([[token]]))
-        self.drafts += 1
-        self.depths.append(tree.size - 1)
-        self.steps.append(int(seqs.length[0] - seqs.prompt[0]))
-        return tree
-
-
-def text(new: int = NEW) -> list[int]:
-    return plain("llama-loops", SAMPLERS["T=1"], (70,), new)[0]
-
-
-def decode(drafter: Drafter, new: int = NEW) -> Stats:
-    stats = Stats()
-    options = {"max_new_tokens": new, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [text(new)]
-    return stats
 
 
 def run(
@@ -553,7 +500,6 @@ def test_every_method_predicts_what_a_draft_costs(method):
     """More than nothing, and no less for deeper drafts."""
     lm = tiny.target("llama")
     drafter = BUILD[method](lm)
-    drafter = drafter.drafters[0].inner if isinstance(drafter, Auto) else drafter
     seqs = lm.sequences(tiny.prompts(70, 31), 40, lm.new_cache(2, 256), SAMPLERS["greedy"], SEED)
     with torch.inference_mode():
         for b, prompt in enumerate(tiny.prompts(70, 31)):
@@ -580,7 +526,7 @@ def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch)
             def grow(self, tree, seqs, limits, seen=seen, shape=shape):
                 tree = super().grow(tree, seqs, limits)
                 inner = self.inner.inner if isinstance(self.inner, AdaptiveDraft) else self.inner
-                most = UNBOUNDED if isinstance(inner, Auto) else inner.price().nodes(*shape)
+                most = inner.price().nodes(*shape)
                 seen.append(
                     (tree.widest, int(tree.depth.max()), (tree.parent >= 0).sum(1).max() - most)
                 )
@@ -625,63 +571,3 @@ def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatc
     check_lossless(
         lambda t: Random(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32
     )
-
-
-# Auto ---------------------------------------------------------------------------------------------
-
-
-def test_auto_drafts_by_the_best_forecast_from_the_first_step():
-    prophets = [Prophet([text()], 7, lambda n: 7, usual) for usual in (0.5, 0.9, 0.7)]
-    auto = Auto(prophets, Stated(0.1))
-    stats = decode(auto)
-    assert auto.now.inner is prophets[1] and prophets[1].steps[0] == 1
-    assert not prophets[0].depths and not prophets[2].depths
-    assert stats.predicted_speedup == pytest.approx(sum(0.9**i for i in range(8)) / 1.77)
-
-
-def test_auto_leaves_what_is_refused_for_what_is_right():
-    """Three prophets: the first promises most and is wrong, the others are right once and
-    always.
-    """
-    rights = (0, 1, 7)
-    usual = (0.9, 0.8, 0.7)
-    prophets = [
-        Prophet([text()], 7, lambda n, right=right: right, u)
-        for right, u in zip(rights, usual, strict=True)
-    ]
-    auto = Auto(prophets, Stated(0.1))
-    stats = decode(auto)
-    assert auto.now.inner is prophets[2] and prophets[2].depths[-3] == 7
-    assert len(prophets[0].depths) < 12 and len(prophets[1].depths) < 60 and stats.steps < 0.5 * NEW
-
-
-def test_auto_gives_a_refused_drafter_another_chance():
-    """The first is wrong for its first drafts, then right; the second is never right, and drafting
-    is off meanwhile.
-    """
-    first = Prophet([text()], 7, lambda n: 0 if n < 4 else 7, 0.9)
-    auto = Auto([first, Prophet([text()], 7, lambda n: 0, 0.8)], Stated(0.1))
-    assert decode(auto).steps < 0.8 * NEW and auto.now.inner is first
-
-
-@pytest.mark.parametrize(("new", "most"), [(96, 1.04), (440, 1.02)])
-def test_all_drafters_of_auto_together_lose_no_more_than_one(new, most):
-    prophets = [Prophet([text(new)], 7, lambda n: 0, usual) for usual in (0.9, 0.8, 0.7, 0.6)]
-    prices = Stated(0.3)
-    stats = decode(Auto(prophets, prices), new)
-    lost = sum((prices.each + prices.node) * depth for p in prophets for depth in p.depths)
-    assert (stats.steps + 1 + lost) / new <= most and sum(bool(p.depths) for p in prophets) > 1
-
-
-def test_budgets_of_their_own_are_caught():
-    """The planted fault: each drafter of `auto` may lose as much as one alone."""
-
-    class Apart(Auto):
-        def __init__(self, *args):
-            super().__init__(*args)
-            for d in self.drafters:
-                d.pace.budget = Budget()
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
-        patch.setitem(globals(), "Auto", Apart)
-        test_all_drafters_of_auto_together_lose_no_more_than_one(96, 1.04)

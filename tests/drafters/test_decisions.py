@@ -1,4 +1,4 @@
-"""Which drafts AdaptiveDraft and Auto decide to make, step by step, at stated prices: as stored.
+"""Which drafts AdaptiveDraft decides to make, step by step, at stated prices: as stored.
 
 A change that should not change decisions must leave decisions.txt as it is. After one that should,
 `PYTHONPATH=src:tests python tests/drafters/test_decisions.py > tests/drafters/decisions.txt` writes
@@ -24,7 +24,7 @@ from support.prices import Stated
 
 from longdraft.core import CaptureSpec, DraftLimits
 from longdraft.costs.passes import PassCosts
-from longdraft.drafters import AdaptiveDraft, Auto
+from longdraft.drafters import AdaptiveDraft
 from longdraft.drafters.adaptive import adaptive_draft
 from longdraft.drafters.adaptive.basis import Basis
 from longdraft.drafters.adaptive.pause import Pause
@@ -198,39 +198,6 @@ def no_prices() -> Play:
     return Play(AdaptiveDraft(Scripted(spec=LOOK, usual=(0.9, 0.9))), coin(40, 0.9)).run(60)
 
 
-def three_in_turn() -> Play:
-    inner = [
-        Scripted(usual=(0.9, 0.9), spec=LOOK),
-        Scripted(usual=(0.8, 0.8), rough=True),
-        Scripted(depth=16, usual=(0.7, 0.7), finds=0.5),
-    ]
-    auto = Auto(inner, Stated(0.1, look=0.05))
-    rights = [coin(41, 0.0), coin(42, 0.3), coin(43, 0.9, 16)]
-    play = Play(auto, lambda step, row: rights[auto.drafters.index(auto.now)](step, row))
-    play.run(300)
-    rights[0] = coin(44, 0.95)
-    rights[2] = coin(45, 0.05, 16)
-    play.run(500)
-    play.begin()
-    rights[0] = coin(46, 0.0)
-    play.run(300, lambda step: step % 11 == 0)
-    play.enter()
-    play.run(100)
-    play.leave(0)
-    return play.run(100)
-
-
-def two_that_fail() -> Play:
-    auto = Auto(
-        [Scripted(usual=(0.9, 0.9), spec=LOOK), Scripted(usual=(0.85, 0.85))],
-        Stated(0.25, look=0.1),
-    )
-    play = Play(auto, coin(47, 0.05))
-    play.run(400)
-    play.begin()
-    return play.run(200)
-
-
 PLAYS: dict[str, Callable[[], Play]] = {
     "good": good,
     "bad": bad,
@@ -252,8 +219,6 @@ PLAYS: dict[str, Callable[[], Play]] = {
     "timed, slow drafts": lambda: timed(31, 2.5, 0.1e-3, CaptureSpec()),
     "timed, slow verification, captured": lambda: timed(34, 1.0, 0.4e-3, LOOK),
     "no prices": no_prices,
-    "auto, three": three_in_turn,
-    "auto, two that fail": two_that_fail,
 }
 
 

@@ -62,7 +62,7 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 def made(name: str | None, **options):
     """Builds Fill of this drafter, or of none."""
     prices = Stated(**CHEAP)
-    return lambda target: Fill(BUILD[name](target) if name else None, prices, **options)
+    return lambda target: Fill([BUILD[name](target)] if name else [], prices, **options)
 
 
 # The tree -------------------------------------------------------------------------------------
@@ -253,8 +253,9 @@ def test_a_copied_draft_makes_no_pass_of_the_inner_drafter():
     fill = made("longspec")(lm)
     seqs = begun(fill, "llama-loops", tiny.prompts(70), 200)
     asked = []
-    grow = fill.inner.grow
-    fill.inner.grow = lambda *given: asked.append(True) or grow(*given)
+    inner = fill.now.drafter
+    grow = inner.grow
+    inner.grow = lambda *given: asked.append(True) or grow(*given)
     deepest = 0
     copied = 0
     while not seqs.done.all():
@@ -299,40 +300,40 @@ def test_nodes_have_the_names_of_their_proposers():
 def test_an_inner_drafter_that_is_wrong_is_asked_less():
     """Of random weights no draft is accepted."""
     lm = tiny.target("llama")
-    fill = Fill(build("longspec", lm, KINDS["glide"].random(lm, 3)), Stated(each=0.1))
+    fill = Fill([build("longspec", lm, KINDS["glide"].random(lm, 3))], Stated(each=0.1))
     generate(lm, tiny.prompts(70), fill, max_new_tokens=100)
-    assert 0 < fill._asked < 15
+    assert 0 < fill.now.asked < 15
 
 
 def test_a_view_is_not_chosen_while_nothing_is_drafted_under_it():
     lm = tiny.target("llama")
-    fill = Fill(BUILD["vegas"](lm), Stated(each=9.0, look=0.5))
+    fill = Fill([BUILD["vegas"](lm)], Stated(each=9.0, look=0.5))
     stats = Stats()
     generate(lm, tiny.prompts(70), fill, max_new_tokens=24, stats=stats)
-    assert not fill._asked and not fill._feeds
+    assert not fill.now.asked and not fill._feeds
     assert fill.captures().rows is None
 
 
 @pytest.mark.parametrize(("once", "asked"), [(30.0, False), (0.5, True)])
 def test_a_prompt_is_read_only_where_its_drafts_make_up_for_it(once, asked):
     lm = tiny.target("llama")
-    fill = Fill(BUILD["sd"](lm), Stated(each=0.05, once=once))
+    fill = Fill([BUILD["sd"](lm)], Stated(each=0.05, once=once))
     generate(lm, tiny.prompts(70), fill, max_new_tokens=24, sampler=SAMPLERS["T=1"])
-    assert (fill._asked > 0) is asked
+    assert (fill.now.asked > 0) is asked
 
 
 def test_losses_are_bounded():
     """Whatever the target accepts, drafts cost no more than the budget allows."""
     lm = tiny.target("llama")
     prices = Stated(each=0.3, node=0.1, look=0.2)
-    fill = Fill(BUILD["vegas"](lm), prices)
-    fill.pace.acceptance.usual = 0.9
-    budget = fill.pace.budget
+    fill = Fill([BUILD["vegas"](lm)], prices)
+    fill.now.pace.acceptance.usual = 0.9
+    budget = fill.budget
     owe = budget.owe
     left = []
     budget.owe = lambda cost, tokens: owe(cost, tokens) or left.append(budget.slack)
     generate(lm, tiny.prompts(70), fill, max_new_tokens=96, sampler=SAMPLERS["T=1"])
-    assert fill._asked and min(left) > -prices.look  # a step that only captures is not refused
+    assert fill.now.asked and min(left) > -prices.look  # a step that only captures is not refused
 
 
 def test_rests_double_up_to_a_share_of_the_time():
@@ -359,14 +360,14 @@ def test_a_draft_is_seldom_considered_where_none_pays(each, few, monkeypatch):
         Growth, "fill", lambda self, *args: considered.update([True]) or fill(self, *args)
     )
     prices = Stated(each=each, node=9.0)
-    check_lossless(lambda t: Fill(None, prices), "llama", SAMPLERS["T=1"], (70,), 96)
+    check_lossless(lambda t: Fill([], prices), "llama", SAMPLERS["T=1"], (70,), 96)
     assert considered[True] < 20 if few else considered[True] > 80
 
 
 def test_a_draft_ends_the_rest():
     """A text that begins to repeat itself is copied soon, though nothing paid before."""
     lm = tiny.target("llama-loops")
-    fill = Fill(None, Stated(each=0.02, node=0.01))
+    fill = Fill([], Stated(each=0.02, node=0.01))
     fill._rest.refused = 5
     stats = Stats()
     generate(lm, tiny.prompts(70), fill, max_new_tokens=64, stats=stats)
@@ -385,15 +386,16 @@ def test_reject_is_refused():
 def test_the_method_fills_a_trained_drafter_if_there_is_one():
     lm = tiny.target("llama-torch")
     alone = build("fill", lm, nodes=20)
-    assert isinstance(alone.inner, SelfDrafter) and alone.most == 20
+    assert isinstance(alone.now.drafter, SelfDrafter) and alone.most == 20
     glide = KINDS["glide"].random(lm, 3)
     eagle = KINDS["eagle3"].random(lm, 3)
-    assert build("fill", lm, {"glide": glide}).inner.name == "block"
-    assert type(build("fill", lm, {"glide": glide, "eagle3": eagle}).inner).__name__ == "Eagle"
+    assert build("fill", lm, {"glide": glide}).now.drafter.name == "block"
+    both = build("fill", lm, {"glide": glide, "eagle3": eagle})
+    assert type(both.now.drafter).__name__ == "Eagle" and len(both.sources) == 1
     rows = tiny.prompts(70, 31)
     assert generate(lm, rows, alone, max_new_tokens=24) == generate(lm, rows, max_new_tokens=24)
 
 
 def test_a_drafter_that_never_drafts_is_not_asked():
-    assert isinstance(Fill().inner, PlainDecoding) and Fill().inner.max_depth == 0
+    assert isinstance(Fill().now.drafter, PlainDecoding) and Fill().max_depth == 48
     assert isinstance(Fill().copying, Calibration)

@@ -21,8 +21,9 @@ from longdraft.bench.plan.outlines import target_here, target_on
 from longdraft.core import UNBOUNDED
 from longdraft.costs.counts import counted, counts_of
 from longdraft.costs.passes import Pass, PassCosts
-from longdraft.drafters import Auto, SelfDrafter
+from longdraft.drafters import SelfDrafter
 from longdraft.drafters.adaptive.prices import Predicted
+from longdraft.drafters.combined import Combined
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.price import (
     DraftPrice,
@@ -38,9 +39,9 @@ from longdraft.models.outline import outline_of
 LENGTHS = (Lengths([70]), Lengths([300, 41]), Lengths([4000]))
 LIMITS = [(depth, width) for depth in (1, 2, 3, 6) for width in (1, 3, UNBOUNDED)]
 MODELS = ("llama", "llama-torch")
-FILLS = {name for name in BUILD if name.startswith("fill")}
-# auto hands its limits on to one of several, and fill decides by itself
-DRAFTERS = sorted(BUILD.keys() - {"auto"} - FILLS)
+# these choose the limits of their drafters themselves
+FILLS = {name for name in BUILD if name == "auto" or name.startswith("fill")}
+DRAFTERS = sorted(BUILD.keys() - FILLS)
 
 
 def compare(lm, drafter, planned=None, target=None) -> None:
@@ -180,7 +181,10 @@ def test_what_is_expected_of_several_drafters(kind):
 def test_prices_of_several_drafters_add_up():
     lm = tiny.target("llama")
     parts = [BUILD["lookup"](lm), BUILD["vegas"](lm)]
-    price = Auto(parts, Predicted(lm, counted(lm))).price()
+    both = Combined()
+    both.combine(parts)
+    both.max_depth = 5
+    price = both.price()
     each = [p.price() for p in parts]
     assert price.nodes(3, 1) == sum(p.nodes(3, 1) for p in each)
     costs = counted(lm)

@@ -23,13 +23,13 @@ from support.sessions import Ends, finish
 from longdraft import AdaptiveDraft, Session, build, generate, match, reject
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
-from longdraft.drafters import Auto, Drafter, Fill, Lookup, SelfDrafter
+from longdraft.drafters import Drafter, Fill, Lookup, SelfDrafter
 from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.methods.prices import adapted
 from longdraft.models.lm import LM
 from longdraft.ops import native
-from longdraft.views import Full, SinkWindow
+from longdraft.views import SinkWindow
 
 SMALL = {"gamma": 4, "min_budget": 16}
 # measurements count at once, so that a short text shows what they change
@@ -66,8 +66,7 @@ DRAFTERS = {
     "vegas": lambda t: AdaptiveDraft(build("vegas", t, **SMALL), *cheap(t)),
     "lookup": lambda t: AdaptiveDraft(hopeful(build("lookup", t, n=1, count=5)), *cheap(t)),
     "suffix": lambda t: AdaptiveDraft(hopeful(build("suffix", t, nodes=8)), *cheap(t)),
-    "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], *cheap(t)),
-    "fill": lambda t: Fill(build("vegas", t, **SMALL), *cheap(t)),
+    "fill": lambda t: Fill([build("vegas", t, **SMALL)], *cheap(t)),
 }
 each_sampler = pytest.mark.parametrize(
     "sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)]
@@ -304,47 +303,45 @@ def test_under_reject_no_measured_cost_decides(monkeypatch):
     assert found[0] == found[1]
 
 
-class Choices(Auto):
-    """Notes which drafter is in use whenever rows begin."""
+class Choices(AdaptiveDraft):
+    """Notes the costs by which drafts are chosen when rows begin."""
 
     def start(self, seqs):
         super().start(seqs)
         if len(seqs.length):
-            self.begun = self.drafters.index(self.now)
+            self.begun = self.pace.table.draft
 
 
 def chosen(verify, serve: bool) -> list[tuple]:
-    """(what was said, the drafter chosen at first) where calls were measured to cost nothing, and
-    where they alone do.
-
-    By the measured costs one drafter of the two is chosen, then the other.
+    """(what was said, the first costs) where calls were measured to cost nothing, and where they
+    alone do.
     """
     lm = half("llama")
     found = []
     for measured in (PassCosts(call=1e-9, read=1e-12), PassCosts(call=1e-3, read=1e-12)):
-        two = SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4), SelfDrafter(lm, Full(), [1] * 2)
-        auto = Choices(two, Predicted(lm, measured, corrects=True), Predicted(lm, counted(lm)))
+        inner = SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4)
+        drafter = Choices(inner, Predicted(lm, measured, corrects=True), Predicted(lm, counted(lm)))
         [prompt], options = tiny.prompts(70), {"sampler": SAMPLERS["T=1"], "verify": verify}
         if serve:
-            with Session(lm, auto, 1, 160, **options) as s:
+            with Session(lm, drafter, 1, 160, **options) as s:
                 s.submit(prompt, 24, seed=SEED)
                 said = list(finish(s, Ends()).texts.values())
         else:
-            said = generate(lm, [prompt], auto, max_new_tokens=24, seed=SEED, **options)
-        found.append((said, auto.begun))
+            said = generate(lm, [prompt], drafter, max_new_tokens=24, seed=SEED, **options)
+        found.append((said, drafter.begun))
     return found
 
 
 @needs_native
 @pytest.mark.parametrize("serve", [False, True], ids=["generate", "session"])
-def test_under_reject_no_measured_cost_chooses_the_first_drafter(serve):
+def test_under_reject_no_measured_cost_decides_at_first(serve):
     """The verifier is known before the first draft, so the first choice is made by the prices that
     it allows.
     """
     (said, first), (other, second) = chosen(reject, serve)
     assert first == second and said == other
     (said, first), (other, second) = chosen(match, serve)
-    assert first != second and said == other, "the costs chose nothing"
+    assert first != second and said == other, "measured costs are not used"
 
 
 @needs_native
@@ -352,7 +349,7 @@ def test_a_verifier_that_is_learned_from_the_first_draft_is_noticed(monkeypatch)
     """The planted fault: drafters are not told."""
     monkeypatch.setattr(AdaptiveDraft, "verified_by", Drafter.verified_by)
     with pytest.raises(AssertionError):
-        test_under_reject_no_measured_cost_chooses_the_first_drafter(False)
+        test_under_reject_no_measured_cost_decides_at_first(False)
 
 
 def test_a_clock_that_stands_still_is_no_error(monkeypatch):

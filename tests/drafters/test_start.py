@@ -22,10 +22,10 @@ from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import (
     AdaptiveDraft,
-    Auto,
     DFlash,
     Drafter,
     Eagle,
+    Fill,
     Hierarchical,
     PlainDecoding,
     SelfDrafter,
@@ -111,18 +111,19 @@ def test_who_never_drafts_reads_nothing(monkeypatch):
 
 
 @torch.inference_mode()
-def test_a_part_of_auto_reads_when_its_turn_comes():
+def test_one_of_several_drafters_reads_when_its_turn_comes():
     lm = tiny.target("llama")
     small = spy()
     first = SelfDrafter(lm, Full(), [1])
     second = SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)
     second.usual = (0.1, 0.1)
-    drafter = Auto([first, second], Stated())
+    drafter = Fill([first, second], Stated())
     seqs = begun(drafter, tiny.prompts(200), 40)
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
     assert small.read == 0
-    drafter._switch(drafter.drafters[1])
+    drafter.use.now = drafter.sources[1]
+    drafter._give_captures()
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
     assert small.read > SINK + TAIL // 2

@@ -383,7 +383,7 @@ def test_a_session_is_closed_while_a_prompt_is_paused():
 @pytest.mark.parametrize("fails", ["prefill", "load", "_enter"])
 def test_an_overtaking_prompt_fails_alone(fails, monkeypatch):
     for length in (LONG, 70):
-        text("llama", length)
+        text("llama", length, NEW, 0)  # as `check` asks for it
     run = Run(prefixes=PrefixCache(2000, 16))
     session = run.session
     owners = {"prefill": session.target, "load": session.prefixes, "_enter": session}
@@ -413,7 +413,7 @@ def test_a_paused_prompt_fails_later_alone(monkeypatch):
         return prefill(tokens, *given, **options)
 
     for length in (LONG, SHORT):
-        text("llama", length)
+        text("llama", length, NEW, 0)  # as `check` asks for it
     monkeypatch.setattr(run.session.target, "prefill", bad)
     run.then[1, 64] = run.submit
     run.check(1)

@@ -11,14 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import InputError, Sampler, build, generate
 from longdraft.core import Captures
-from longdraft.costs.passes import PassCosts
-from longdraft.drafters import Auto, SelfDrafter
-from longdraft.drafters.adaptive.prices import Predicted
+from longdraft.drafters import Drafter, Fill, SelfDrafter
 from longdraft.drafters.kinds import KINDS
-from longdraft.engine.generate import prefill
 from longdraft.methods import METHODS, Method
-from longdraft.methods.model_free import suffix
-from longdraft.methods.self_speculative import by_a_copy, vegas
+from longdraft.methods.self_speculative import by_a_copy
 from longdraft.methods.trials import candidates, kinds_beside
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
@@ -39,19 +35,20 @@ def lm_of(**sizes) -> LM:
     return LM(LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)))
 
 
+def models_of(auto: Drafter) -> list[Drafter]:
+    """The model drafters among which it chooses."""
+    assert isinstance(auto, Fill)
+    return [source.drafter for source in auto.sources]
+
+
 @pytest.mark.full
 @NATIVE
 def test_a_copy_comes_first():
     lm = lm_of()
-    auto = build("auto", lm)
-    assert isinstance(auto, Auto)
-    first, *others = [d.inner for d in auto.drafters]
+    first, other = models_of(build("auto", lm))
     assert isinstance(first, SelfDrafter) and first.model is lm.quantized("int8")
-    assert (
-        len(others) == 3
-        and all(getattr(d, "model", lm) is lm for d in others)
-        and list(lm.copies) == ["int8"]
-    )
+    assert isinstance(other, SelfDrafter) and other.model is lm
+    assert list(lm.copies) == ["int8"]
 
 
 @NATIVE
@@ -80,7 +77,7 @@ def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
         lm = lm_of(**odd if kind == "odd" else {})
         lm.backend = lm.eager if kind == "eager" else lm.backend
     assert by_a_copy(lm) == [] and not lm.copies
-    assert len(build("auto", lm).drafters) == 3
+    assert len(models_of(build("auto", lm))) == 1
 
 
 @NATIVE
@@ -112,7 +109,7 @@ def test_the_records_say_what_is_tried_and_when():
     check_trials(METHODS)
     assert kinds_beside(METHODS.values()) == ["glide", "heads", "budget"]
     without = {name: method for name, method in METHODS.items() if name != "eagle3"}
-    alike = METHODS | {"vegas": replace(METHODS["vegas"], trial=METHODS["suffix"].trial)}
+    alike = METHODS | {"vegas": replace(METHODS["vegas"], trial=METHODS["longspec-guided"].trial)}
     for wrong in (without, alike):
         with pytest.raises(AssertionError):
             check_trials(wrong)
@@ -129,14 +126,15 @@ def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
     lm = tiny.target("llama")
     rows = tiny.prompts(40)
     auto = build("auto", lm, {kind: KINDS[kind].random(lm, 3)})
-    tried = build("auto", lm).drafters
-    assert len(auto.drafters) == len(tried) + 1, f"weights of kind {kind} are ignored"
+    found = models_of(auto)
+    tried = models_of(build("auto", lm))
+    assert len(found) == len(tried) + 1, f"weights of kind {kind} are ignored"
     if TRIED[kind].named:
-        assert type(auto.drafters[0].inner) is not type(tried[0].inner)
+        assert type(found[0]) is not type(tried[0])
     assert generate(lm, rows, auto, max_new_tokens=8) == generate(lm, rows, max_new_tokens=8)
     if kind not in ("lm", "budget"):
         KINDS[kind].save(KINDS[kind].random(lm, 3), tmp_path / kind, lm, {})
-        assert len(build("auto", lm, tmp_path / kind).drafters) == len(auto.drafters)
+        assert len(models_of(build("auto", lm, tmp_path / kind))) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +159,3 @@ def test_scores_are_kept_only_where_a_view_leaves_something_out():
         assert (policy.captures().rows is not None) is kept, length
     policy.start(lm, torch.zeros(1, 30, dtype=torch.long), cache)
     assert policy.captures().rows is None
-
-
-def test_few_keys_make_a_drafter_that_reads_nothing_the_first_choice():
-    """Beside a short context vegas' drafts read nearly all that a plain step reads; `suffix` costs
-    nothing.
-    """
-    lm = lm_of(max_position_embeddings=4096)
-    slow = Predicted(lm, PassCosts(read=1e-9, key=1e-9, chained=1e-9))  # all that counts are bytes
-    found = {}
-    for context in (40, 4000):
-        auto = Auto([vegas(lm), suffix(lm)], slow)
-        prompt = (torch.arange(context) % 7 + 3).tolist()
-        auto.start(prefill(lm, [prompt], 24, Sampler(), 0, ()))
-        found[context] = auto.drafters.index(auto.now)
-    assert found == {40: 1, 4000: 0}

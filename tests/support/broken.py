@@ -563,7 +563,7 @@ def not_caught_up(mp: MonkeyPatch) -> None:
         idle = self._step is not None and self._step.draft is None
         with MonkeyPatch.context() as missed:
             if idle:
-                missed.setattr(self.inner, "update", Drafter().update)
+                missed.setattr(self.now.drafter, "update", Drafter().update)
             good(self, *args)
 
     mp.setattr(Fill, "update", update)

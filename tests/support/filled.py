@@ -91,7 +91,7 @@ def begun(drafter: Drafter, model: str, prompts: list[list[int]], new: int) -> S
 def check_caught_up(name: str = "medusa") -> None:
     """After copied drafts the inner drafter drafts as one that has seen every token."""
     with torch.inference_mode():
-        fill = Fill(BY_NAME[name](tiny.target("llama-loops")), Stated(**CHEAP))
+        fill = Fill([BY_NAME[name](tiny.target("llama-loops"))], Stated(**CHEAP))
         seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
         copied = 0  # tokens since the inner drafter drafted
         root = int(seqs.last)
@@ -103,8 +103,8 @@ def check_caught_up(name: str = "medusa") -> None:
                 root = int(seqs.last)
             else:
                 copied += count
-        assert fill._fed
-        compare_with_twin(fill.inner, name, seqs)
+        assert fill.now.fed
+        compare_with_twin(fill.now.drafter, name, seqs)
 
 
 def check_filled_draft_is_followed(name: str) -> None:
@@ -113,14 +113,14 @@ def check_filled_draft_is_followed(name: str) -> None:
     """
     with torch.inference_mode():
         target = tiny.target("llama-loops")
-        fill = Fill(BY_NAME[name](target), Stated(**CHEAP))
+        fill = Fill([BY_NAME[name](target)], Stated(**CHEAP))
         seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
         while True:
             assert not bool(seqs.done.any()), "no path has left the drafted nodes"
             path = speculative_step(target, fill, seqs).verdict.path[0].tolist()
             if 1 < fill._first <= path[-1]:
                 break
-        compare_with_twin(fill.inner, name, seqs)
+        compare_with_twin(fill.now.drafter, name, seqs)
 
 
 def compare_with_twin(inner: Drafter, name: str, seqs: Sequences) -> None:

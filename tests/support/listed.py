@@ -14,7 +14,6 @@ from support.prices import Stated
 
 from longdraft import build
 from longdraft.drafters import (
-    Auto,
     Drafter,
     Fill,
     GlideDrafter,
@@ -121,9 +120,9 @@ COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "vegas tree, then reuse": lambda t: Sequential(
         SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)
     ),
-    "auto": lambda t: Auto([BUILD["longspec"](t), BUILD["vegas"](t), Lookup()], Stated()),
-    "fill": lambda t: Fill(BUILD["longspec"](t), Stated(node=0.002)),
-    "fill of vegas": lambda t: Fill(BUILD["vegas tree"](t), Stated(node=0.002)),
+    "auto": lambda t: Fill([BUILD[name](t) for name in ("vegas", "longspec", "eagle3")], Stated()),
+    "fill": lambda t: Fill([BUILD["longspec"](t)], Stated(node=0.002)),
+    "fill of vegas": lambda t: Fill([BUILD["vegas tree"](t)], Stated(node=0.002)),
     "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
     "vegas tree by an int8 copy": lambda t: make(
         "vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"

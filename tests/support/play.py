@@ -15,7 +15,7 @@ import torch
 from support import tiny
 
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Tree, Verdict, reject
-from longdraft.drafters import AdaptiveDraft, Auto, Drafter
+from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.drafters.adaptive.decision import CaptureOnly, Draft, Plain, Undecided
 from longdraft.drafters.price import DraftPrice
 
@@ -104,7 +104,7 @@ class Play:
     node.
     """
 
-    def __init__(self, drafter: Drafter, right: Right, rows: int = 1, slots: int = 1000):
+    def __init__(self, drafter: AdaptiveDraft, right: Right, rows: int = 1, slots: int = 1000):
         self.drafter = drafter
         self.right = right
         self.slots = slots
@@ -168,8 +168,7 @@ class Play:
 
     def _step(self, idle: bool) -> None:
         rows = len(self.seqs.length)
-        for d in adapted(self.drafter):
-            d.inner.step = self.steps
+        self.drafter.inner.step = self.steps
         tree = Tree.root(torch.zeros(rows).long())
         if self.rejects:
             tree = tree.with_draft_probs(0, torch.zeros(rows, 1, 4))
@@ -191,9 +190,8 @@ class Play:
         rows = len(self.seqs.length)
         depth = tree.depth[0].tolist()
         counts = [depth.count(d) for d in range(max(depth) + 1)]
-        inner = in_use(self.drafter).inner
-        first = adapted(self.drafter)[0].inner  # whose rank all drafts have
-        path = [depth.index(d) + min(first.rank, n - 1) for d, n in enumerate(counts)]
+        inner = self.drafter.inner
+        path = [depth.index(d) + min(inner.rank, n - 1) for d, n in enumerate(counts)]
         right = inner.rank < max(counts) or len(counts) == 1
         good = [self.right(self.steps, b) if right else 0 for b in range(rows)]
         count = torch.tensor([1 + min(n, len(counts) - 1) for n in good])
@@ -204,27 +202,17 @@ class Play:
         for same, group in groupby(self.words):
             count = len(list(group))
             found.append(same if count == 1 else f"{same}*{count}")
-        return " ".join([*found, *map(known, adapted(self.drafter))])
-
-
-def adapted(drafter: Any) -> list[Any]:
-    return list(drafter.drafters) if isinstance(drafter, Auto) else [drafter]
-
-
-def in_use(drafter: Any) -> Any:
-    return drafter.now if isinstance(drafter, Auto) else drafter
+        return " ".join([*found, known(self.drafter)])
 
 
 def forecast(drafter: Drafter) -> str:
     return "none" if drafter.forecast is None else f"{drafter.forecast:.6g}"
 
 
-def word(drafter: Drafter, spec: CaptureSpec, depth: int) -> str:
-    d = in_use(drafter)
-    which = f"{drafter.drafters.index(d)}:" if isinstance(drafter, Auto) else ""
+def word(d: AdaptiveDraft, spec: CaptureSpec, depth: int) -> str:
     looks = "'" if spec.rows or spec.hidden else ""
     stays = f"@{d.inner.stays}" if d.inner.renews else ""
-    return f"{which}{decision(d, depth)}{looks}{stays}"
+    return f"{decision(d, depth)}{looks}{stays}"
 
 
 def decision(d: AdaptiveDraft, depth: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
-from longdraft.drafters.adaptive.auto import Auto
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.dflash.drafter import DFlash
@@ -26,7 +25,6 @@ from longdraft.drafters.small_model.drafter import SmallModelDrafter
 
 __all__ = [
     "AdaptiveDraft",
-    "Auto",
     "DFlash",
     "Drafter",
     "Eagle",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longdraft.drafters import AdaptiveDraft, Auto, Drafter, Fill
+from longdraft.drafters import AdaptiveDraft, Drafter, Fill
 from longdraft.drafters.adaptive.prices import Predicted
 from longdraft.models.lm import LM
 from longdraft.tuning.known import known_costs
@@ -15,16 +15,11 @@ def adapted(drafter: Drafter, target: LM) -> AdaptiveDraft:
     return AdaptiveDraft(drafter, *_prices(target))
 
 
-def best_of(drafters: Sequence[Drafter], target: LM) -> Auto:
-    """A drafter that uses the one with the best forecast, by the target's known costs."""
-    return Auto(drafters, *_prices(target))
-
-
-def filled(drafter: Drafter, target: LM, most: int) -> Fill:
-    """The drafter filled with at most `most` continuations of the text, by the target's known
-    costs.
+def filled(drafters: Sequence[Drafter], target: LM, most: int) -> Fill:
+    """The best of these drafters, filled with at most `most` continuations of the text, by the
+    target's known costs.
     """
-    return Fill(drafter, *_prices(target), most=most)
+    return Fill(drafters, *_prices(target), most=most)
 
 
 def _prices(target: LM) -> tuple[Predicted, Predicted]:

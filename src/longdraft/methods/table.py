@@ -12,7 +12,7 @@ from longdraft.drafters import Drafter
 from longdraft.methods import family
 from longdraft.methods.method import ANY, Method, Trial
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
-from longdraft.methods.prices import best_of, filled
+from longdraft.methods.prices import filled
 from longdraft.methods.self_speculative import (
     kind_of_copy,
     magicdec_quest,
@@ -42,13 +42,13 @@ from longdraft.models.lm import LM
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
 
 
-def auto(target: LM, weights: dict[str, Any]) -> Drafter:
-    """Drafts by the method with the best forecast: expected tokens per predicted second.
+def auto(target: LM, weights: dict[str, Any], nodes: Nodes = 48) -> Drafter:
+    """Chooses among several model drafters, each filled as in fill.
 
-    It chooses among a quantized copy, suffix, vegas, vegas-reuse and the methods that have their
-    drafter weights. Forecasts go by what was accepted so far.
+    nodes: at most this many copied nodes. It chooses among a quantized copy, vegas and the methods
+    that have their drafter weights, by predicted costs and by what was accepted so far.
     """
-    return best_of(candidates(METHODS.values(), target, weights), target)
+    return filled(candidates(METHODS.values(), target, weights), target, nodes)
 
 
 def fill(target: LM, weights: dict[str, Any], nodes: Nodes = 48) -> Drafter:
@@ -57,7 +57,7 @@ def fill(target: LM, weights: dict[str, Any], nodes: Nodes = 48) -> Drafter:
     nodes: at most this many copied nodes. The drafter is a trained one if there are weights, else
     a quantized copy or vegas. Each step drafts what promises the most tokens per second.
     """
-    return filled(model_drafter(METHODS.values(), target, weights), target, nodes)
+    return filled([model_drafter(METHODS.values(), target, weights)], target, nodes)
 
 
 METHODS = {
@@ -80,7 +80,6 @@ METHODS = {
         "occurred before",
         paper="SuffixDecoding (Oliaro et al. 2024)",
         family=family.NGRAMS,
-        trial=Trial(0),
     ),
     "recycle": Method(
         build=recycle,
@@ -217,7 +216,6 @@ METHODS = {
         drafts="as vegas, with n-grams of the text below its first token",
         paper="ours: Vegas and TokenSwift's n-grams in one tree",
         family=family.PAIR,
-        trial=Trial(3),
     ),
     "longspec": Method(
         build=longspec,
@@ -243,8 +241,8 @@ METHODS = {
     ),
     "auto": Method(
         build=auto,
-        drafts="the one of several methods that has the best forecast",
-        paper="ours: the method with the best forecast",
+        drafts="as fill, with the model drafter that promises most",
+        paper="ours: copying from the text and the best of several drafters in one tree",
         family=family.AUTO,
         needs=ANY,
         adaptive=False,

@@ -52,13 +52,10 @@ class AdaptiveDraft(Combined[Drafter]):
     are those of all rows together. While drafting is off, plain steps capture nothing. prices
     (default: by arithmetic, once a pass has been verified): what steps cost. fixed: the prices
     under verify=reject, where the output depends on what is drafted; they must be the same in every
-    run. budget: what drafting may lose; drafters that take turns share one. default: makes the
-    prices if none are given.
+    run. default: makes the prices if none are given.
 
     forecast: the expected tokens per predicted second, in plain decoding's, when the text began;
-    None: not known. rough: whether the inner drafter's price is only a guess. step: the current
-    step and its decision. just_rested: whether the latest decision has turned drafting off. drafts:
-    how many were made.
+    None: not known. step: the current step and its decision. drafts: how many were made.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class AdaptiveDraft(Combined[Drafter]):
         inner: Drafter,
         prices: Prices | None = None,
         fixed: Prices | None = None,
-        budget: Budget | None = None,
         constants: Constants = DEFAULTS,
         default: Callable[[LM], Prices] = by_arithmetic,
     ):
@@ -78,13 +74,10 @@ class AdaptiveDraft(Combined[Drafter]):
         self.is_chain = False
         self.prices = PricesInUse(prices, fixed, default)
         price = inner.price()
-        self.rough = price.rough
         acceptance = LearnedAcceptance(finds=price.finds, constants=constants)
-        budget = budget or Budget(constants=constants)
-        self.pace = Pace(acceptance, budget, constants=constants)
+        self.pace = Pace(acceptance, Budget(constants=constants), constants=constants)
         self.forecast: float | None = None
         self.step = BEGINNING
-        self.just_rested = False
         self.drafts = 0
         self._captures_nothing = inner.captures() == NOTHING
         self._levels = levels_of(inner, constants)
@@ -131,21 +124,6 @@ class AdaptiveDraft(Combined[Drafter]):
             self.forecast = max(self.pace.forecast(remaining(seqs)), 1.0)
             if isinstance(self.pace.best().decision, Plain):
                 self.step = BEGINNING_PLAIN
-
-    def promise(self, seqs: Sequences, left: float) -> float:
-        """The forecast now, for this many tokens; 0: nothing is known."""
-        if self.prices.now is None or not len(seqs.length):
-            return 0.0
-        self._reprice(seqs)
-        return self.pace.forecast(left)
-
-    def begin_turn(self) -> None:
-        """Draft again after others have: the step that comes next captures what a draft needs,
-        without a decision.
-        """
-        self.step = BEGINNING
-        self.pace.pause.end()
-        self.pace.changed()
 
     def _sampled_as(self, seqs: Sequences) -> None:
         """Expect what is usual for the rows' sampler before anything was seen."""
@@ -200,7 +178,6 @@ class AdaptiveDraft(Combined[Drafter]):
         if left > 1 and left % self.constants.timed_every and len(seqs.length) == self._basis.rows:
             pause.left = left - 1  # microseconds count here
             self.step = RESTING
-            self.just_rested = False
             return tree
         captured = self.step.decision.captures or self._captures_nothing
         rejects = tree.draft_probs is not None
@@ -221,9 +198,7 @@ class AdaptiveDraft(Combined[Drafter]):
 
     def _decide(self, prices: Prices, limits: DraftLimits, captured: bool) -> Decision:
         """The pace's decision within these limits, or a plain step where one must be timed."""
-        before = self.pace.pause.left
         decision = self.pace.decide(captured=captured)
-        self.just_rested = self.pace.pause.left > before
         if not isinstance(decision, Draft):
             return decision
         if not limits.depth or self._anchors(prices):

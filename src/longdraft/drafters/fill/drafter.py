@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,12 +16,9 @@ from longdraft.core import (
     Tree,
     Verdict,
 )
-from longdraft.drafters.adaptive.adaptive_draft import remaining
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.decision import Draft
-from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance, filled, ranks
-from longdraft.drafters.adaptive.pace import Pace, kept
 from longdraft.drafters.adaptive.prices import CostTable, Prices
 from longdraft.drafters.adaptive.prices_in_use import PricesInUse, by_arithmetic
 from longdraft.drafters.adaptive.slowest_row import SlowestRow
@@ -29,8 +26,10 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
 from longdraft.drafters.fill.calibration import Calibration
 from longdraft.drafters.fill.continuations import Continuations
-from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
+from longdraft.drafters.fill.drafter_in_use import DrafterInUse
+from longdraft.drafters.fill.filled_rows import FilledRows, guesses_of
 from longdraft.drafters.fill.growth import FilledNode, Growth, Prefix, best_prefix
+from longdraft.drafters.fill.model_source import NOTHING, RETAINED, ModelSource
 from longdraft.drafters.fill.rest import Rest
 from longdraft.drafters.fill.shape import best_shape
 from longdraft.drafters.fill.step_costs import StepCosts
@@ -38,10 +37,6 @@ from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.plain import PlainDecoding
 from longdraft.models.lm import LM
 
-NOTHING = CaptureSpec()
-FORGET = 0.92  # what was seen of an inner drafter counts this much less after steps without it
-FORGET_EVERY = 8  # such steps
-RETAINED = 0.5  # the same for the chances of both sources when rows begin: texts differ
 LEAST = 0.01  # nodes that are less likely to be accepted are not looked for
 
 
@@ -52,7 +47,7 @@ class NoDraft(PlainDecoding):
 
 
 class FillStep(NamedTuple):
-    """A step from its draft on. draft, tree: what the inner drafter was asked for, and gave; None:
+    """A step from its draft on. draft, tree: what the model drafter was asked for, and gave; None:
     it was not asked. cost: of the draft, in plain steps.
     """
 
@@ -63,66 +58,75 @@ class FillStep(NamedTuple):
 
 
 class Fill(Combined[Drafter]):
-    """The inner drafter's nodes keep their numbers, and continuations of the text are added after
-    them; a step whose draft is copied alone costs the inner drafter nothing but an update.
+    """A model drafter's nodes keep their numbers, and continuations of the text are added after
+    them; a step whose draft is copied alone costs the model drafter nothing but an update.
 
     Each step takes what promises the most tokens per predicted second: no draft, copied
-    continuations, or the inner drafter's tree (of some depth and width) filled with continuations.
-    While nothing promises more than a plain step, drafts are considered the more rarely the more
-    time that takes. It verifies at most `most` copied nodes in each row. The inner drafter is asked
-    only after a step whose captures it was given; steps without a draft give it none while its
-    drafts are not expected to pay.
+    continuations, or the tree of the model drafter in use (of some depth and width) filled with
+    continuations. While nothing promises more than a plain step, drafts are considered the more
+    rarely the more time that takes. It verifies at most `most` copied nodes in each row. All
+    drafters share one budget of what may be lost. Steps without a draft give the one in use no
+    captures while its drafts are not expected to pay.
     """
 
     name = "n-grams"
 
     def __init__(
         self,
-        inner: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
         prices: Prices | None = None,
         fixed: Prices | None = None,
         most: int = 48,
         constants: Constants = DEFAULTS,
         default: Callable[[LM], Prices] = by_arithmetic,
     ):
-        self.inner = NoDraft() if inner is None else inner
+        models = list(drafters) or [NoDraft()]
         self.suffix = Suffix(most)
-        self.combine((self.inner, self.suffix))
+        self.combine((*models, self.suffix))
         self.most = most
-        self.constants = constants
-        self.max_depth = self.inner.max_depth + most
+        self.max_depth = max(d.max_depth for d in models) + most
         self.prices = PricesInUse(prices, fixed, default)
-        self.costs = StepCosts(self.inner, self.suffix, self.prices, most, constants)
-        acceptance = LearnedAcceptance(finds=self.inner.price().finds, constants=constants)
-        self.pace = Pace(acceptance, Budget(constants=constants), constants=constants)
+        self.budget = Budget(constants=constants)
+        self.sources = [
+            ModelSource(d, self.suffix, self.prices, self.budget, most, constants) for d in models
+        ]
+        self.use = DrafterInUse(self.sources, constants)
         self.text = Continuations(self.suffix)
         self.copying = Calibration()
-        self.drafting = Calibration()
-        self._captures_nothing = self.inner.captures() == NOTHING
         self._slowest = SlowestRow()
-        self._feeds = True  # whether the inner drafter is given the current step's captures
-        self._fed = False  # whether it was given those of the step before
+        self._wanted = True  # whether the drafter in use would be asked if nothing could be copied
+        self._feeds = True  # whether it is given the current step's captures
         self._step: FillStep | None = None
-        self._first = 1  # the first node of the latest draft that the inner drafter did not propose
-        self._asked = 0  # drafts of the inner drafter
-        self._unasked = 0  # steps without one, since what was seen of it was faded
+        self._first = 1  # the first node of the latest draft that no model drafter proposed
         self._rest = Rest()
 
+    @property
+    def now(self) -> ModelSource:
+        """The source whose drafter is in use."""
+        return self.use.now
+
+    @property
+    def costs(self) -> StepCosts:
+        return self.now.costs
+
     def proposed_by(self, node: int) -> str:
-        return (self.inner if node < self._first else self.suffix).proposed_by(node)
+        return (self.now.drafter if node < self._first else self.suffix).proposed_by(node)
 
     def view_read(self) -> KVView | None:
-        return self.inner.view_read() if self._first > 1 else None
+        return self.now.drafter.view_read() if self._first > 1 else None
 
     def captures(self) -> CaptureSpec:
-        return self.inner.captures() if self._feeds else NOTHING
+        return self.now.drafter.captures() if self._feeds else NOTHING
+
+    def choosing(self) -> CaptureSpec:
+        return self.now.drafter.choosing() if self._feeds else NOTHING
 
     def ready(self, seqs: Sequences) -> None:
         self.suffix.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
-        self.pace.budget.begin()
+        self.budget.begin()
         self._meet(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
@@ -130,22 +134,26 @@ class Fill(Combined[Drafter]):
         self._meet(seqs)
 
     def _meet(self, seqs: Sequences) -> None:
-        """Rows begin: the next step drafts nothing, and the inner drafter is given its captures."""
-        self._feeds = True
-        self._fed = False
+        """Rows begin: the next step asks no model drafter, and one is given its captures."""
         self._step = None
         self._slowest.forget()
-        self._rest.end()
         self.copying.fade(RETAINED)
-        self.drafting.fade(RETAINED)
-        if len(seqs.length):
-            usual = self.inner.price().usual[0 if seqs.sampler.greedy else 1]
-            self.pace.acceptance.usual = usual
-            self.pace.changed()
+        for source in self.sources:
+            source.begin(seqs)
+        if self.prices.now is not None:
+            self.use.begin(seqs)
+        self._give_captures()
+
+    def _give_captures(self) -> None:
+        """The next step captures what the drafter in use needs."""
+        self._wanted = True
+        self._feeds = True
+        self._rest.end()
 
     def idle(self) -> None:
         """Nothing is learned from the step."""
-        super().idle()
+        self.now.drafter.idle()
+        self.suffix.idle()
         self._step = None
         self.costs.skip()
 
@@ -157,32 +165,24 @@ class Fill(Combined[Drafter]):
         self.costs.skip()
         if self.prices.now is None or tree.size > 1:  # prices are known once a pass was verified
             return tree
+        source = self.now
         if self._rest.goes_on():
-            self._feeds = self._captures_nothing
-            self.pace.budget.owe(1.0, 1.0)
+            self._feeds = source.captures_nothing
+            self.budget.owe(1.0, 1.0)
             self._slowest.plain_step()
             return tree
-        table, fresh = self.costs.known(seqs)
-        if fresh:
-            self.pace.reprice(table, len(seqs.length))
-            self._renew()
+        table = source.table(seqs)
         self.suffix.ready(seqs)
         copied = self._filled(Tree.root(tree.tokens[:, 0]), seqs, limits)
-        dearest = 1 + self.pace.budget.slack
+        dearest = 1 + self.budget.slack
         cost = self._cost(table)
         copy = best_prefix(copied.reaches(1), 1.0, cost, dearest)
-        if copy.rate < self.pace.margin:
+        if copy.rate < source.pace.margin:
             copy = Prefix(0, 1.0, 1.0)
-        draft = None
-        if self._fed:
-            levels = copied.levels(copy.count)
-            spent = cost(copy.count)
-            best = best_shape(self.pace, copy, levels, spent, limits.depth, dearest)
-            if best and isinstance(best.decision, Draft) and self._pays(best.rate, copy.rate, seqs):
-                draft = best.decision
-        wanted = draft is not None or self._is_wanted(table)
-        self._feeds = self._captures_nothing or wanted
-        if wanted or copy.count:
+        draft = self._worth_asking(copied, copy, cost(copy.count), seqs, limits, dearest)
+        self._wanted = draft is not None or source.is_wanted(table)
+        self._feeds = source.captures_nothing or self._wanted
+        if self._wanted or copy.count:
             self._rest.end()
         else:
             self._rest.begin(self.costs.decision)
@@ -193,20 +193,26 @@ class Fill(Combined[Drafter]):
         self.costs.begin()
         return tree
 
-    def _pays(self, rate: float, without: float, seqs: Sequences) -> bool:
-        """Whether such drafts would make up for what the inner drafter must read before the first
-        one, such as the prompt. rate, without: tokens per plain step with them, and without.
+    def _worth_asking(
+        self,
+        copied: FilledRows,
+        copy: Prefix,
+        spent: float,
+        seqs: Sequences,
+        limits: DraftLimits,
+        dearest: float,
+    ) -> Draft | None:
+        """The draft that the model drafter in use is asked for beside the copied nodes; None: these
+        promise as much alone. spent: the cost of a step with them.
         """
-        once = self.costs.reading(seqs)
-        left = remaining(seqs)
-        return not once or once + left / rate < left / max(without, 1.0)
-
-    def _is_wanted(self, table: CostTable) -> bool:
-        """Whether the inner drafter would be asked next if nothing could be copied."""
-        if not isinstance(self.pace.best().decision, Draft):
-            return False
-        smallest = table.look + table.draft[table.widths[0]][1] + table.verify(1) - 1
-        return self.pace.budget.allows(smallest)
+        source = self.now
+        if not source.fed:
+            return None
+        levels = copied.levels(copy.count)
+        best = best_shape(source.pace, copy, levels, spent, limits.depth, dearest)
+        if best and isinstance(best.decision, Draft) and source.pays(best.rate, copy.rate, seqs):
+            return best.decision
+        return None
 
     def _filled(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> FilledRows:
         """The nodes of this tree and those that may fill it, the likeliest first."""
@@ -214,11 +220,11 @@ class Fill(Combined[Drafter]):
         # the bonus token takes the last position
         left = (seqs.prompt + seqs.limit - seqs.length - 1).tolist()
         least = max(LEAST, self.costs.each)
-        guesses = guesses_of(tree, self.pace.acceptance.usual)
+        guesses = guesses_of(tree, self.now.pace.acceptance.usual)
         rows: list[list[FilledNode]] = []
         for b, pairs in enumerate(torch.stack([tree.parent, tree.tokens], 2)[:, 1:].tolist()):
             room = min(limits.depth, left[b], seqs.deepest[b]) if live[b] else 0
-            growth = Growth(self.text, b, limits.within(room), self.copying, self.drafting)
+            growth = Growth(self.text, b, limits.within(room), self.copying, self.now.nodes)
             rows.append(growth.fill(pairs, guesses[b], self.most, least))
         return FilledRows(rows, live)
 
@@ -232,12 +238,8 @@ class Fill(Combined[Drafter]):
 
     def _copy(self, tree: Tree, rows: FilledRows) -> Tree:
         """A draft of copied nodes alone."""
-        self.inner.idle()
-        self._unasked += 1
-        if self._unasked == FORGET_EVERY:
-            self._unasked = 0
-            self.pace.acceptance.fade(FORGET)
-            self.pace.changed()
+        self.now.drafter.idle()
+        self.now.was_not_asked()
         count = max(map(len, rows.nodes)) - 1
         self._step = FillStep(rows, None, None, self.costs.each * count)
         return rows.plant(tree) if count else tree
@@ -245,30 +247,23 @@ class Fill(Combined[Drafter]):
     def _ask(
         self, draft: Draft, table: CostTable, tree: Tree, seqs: Sequences, limits: DraftLimits
     ) -> Tree:
-        """The inner drafter's draft, filled."""
-        self.inner.ready(seqs)
+        """The model drafter's draft, filled."""
+        drafter = self.now.drafter
+        drafter.ready(seqs)
         begin = self.costs.clock()
-        tree = self.inner.grow(tree, seqs, limits.within(draft.depth, draft.width))
+        tree = drafter.grow(tree, seqs, limits.within(draft.depth, draft.width))
         if int(tree.depth.max()) == draft.depth:
             self.costs.drafted(draft.depth, draft.width, begin)
         self._first = tree.size
-        self._asked += 1
-        if self._asked % self.constants.renew_every == 0:
-            self._renew()
+        self.now.was_asked()
         rows = self._filled(tree, seqs, limits)
         drafted = table.drafted(draft.depth, draft.width)
         cost = self._cost(table, drafted, tree.size - 1)
-        dearest = max(1 + self.pace.budget.slack, cost(0))
+        dearest = max(1 + self.budget.slack, cost(0))
         added = best_prefix(rows.reaches(tree.size), rows.tokens(tree.size), cost, dearest)
         rows = rows.within(tree.size + added.count)
         self._step = FillStep(rows, draft, tree, drafted + self.costs.each * added.count)
         return rows.plant(tree) if added.count else tree
-
-    def _renew(self) -> None:
-        """Choose for how many steps a view stays."""
-        if self.inner.renews:
-            self.pace.renew()
-            self.inner.stay(self.pace.stays)
 
     # Verification ---------------------------------------------------------------------------------
 
@@ -278,12 +273,20 @@ class Fill(Combined[Drafter]):
         if step is not None:
             self._learn(step, seqs, tree, verdict, captured)
         if self._feeds:
-            self.inner.update(seqs, tree, verdict, captured)
-        self._fed = self._feeds
+            self.now.drafter.update(seqs, tree, verdict, captured)
+        self.now.fed = self._feeds
         self.suffix.update(seqs, tree, verdict, captured)
         if self.prices.now is None:
             assert captured.target is not None
             self.prices.learn(captured.target)
+        self._hand_over(seqs)
+
+    def _hand_over(self, seqs: Sequences) -> None:
+        """Let another drafter take over if it promises more."""
+        before = self.now
+        if self.use.step(seqs, self._wanted):
+            before.fed = False
+            self._give_captures()
 
     def _learn(
         self, step: FillStep, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures
@@ -294,20 +297,5 @@ class Fill(Combined[Drafter]):
         paths = zip(verdict.path.tolist(), counts, strict=True)
         step.rows.observe(tree, [path[:n] for path, n in paths])
         if step.draft is not None and step.tree is not None:
-            self._learn_draft(step.draft, step.tree, seqs, verdict, step.rows.live)
-        self.pace.budget.owe(cost, self._slowest.gain(seqs, step.rows.mean(counts)))
-
-    def _learn_draft(
-        self, draft: Draft, tree: Tree, seqs: Sequences, verdict: Verdict, live: list[bool]
-    ) -> None:
-        """Learn how deep the inner drafter's own nodes are accepted."""
-        table = self.costs.table
-        assert table is not None
-        rows = zip(ranks(tree, cut(verdict, tree.size)), live, seqs.deepest, strict=True)
-        # a draft that is cut shows no refusal
-        accepted = [row for row, on, deepest in rows if on and deepest >= draft.depth]
-        depth = int(tree.depth.max())
-        nodes = filled(tree, depth, table.levels.get(draft.width, [])) if depth else []
-        share = kept(self.pace.stays, self.constants)
-        self.pace.acceptance.add(draft.depth, draft.width, nodes, accepted, share)
-        self.pace.changed()
+            self.now.learn(step.draft, step.tree, seqs, verdict, step.rows.live)
+        self.budget.owe(cost, self._slowest.gain(seqs, step.rows.mean(counts)))
