@@ -45,7 +45,7 @@ beside() {
     model=$1 context=$2 rows="llama.cpp@fa=on,llama.cpp ngram-simple@fa=on,llama.cpp ngram-mod@fa=on"
     shift 2
     [ "$context" -gt 1024 ] || rows="$rows,llama.cpp@fa=off"
-    bench "$model" "$@" --context "$context" --methods plain,suffix,auto,fill --peers llama.cpp,openvino \
+    bench "$model" "$@" --context "$context" --methods plain,suffix,auto --peers llama.cpp,openvino \
         --peer-llama-server "$server" --peer-openvino "$openvino" --peer-only "$rows,openvino,openvino prompt lookup"
 }
 
@@ -71,13 +71,13 @@ for part in ${PARTS:-peers edit suites pair given}; do
                         esac
                         # shellcheck disable=SC2086
                         bench "$model" tasks $suite --context "$context" $how --instances "${INSTANCES:-1}" \
-                            --methods "${METHODS:-plain,suffix,recycle,vegas,auto,fill}" --max-new-tokens "$tokens"
+                            --methods "${METHODS:-plain,suffix,recycle,vegas,auto}" --max-new-tokens "$tokens"
                     done
                 done
                 ;;
             pair-1.5b)
                 bench 1.5b tasks repo --context "$context" --instances 1 --drafter qwen2.5-coder-0.5b \
-                    --methods plain,sd,sd-sparse,budgetdraft,specextend,triforce,auto,fill --max-new-tokens 256
+                    --methods plain,sd,sd-sparse,budgetdraft,specextend,triforce,auto --max-new-tokens 256
                 ;;
             given-0.5b)
                 [ "$context" -gt 1024 ] || continue
