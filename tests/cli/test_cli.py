@@ -30,6 +30,7 @@ KEYS = {
     "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s",
     "tokens_per_s",
     "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s",
+    "accepted_by_source",
     "seed", "device",
     "dtype", "versions", "options", "git_sha", "exact",
 }  # fmt: skip

@@ -69,6 +69,7 @@ def test_figures_say_what_is_not_equal():
     }
     words |= {
         "mean_acceptance_length": 2.0,
+        "accepted_by_source": {"block": 1, "n-grams": 3},
         "prefill_s": 0.5,
         "plain": {"tokens_per_s": 3.5},
         "speedup": 2.0,
@@ -77,6 +78,8 @@ def test_figures_say_what_is_not_equal():
     words |= {"equal": False, "first_difference": {"row": 0, "position": 3, "top2_gap": 0.015}}
     line = summary(words)
     assert "7 tokens" in line and "prefill of 11 tokens" in line
+    assert "mean acceptance length 2.00 (drafts from n-grams 75%, block 25%)" in line
+    assert "(drafts from" not in summary(words | {"accepted_by_source": {"block": 4}})
     assert "equal: no: new token 4, where the target's best two are 0.015 apart" in line
 
 

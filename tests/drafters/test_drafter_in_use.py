@@ -130,6 +130,31 @@ def test_a_drafter_that_is_asked_before_it_was_given_captures_is_caught(monkeypa
         check_takes_over("medusa")
 
 
+def check_drafts_are_told_apart() -> None:
+    """Two drafters that are always right, in turn: what each drafted is accepted as its own."""
+    prophets = [Prophet([text()], 7, lambda n: 7) for _ in range(2)]
+    for prophet, name in zip(prophets, "ab", strict=True):
+        prophet.name = name
+    stats = decode(without_text(prophets, Stated(**CHEAP)))
+    for prophet in prophets:
+        drafted = sum(prophet.depths)
+        assert 7 < drafted - 7 <= stats.sources[prophet.name] <= drafted
+    assert stats.sources.total() == sum(stats.accepted)
+
+
+def test_accepted_drafts_belong_to_who_drafted_them(monkeypatch):
+    in_turn(monkeypatch, 3)
+    check_drafts_are_told_apart()
+
+
+def test_drafts_of_another_drafter_are_noticed(monkeypatch):
+    """The planted fault: whoever has just taken over gets what was accepted before."""
+    in_turn(monkeypatch, 3)
+    monkeypatch.setattr(Fill, "proposed_by", lambda self, node: self.now.drafter.name)
+    with pytest.raises(AssertionError):
+        check_drafts_are_told_apart()
+
+
 @pytest.mark.parametrize("sampler", SOME.values(), ids=SOME)
 @pytest.mark.parametrize("model", ["llama-loops", "llama"])
 def test_it_is_lossless_whoever_drafts(sampler, model, monkeypatch):

@@ -297,6 +297,14 @@ def test_nodes_have_the_names_of_their_proposers():
     assert names == ["block"] * drafted + ["n-grams"] * (len(names) - drafted)
 
 
+def test_accepted_drafts_are_counted_by_source():
+    lm = tiny.target("llama-loops")
+    stats = Stats()
+    generate(lm, tiny.prompts(70, 31), made("longspec")(lm), max_new_tokens=100, stats=stats)
+    assert stats.sources.keys() == {"block", "n-grams"}
+    assert stats.sources.total() == sum(stats.accepted)
+
+
 def test_an_inner_drafter_that_is_wrong_is_asked_less():
     """Of random weights no draft is accepted."""
     lm = tiny.target("llama")

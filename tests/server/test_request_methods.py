@@ -165,3 +165,17 @@ def test_metrics_name_the_method_that_a_request_used(http):
         assert after == before
         assert tokens > 0 and prompt > 0 and ended == 1
         assert (drafted > 0) == (method != "plain")
+
+
+def test_accepted_drafts_are_counted_by_what_proposed_them(http):
+    def counted(name: str) -> float:
+        prefix = f'{name}{{method="lookup",model_name="tiny"'
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(prefix))
+
+    names = ("vllm:spec_decode_num_accepted_tokens_total", "longdraft:accepted_draft_tokens_total")
+    before = [counted(name) for name in names]
+    http.post("/v1/completions", json=asked(prompt=REPEATED, temperature=0, speculative="lookup"))
+    accepted, by_source = (counted(name) - n for name, n in zip(names, before, strict=True))
+    assert accepted == by_source > 0
+    assert 'source="n-grams"' in http.get("/metrics").text

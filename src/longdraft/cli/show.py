@@ -23,6 +23,15 @@ def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None =
     )
 
 
+def by_source(accepted: dict[str, int]) -> str:
+    """The shares of accepted drafts that each source proposed, if there are several sources."""
+    if len(accepted) < 2:
+        return ""
+    total = sum(accepted.values())
+    parts = sorted(accepted.items(), key=lambda entry: -entry[1])
+    return f" (drafts from {', '.join(f'{name} {n / total:.0%}' for name, n in parts)})"
+
+
 def summary(record: dict[str, Any]) -> str:
     """A record of `generate` in one line."""
     total, prompt = (
@@ -37,7 +46,8 @@ def summary(record: dict[str, Any]) -> str:
     if record["start_s"] >= 0.005:
         words.append(f"of which the drafter's start took {record['start_s']:.2f} s")
     if record["method"] != "plain":
-        words.append(f"mean acceptance length {record['mean_acceptance_length']:.2f}")
+        length = f"mean acceptance length {record['mean_acceptance_length']:.2f}"
+        words.append(length + by_source(record["accepted_by_source"]))
     share = record.get("bandwidth_share")
     if share is not None:
         words.append(f"{share:.0%} of this machine's {record['bandwidth_gb_s']:.0f} GB/s")

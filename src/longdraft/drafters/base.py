@@ -40,7 +40,7 @@ class Drafter:
     name: str = "drafter"  # of what proposes the nodes, in traces: a key of PROPOSERS
 
     def proposed_by(self, node: int) -> str:
-        """The name of what proposed this node of the latest draft."""
+        """The name of what proposed this node of the latest draft, also after its verification."""
         return self.name
 
     def view_read(self) -> KVView | None:

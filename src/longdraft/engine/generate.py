@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -25,7 +26,8 @@ LIKELY = 1024  # tokens of an answer, which most do not reach
 class Stats:
     """The totals of a run.
 
-    accepted[i]: steps of unfinished rows whose i-th drafted token was accepted. prefill_s is the
+    accepted[i]: steps of unfinished rows whose i-th drafted token was accepted. sources: accepted
+    drafts by the name of what proposed them, see Drafter.proposed_by. prefill_s is the
     target's prefill; start_s is the drafter's work before the first step, such as a prefill of its
     own; decode_s is all steps. predicted_speedup: the drafter's forecast when the text began, new
     tokens per second of its steps over plain decoding's; None: it does not predict.
@@ -39,6 +41,7 @@ class Stats:
     steps: int = 0  # verify passes of unfinished rows, without the first step, which never drafts
     emitted: int = 0
     accepted: list[int] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
     drafts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     predicted_speedup: float | None = None
 
@@ -57,12 +60,13 @@ class Step:
     """The result of one step.
 
     tokens[b]: the tokens that it emitted in row b: accepted drafts, then the target's own token.
-    accepted[b]: how many of them were drafts. failed: the error of each row that has just ended
-    without meeting its constraint. The end token of such a row is left out.
+    sources[b]: what proposed each of the drafts among them, see Drafter.proposed_by. failed: the
+    error of each row that has just ended without meeting its constraint. The end token of such a
+    row is left out.
     """
 
     tokens: list[list[int]]
-    accepted: list[int]
+    sources: list[list[str]]
     failed: dict[int, InputError] = field(default_factory=dict)
 
     def ended(self, b: int, eos: tuple[int, ...]) -> str | None:
@@ -97,8 +101,11 @@ def step(
     # takes none.
     verified = result.verdict.count.tolist()
     accepted = [min(n, v - 1) for n, v in zip(count, verified, strict=True)]
+    sources = _sources(drafter, result, accepted)
     if draft:
         _count(stats, unfinished, accepted, result.drafted)
+    for names in sources:
+        stats.sources.update(names)
     stats.emitted += sum(count)
     if watch is not None:
         watch(result)
@@ -108,8 +115,16 @@ def step(
     failed = _failures(seqs, unfinished)
     for b in failed:  # the end token that nothing else could follow means nothing
         tokens[b] = tokens[b][:-1]
-        accepted[b] = min(accepted[b], len(tokens[b]))
-    return Step(tokens, accepted, failed)
+        sources[b] = sources[b][: len(tokens[b])]
+    return Step(tokens, sources, failed)
+
+
+def _sources(drafter: Drafter, result: StepResult, accepted: list[int]) -> list[list[str]]:
+    """By row, what proposed each accepted draft."""
+    if not any(accepted):
+        return [[] for _ in accepted]
+    paths = zip(result.verdict.path.tolist(), accepted, strict=True)
+    return [[drafter.proposed_by(node) for node in path[1 : 1 + n]] for path, n in paths]
 
 
 def _failures(seqs: Sequences, unfinished: list[bool]) -> dict[int, InputError]:

@@ -40,7 +40,7 @@ class NewestStep:
             tokens,
             ended=done.ended(b, request.eos) if over else None,
             drafted=self.drafted[b],
-            accepted=done.accepted[b],
+            sources=done.sources[b],
             logprobs=self.first(b, len(tokens)),
             prompt=prompt,
         )

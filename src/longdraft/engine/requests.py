@@ -135,10 +135,10 @@ class Event:
     """New tokens of a request and, in its last event, how it ended.
 
     ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has
-    not ended. error: why it failed. drafted: how deep this step's draft was; accepted: how many of
-    its tokens were accepted. logprobs: those of `tokens`, if they were asked for. prompt: in the
-    first event with tokens, the facts about the prompt. reading: the progress of the prompt, in an
-    event without tokens (see Session.watch).
+    not ended. error: why it failed. drafted: how deep this step's draft was. sources: what proposed
+    each of the drafts that were accepted, see Drafter.proposed_by. logprobs: those of `tokens`, if
+    they were asked for. prompt: in the first event with tokens, the facts about the prompt.
+    reading: the progress of the prompt, in an event without tokens (see Session.watch).
     """
 
     id: int
@@ -146,7 +146,12 @@ class Event:
     ended: str | None = None
     error: BaseException | None = None
     drafted: int = 0
-    accepted: int = 0
+    sources: Sequence[str] = ()
     logprobs: list[TokenLogprobs] | None = None
     prompt: PromptRead | None = None
     reading: ReadingProgress | None = None
+
+    @property
+    def accepted(self) -> int:
+        """How many drafts were accepted."""
+        return len(self.sources)

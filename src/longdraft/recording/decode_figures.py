@@ -64,6 +64,7 @@ def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
         **timings(stats),
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_per_position": by_position + [0.0] * (depth - len(by_position)),
+        "accepted_by_source": dict(stats.sources),
         "verify_steps": stats.steps,
         "draft_s": stats.draft_s,
         "verify_s": stats.verify_s,

@@ -98,6 +98,7 @@ class Fill(Combined[Drafter]):
         self._feeds = True  # whether it is given the current step's captures
         self._step: FillStep | None = None
         self._first = 1  # the first node of the latest draft that no model drafter proposed
+        self._drafter = self.now.drafter  # which proposed the nodes before it
         self._rest = Rest()
 
     @property
@@ -110,10 +111,10 @@ class Fill(Combined[Drafter]):
         return self.now.costs
 
     def proposed_by(self, node: int) -> str:
-        return (self.now.drafter if node < self._first else self.suffix).proposed_by(node)
+        return (self._drafter if node < self._first else self.suffix).proposed_by(node)
 
     def view_read(self) -> KVView | None:
-        return self.now.drafter.view_read() if self._first > 1 else None
+        return self._drafter.view_read() if self._first > 1 else None
 
     def captures(self) -> CaptureSpec:
         return self.now.drafter.captures() if self._feeds else NOTHING
@@ -255,6 +256,7 @@ class Fill(Combined[Drafter]):
         if int(tree.depth.max()) == draft.depth:
             self.costs.drafted(draft.depth, draft.width, begin)
         self._first = tree.size
+        self._drafter = drafter
         self.now.was_asked()
         rows = self._filled(tree, seqs, limits)
         drafted = table.drafted(draft.depth, draft.width)

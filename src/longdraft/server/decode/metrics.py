@@ -63,6 +63,11 @@ class Metrics:
             "Accepted draft tokens by position.",
             "position",
         )
+        self.by_source = self._counter(
+            "longdraft:accepted_draft_tokens",
+            "Accepted draft tokens by what proposed them.",
+            "source",
+        )
         self.first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From request to first token.", SECONDS
         )
@@ -104,6 +109,8 @@ class Metrics:
             self.accepted.labels(*labels).inc(event.accepted)
             for i in range(event.accepted):
                 self.by_position.labels(*labels, str(i)).inc()
+            for source in event.sources:
+                self.by_source.labels(*labels, source).inc()
         if event.tokens and first:
             self.first_token.labels(*labels).observe(since_s)
         between = self.between.labels(*labels)
