@@ -14,6 +14,7 @@ METHODS = {
     "suffix": ("Suffix", {}),
     "lookup": ("Lookup", {}),
     "recycle": ("Recycle", {}),
+    "fill": ("Fill", {}),
     "vegas": ("Vegas", {"keep_ratio": 0.2, "min_budget": 32}),
     "magicdec-stream": ("MagicdecStream", {"keep_ratio": 0.2, "min_budget": 32}),
 }

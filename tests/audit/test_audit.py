@@ -513,7 +513,7 @@ def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
         ("--method sd", "--random-drafter"),
         ("--method sd --random-drafter --drafter m", "one of them"),
         ("--method nope", "plain, lookup"),
-        ("-o gamma=513", "from 1 to 512"),
+        ("--method vegas -o gamma=513", "from 1 to 512"),
         ("--tolerance -1", "0 or more"),
         ("--tolerance nan", "0 or more"),
         ("--tokens 9999999", "positions"),

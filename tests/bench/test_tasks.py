@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 from longdraft.bench import records as record
 from longdraft.bench import report
 from longdraft.bench.suite import nominal
-from longdraft.bench.tasks import code, edit, reader, reading, repo
+from longdraft.bench.tasks import code, edit, passages, reader, reading, repo
 from longdraft.bench.tasks.fitting import Fitting
 from longdraft.bench.tasks.suites import NAMES, Suite
 from longdraft.bench.tasks.task import Task
@@ -35,7 +35,7 @@ from longdraft.models.text import text_of
 
 CONTEXT = 700
 BUILT = [name for name in NAMES if name != "long"]
-SLOW = {"question", "repo", "summary"}
+SLOW = {"question", "qa", "repo", "summary", "copy", "code"}
 each_task = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in BUILT]
 )
@@ -88,7 +88,7 @@ def test_a_seed_has_its_tasks(name, fitting, monkeypatch):
     check_repeats(name, fitting, monkeypatch)
     assert built(name, fitting, 2, seed=1) != built(name, fitting, 2)
     seeds = count()
-    for module in (edit, repo, reading):
+    for module in (edit, repo, reading, passages):
         monkeypatch.setattr(module, "shuffled", lambda *a: random.Random(next(seeds)))
     with pytest.raises(AssertionError):  # a builder that draws without its seed
         check_repeats(name, fitting, monkeypatch)
@@ -171,6 +171,22 @@ def test_an_edit_is_of_code_that_has_what_it_names(fitting):
             assert task.turns[0].split("`")[3 if "strict" in task.turns[0] else 1] in task.document
         else:
             assert task.document.count("os.path.") >= 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["copy", "code"])
+def test_the_function_that_is_asked_for_is_in_the_file(name, fitting):
+    for task in built(name, fitting):
+        asked = task.turns[0].split("`")[1]
+        [node] = [node for name, node in code.functions(task.document) if name == asked]
+        assert node.end_lineno - node.lineno + 1 in passages.LINES
+
+
+def test_the_paragraph_that_is_quoted_is_there_once(fitting):
+    for task in built("quote", fitting):
+        words = task.turns[0].split('"')[1]
+        assert len(words.split()) == passages.BEGINNING
+        assert " ".join(task.document.split()).count(words) == 1
 
 
 @pytest.mark.full

@@ -131,7 +131,16 @@ def test_a_seed_gives_one_text_in_every_process(place):
 
 def test_one_row(record):
     found = record(
-        "--prompt-file", "a.txt", "-o", "gamma=3", "-o", "pace=off", "--max-new-tokens", "25"
+        "--prompt-file",
+        "a.txt",
+        "--method",
+        "vegas",
+        "-o",
+        "gamma=3",
+        "-o",
+        "pace=off",
+        "--max-new-tokens",
+        "25",
     )
     assert found.keys() >= KEYS and found["pace"] is False
     assert found["method"] == "vegas"
@@ -158,11 +167,20 @@ def test_one_row(record):
 
 @pytest.mark.full
 def test_drafts_are_as_deep_as_pays_unless_told(record, cli):
-    found = record("--prompt-file", "a.txt", "--compare", "-o", "gamma=3")
+    found = record("--prompt-file", "a.txt", "--compare", "--method", "vegas", "-o", "gamma=3")
     assert found["pace"] is True and found["equal"]
     assert found["predicted_speedup"] >= 1
     status, _, err = cli(
-        "generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "-o", "pace=slow"
+        "generate",
+        "-m",
+        "tiny",
+        *SHORT,
+        "--prompt-file",
+        "a.txt",
+        "--method",
+        "vegas",
+        "-o",
+        "pace=slow",
     )
     assert status == 2 and "give on or off" in err and len(err.splitlines()) == 1
 
@@ -278,7 +296,16 @@ def test_plain_says_its_share_of_the_bandwidth(record, cli):
 
 def test_accept_replays_plain_with_errors(record):
     found = record(
-        "--prompt-file", "a.txt", "--accept", "2.5", "-o", "gamma=4", "--max-new-tokens", "100"
+        "--prompt-file",
+        "a.txt",
+        "--method",
+        "vegas",
+        "--accept",
+        "2.5",
+        "-o",
+        "gamma=4",
+        "--max-new-tokens",
+        "100",
     )
     assert found["oracle"] == 2.5 and found["equal"] is True
     assert found["mean_acceptance_length"] == pytest.approx(3.5, abs=0.15)

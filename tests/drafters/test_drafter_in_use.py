@@ -7,15 +7,18 @@ from __future__ import annotations
 import pytest
 import torch
 from support import tiny
-from support.checks import SAMPLERS, check_lossless
+from support.checks import SAMPLERS, SEED, check_lossless
 from support.filled import BY_NAME, CHEAP, SOME, begun, compare_with_twin
 from support.listed import BUILD
 from support.prices import Stated
 from support.prophets import NEW, Prophet, decode, text
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from longdraft import generate
 from longdraft.drafters import Fill
 from longdraft.drafters.fill.drafter_in_use import DrafterInUse
 from longdraft.drafters.step import speculative_step
+from longdraft.models.lm import LM
 
 STATEFUL = ("medusa", "sd", "longspec", "eagle2", "eagle3", "mtp", "dflash", "vegas tree")
 
@@ -168,6 +171,18 @@ def test_it_is_lossless_whoever_drafts(sampler, model, monkeypatch):
         (70, 31, 90),
         64,
     )
+
+
+@pytest.mark.parametrize("length", [1, 64, 128, 512, pytest.param(3000, marks=pytest.mark.full)])
+def test_it_is_lossless_after_prompts_of_any_length(length, monkeypatch):
+    in_turn(monkeypatch, 3)
+    lm = LM(LlamaForCausalLM(LlamaConfig(**tiny.BASE | {"max_position_embeddings": 4096})))
+    fill = Fill([BUILD[name](lm) for name in ("vegas", "longspec", "sd")], Stated(**CHEAP))
+    options = {"max_new_tokens": 48, "sampler": SAMPLERS["T=1"], "seed": SEED}
+    prompts = tiny.prompts(length)
+    assert generate(lm, prompts, fill, **options) == generate(lm, prompts, **options)
+    again = tiny.prompts(length + 7)  # a second text, with what was learned
+    assert generate(lm, again, fill, **options) == generate(lm, again, **options)
 
 
 def test_the_sampler_is_that_of_the_rows():

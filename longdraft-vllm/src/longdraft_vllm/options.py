@@ -59,6 +59,7 @@ METHODS = {
         ),
         Offered("Lookup", "lookup", "proposers", "text", 0.6, ("n", "count")),
         Offered("Recycle", "recycle", "recycle", "logits", 0.4),
+        Offered("Fill", "fill", "fill", "logits", 0.6),
         Offered(
             "Vegas",
             "vegas",

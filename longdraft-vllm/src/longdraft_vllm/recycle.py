@@ -24,7 +24,7 @@ class Recycle(FromTexts):
 
     def __init__(self, vllm_config: Any):
         super().__init__(vllm_config)
-        options_of(vllm_config, "Recycle")
+        options_of(vllm_config, type(self).__name__)
         self.tables: dict[str, dict[int, int]] = {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +32,8 @@ class Recycle(FromTexts):
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         raise RuntimeError(
-            "Recycle needs the model runner of longdraft-vllm, which --worker-cls has replaced"
+            f"{type(self).__name__} needs the model runner of longdraft-vllm, which --worker-cls "
+            "has replaced"
         )
 
     def read(self, request: str, text: list[int], seen: list[tuple[int, int]]) -> None:

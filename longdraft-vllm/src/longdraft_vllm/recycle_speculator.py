@@ -22,7 +22,8 @@ class RecycleSpeculator(TextSpeculator):
         contract.check("v2 recycle")
         if vllm_config.parallel_config.enable_batch_sharded_sampling:
             raise ValueError(
-                "recycle does not support batch-sharded sampling, where no process sees all logits"
+                "recycle and fill do not support batch-sharded sampling, where no process sees all "
+                "logits"
             )
         super().__init__(method, req_states)
 

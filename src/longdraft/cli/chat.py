@@ -54,7 +54,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="Instructions that the conversation begins with.")
     ] = None,
-    method_options: MethodOptions = MethodOptions("fill"),
+    method_options: MethodOptions = MethodOptions(),
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum number of new tokens of an answer.")
     ] = 512,

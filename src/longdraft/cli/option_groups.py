@@ -176,9 +176,7 @@ class DrafterOptions:
 class MethodOptions:
     """A method and its options."""
 
-    method: Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")] = (
-        "vegas"
-    )
+    method: Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")] = "fill"
     option: Annotated[
         list[str],
         typer.Option(

@@ -40,7 +40,7 @@ Models = Annotated[
 @expand
 def serve(
     model: Models = ("smollm2",),  # type: ignore[assignment]
-    method_options: MethodOptions = MethodOptions("fill"),
+    method_options: MethodOptions = MethodOptions(),
     methods: Annotated[
         str | None,
         typer.Option(

@@ -1,5 +1,5 @@
-"""Tasks `question`, `summary` and `chat`: what is asked about documentation, a book, source code or
-a user's text.
+"""Tasks `question`, `qa`, `summary` and `chat`: what is asked about documentation, a book, source
+code or a user's text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from longdraft.errors import InputError
 
 Given = tuple[str, str]  # a user's text: its name and what it says
 CHAPTER = re.compile(r"^Chapter [IVXLC]+$", re.MULTILINE)
-NEW = {"question": 256, "summary": 320, "chat": 160}
+NEW = {"question": 256, "qa": 96, "summary": 320, "chat": 160}
 SUMMARY = (
     "Summarize the text above in about 200 words: who does or says what, and what comes of it."
 )
 QUESTION = (
     "Which three statements in the text above matter most, and why? Quote the sentence for "
     "each of them."
+)
+ANSWER = "What is the text above about? Answer in two sentences, in your own words."
+DOCUMENTED = (
+    "According to this documentation, what does `{name}` do, and what does each of its parameters "
+    "mean? Quote the sentences that say so."
+)
+DOCUMENTED_BRIEFLY = (
+    "According to this documentation, what is `{name}` for? Answer in two sentences, in your own "
+    "words."
 )
 ABOUT_TEXT = (
     "What is this text about? Answer in three sentences.",
@@ -46,12 +55,25 @@ SHORTEST = 120  # characters of a docstring that a question is about
 
 
 def question(fitting: Fitting, context: int, instance: int, seed: int, given: list[Given]) -> Task:
-    """A question about the documentation of a package, or about a user's text. Raises
+    """A question about the documentation of a package, or about a user's text, with quotes. Raises
     InputError.
     """
     if given:
         return _of_text(fitting, context, instance, given, "question", (QUESTION,))
-    rng = shuffled(seed, "question", context, instance)
+    return _of_documentation(fitting, context, instance, seed, "question", DOCUMENTED)
+
+
+def qa(fitting: Fitting, context: int, instance: int, seed: int, given: list[Given]) -> Task:
+    """The same, with a short answer in the model's own words. Raises InputError."""
+    if given:
+        return _of_text(fitting, context, instance, given, "qa", (ANSWER,))
+    return _of_documentation(fitting, context, instance, seed, "qa", DOCUMENTED_BRIEFLY)
+
+
+def _of_documentation(
+    fitting: Fitting, context: int, instance: int, seed: int, kind: str, asked: str
+) -> Task:
+    rng = shuffled(seed, kind, context, instance)
     packages = {
         n: members
         for n, members in folders().items()
@@ -66,12 +88,12 @@ def question(fitting: Fitting, context: int, instance: int, seed: int, given: li
             if sum(len(text) for _, text in entries) > 1.3 * context * fitting.characters_per_token:
                 break
         task = Task(
-            "question",
+            kind,
             f"{instance} {folder}",
-            (_ask("x" * 40),),
+            (asked.format(name="x" * 40),),
             "\n".join(text for _, text in entries),
             f"This is documentation of {folder}:\n\n",
-            new_tokens=NEW["question"],
+            new_tokens=NEW[kind],
             sources=tuple(f.source for f in used),
         )
         try:
@@ -85,18 +107,11 @@ def question(fitting: Fitting, context: int, instance: int, seed: int, given: li
         ]
         inside = [name for name in inside if len(name) <= 60]
         if inside and fitting.size(task) >= 0.8 * context:
-            return fitting.fit(replace(task, turns=(_ask(rng.choice(inside)),)), context)
+            turn = asked.format(name=rng.choice(inside))
+            return fitting.fit(replace(task, turns=(turn,)), context)
     raise InputError(
         f"no package here has {context} tokens of documentation: give --prompt-file, or "
         "less --context"
-    )
-
-
-def _ask(name: str) -> str:
-    return (
-        f"According to this documentation, what does `{name}` do, and what does each of "
-        "its parameters mean? Quote the"
-        " sentences that say so."
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from longdraft.bench.tasks import edit, long, reader, reading, repo
+from longdraft.bench.tasks import edit, long, passages, reader, reading, repo
 from longdraft.bench.tasks.fitting import Fitting
 from longdraft.bench.tasks.reading import Given
 from longdraft.bench.tasks.task import Task
@@ -14,9 +14,16 @@ from longdraft.errors import InputError
 
 LENGTHS = (1 << 10, 1 << 12, 1 << 13, 1 << 14, 30_000)
 INSTANCES = 3  # of each built task
-OF_CODE = {"edit": edit.build, "repo": repo.build}
+OF_CODE = {
+    "edit": edit.build,
+    "repo": repo.build,
+    "copy": passages.copy,
+    "code": passages.code,
+}
 OF_TEXT: dict[str, Callable[[Fitting, int, int, int, list[Given]], Task]] = {
     "question": reading.question,
+    "qa": reading.qa,
+    "quote": passages.quote,
     "summary": reading.summary,
     "chat": reading.chat,
 }
