@@ -26,7 +26,8 @@ class ModelFamily:
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
     the name of its class of an MLP of experts. rotary: the ending of the name of its rotation's
-    class.
+    class. interleaved: numbers that are rotated together lie side by side. partial: it may rotate a
+    part of each head. turns_windows: where some layers have windows, the others do not rotate.
     """
 
     stem: str
@@ -42,6 +43,9 @@ class ModelFamily:
     scaled: bool = False
     sparse: str = "SparseMoeBlock"
     rotary: str = "RotaryEmbedding"
+    interleaved: bool = False
+    partial: bool = False
+    turns_windows: bool = False
 
     @property
     def causal(self) -> str:
@@ -121,7 +125,18 @@ QWEN3_5 = ModelFamily(
     gated=True,
     rotary="TextRotaryEmbedding",
 )
-GEMMA2 = ModelFamily("Gemma2", "gemma2", plus_one=True, scaled=True)
+GEMMA = ModelFamily("Gemma", "gemma", native="decoder", plus_one=True, scaled=True)
+GEMMA2 = ModelFamily("Gemma2", "gemma2", native="decoder", plus_one=True, scaled=True)
+GEMMA3 = ModelFamily(
+    "Gemma3",
+    "gemma3_text",
+    "gemma3",
+    "TextConfig",
+    native="decoder",
+    gguf="gemma3",
+    plus_one=True,
+    scaled=True,
+)
 FAMILIES = (
     LLAMA,
     ModelFamily("Mistral", "mistral", native="decoder", fused=True, tested=True),
@@ -131,9 +146,23 @@ FAMILIES = (
     ModelFamily("Qwen3Moe", "qwen3_moe", tested=True),
     ModelFamily("Mixtral", "mixtral"),
     ModelFamily("GptOss", "gpt_oss", tested=True, sparse="MLP"),
-    ModelFamily("Granite", "granite"),
+    ModelFamily("Granite", "granite", native="decoder"),
+    ModelFamily("SmolLM3", "smollm3", native="decoder"),
+    ModelFamily("SeedOss", "seed_oss", native="decoder"),
+    ModelFamily("Cwm", "cwm", native="decoder"),
+    ModelFamily("Ministral", "ministral", native="decoder"),
+    GEMMA,
     GEMMA2,
-    ModelFamily("Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3"),
+    GEMMA3,
+    ModelFamily("Phi3", "phi3", native="decoder", partial=True),
+    ModelFamily("Glm", "glm", native="decoder", interleaved=True, partial=True),
+    ModelFamily("Glm4", "glm4", native="decoder", interleaved=True, partial=True),
+    ModelFamily("Helium", "helium", native="decoder", interleaved=True),
+    ModelFamily("Ernie4_5", "ernie4_5", native="decoder", interleaved=True),
+    ModelFamily("Olmo2", "olmo2", native="decoder"),
+    ModelFamily("Olmo3", "olmo3", native="decoder"),
+    ModelFamily("Exaone4", "exaone4", native="decoder", turns_windows=True),
+    ModelFamily("Arcee", "arcee", native="decoder"),
 )
 
 

@@ -11,6 +11,7 @@ from support import tiny
 from longdraft import Sampler, Stats, load, match
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.native import NativeBackend, fits
+from longdraft.backends.native.step import StepPins
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.drafters import GlideDrafter, random_glide
@@ -23,7 +24,7 @@ from longdraft.views import Guided, SinkWindow
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="the package was built without a C++ compiler"
 )
-FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed"]
+FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed", *tiny.DESCRIBED]
 
 
 def bushy(root: Tree) -> Tree:
@@ -371,3 +372,50 @@ def test_the_bundled_model_takes_the_native_step(dtype):
     """
     lm, _ = load("bundled", dtype)
     assert lm.exact and LM(lm.hf).exact
+
+
+# A part of a description, and a field of the kernels' structures without which it would be missing.
+FORGOTTEN = {
+    "a norm after attention": ("gemma3", 1, "mixer_output_norm", None),
+    "a norm after the MLP": ("glm4", 1, "mlp_output_norm", None),
+    "the base of another kind of layer": ("gemma3", 1, "rotation", 0),
+    "a layer without rotation": ("smollm3", 1, "rotation", 0),
+    "a window": ("cwm", 0, "window", 0),
+    "a window of one more": ("cwm", 0, "window", 25),
+    "a cap of scores": ("gemma2-softcap", 1, "cap", 0.0),
+    "a scale of embeddings": ("gemma", None, "embedding_scale", 0.0),
+    "a scale of what is added": ("granite", None, "residual_scale", 0.0),
+    "the divisor of logits": ("granite", None, "logit_divisor", 0.0),
+    "the cap of logits": ("gemma2-softcap", None, "logit_cap", 0.0),
+    "pairs side by side": ("glm4", None, "interleaved", 0),
+    "norms over all heads": ("olmo2", None, "joint_norms", 0),
+    "an activation": ("arcee", None, "activation", 0),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_a_part_that_is_forgotten_is_noticed(what):
+    name, layer, field, value = FORGOTTEN[what]
+    if name not in tiny.DESCRIBED:
+        pytest.skip("this version of Transformers computes it elsewhere")
+    lm = LM(tiny.stock(name), name)
+    [prompt] = tiny.prompts(70)
+
+    def logits():
+        cache = lm.new_cache(1, 80)
+        lm.prefill(prompt[:-1], cache)
+        return lm(Tree.root(torch.tensor(prompt[-1:])), cache)
+
+    fast, slow = both_ways(lm, logits)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+    model = lm.backend.step.model
+    setattr(model if layer is None else model.layer[layer], field, value)
+    assert (logits() - slow).abs().max() > 1e-3
+
+
+@torch.inference_mode()
+def test_a_norm_without_its_one_is_noticed(monkeypatch):
+    monkeypatch.setattr(StepPins, "weights", lambda self, norm: norm and self.norm(norm.module))
+    with pytest.raises(AssertionError):
+        test_equals_transformers("gemma3", None, "logits")

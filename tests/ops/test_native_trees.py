@@ -18,7 +18,7 @@ from longdraft.views import View
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="the package was built without a C++ compiler"
 )
-FAMILY = ["llama", "qwen3", "mistral-window", "qwen3-mixed"]
+FAMILY = ["llama", "qwen3", "mistral-window", "qwen3-mixed", *tiny.DESCRIBED]
 each_kv = pytest.mark.parametrize("kv", [None, "int8"])
 # Just before, at and after the bounds of chunks (256 slots) and blocks (1,024); inside them; almost
 # nothing.

@@ -8,28 +8,41 @@ from functools import cache
 import numpy as np
 import torch
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
     Cohere2Config,
+    CwmConfig,
     DeepseekV3Config,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
+    GlmConfig,
     GptOssConfig,
+    GraniteConfig,
+    HeliumConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from longdraft.backends.packed_linear import quantize_linears, round_inputs
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import Glide, random_glide
+from longdraft.families import GEMMA
 from longdraft.models.lm import LM
 from longdraft.training import data
 
@@ -51,6 +64,12 @@ MIXED = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+GRANITE = {  # none of which changes anything by default
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
 CONFIGS = {
     "llama": LlamaConfig(**BASE),
     "qwen3": Qwen3Config(**BASE),
@@ -60,6 +79,11 @@ CONFIGS = {
     ),
     "qwen3-moe": Qwen3MoeConfig(**BASE, num_experts=4, moe_intermediate_size=32, **MOE),
 }
+# computed by the native kernels with parts that Llama's layers lack, or other names
+DESCRIBED = ["gemma3", "granite", "smollm3", "seed-oss", "cwm", "ministral", "phi3", "glm", "glm4"]
+DESCRIBED += ["helium", "ernie", "olmo2", "olmo3", "exaone4", "arcee"]
+if hasattr(GEMMA.modeling, GEMMA.scaled_embedding):  # older versions scale embeddings elsewhere
+    DESCRIBED += ["gemma", "gemma2-softcap"]
 # what the whole lossless matrix runs on; of the others, single passes and a method or two
 MAIN = tuple(CONFIGS)
 CONFIGS |= {
@@ -82,7 +106,19 @@ CONFIGS |= {
         **BASE, **MIXED, query_pre_attn_scalar=16, attn_logit_softcapping=5.0
     ),
     "gemma3": Gemma3TextConfig(**BASE, **MIXED, query_pre_attn_scalar=16),
+    "gemma": GemmaConfig(**BASE),
+    "granite": GraniteConfig(**BASE, **GRANITE),
+    "smollm3": SmolLM3Config(**BASE, no_rope_layers=[1, 0, 1]),
+    "seed-oss": SeedOssConfig(**BASE, attention_bias=True, attention_out_bias=True),
+    "cwm": CwmConfig(**BASE, **MIXED),
+    "ministral": MinistralConfig(**BASE, **MIXED),
     "phi3": Phi3Config(**BASE),
+    "glm": GlmConfig(**BASE, attention_bias=True),
+    "helium": HeliumConfig(**BASE),
+    "ernie": Ernie4_5Config(**BASE, use_bias=True),
+    "olmo2": Olmo2Config(**BASE),
+    "exaone4": Exaone4Config(**BASE, **MIXED),
+    "arcee": ArceeConfig(**BASE),
     "mixtral": MixtralConfig(**BASE, num_local_experts=4, **MOE),
     "olmo3": Olmo3Config(**BASE, **MIXED),
     "glm4": Glm4Config(**BASE),
@@ -149,6 +185,8 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
+        if "gemma" in name and key.endswith("norm.weight"):
+            torch.nn.init.normal_(p, std=0.25)  # added to one
         if key.endswith("A_log"):
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
         if name == "qwen2" and key.endswith("k_proj.bias"):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a matrix, plus a bias if the module has one.
+    """A product with a matrix, plus a bias if the module (or its Rows) has one.
 
     name: of the module. shape: (outputs, inputs) by the config.
     """
@@ -29,6 +29,22 @@ class Linear:
     def numbers(self) -> int:
         """The number of elements in the matrix."""
         return int(self.module.out_features) * int(self.module.in_features)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a linear layer whose outputs are several projections side by side."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def out_features(self) -> int:
+        return len(self.weight)
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
 
 
 @dataclass(frozen=True)
@@ -50,12 +66,14 @@ class Norm:
 @dataclass(frozen=True)
 class Rotation:
     """Rotary positions. kind: `rope_type` of the config. frequencies: of each pair of numbers; a
-    head begins with the numbers that are rotated. scaling: of cosines and sines.
+    head begins with the numbers that are rotated. scaling: of cosines and sines. interleaved: the
+    numbers of a pair lie side by side; otherwise as far apart as there are pairs.
     """
 
     kind: str
     frequencies: Tensor
     scaling: float
+    interleaved: bool = False
 
     @property
     def size(self) -> int:
@@ -67,7 +85,8 @@ class Rotation:
 class Attention:
     """heads, key_heads: how many query heads and key heads. dim: numbers of a head.
 
-    scale: of the scores. q_norm, k_norm: of each head, before the rotation. gated: q has the
+    scale: of the scores. q_norm, k_norm: before the rotation, of each head, or with joint_norms of
+    all heads together. gated: q has the
     numbers of a head, then gates: the sigmoid of a gate multiplies a number of the output.
     window: how many positions a node sees; None: all. cap: of the scores, by cap * tanh(x / cap).
     sinks: a further score of each head, whose share of the softmax has no value.
@@ -84,6 +103,7 @@ class Attention:
     rotation: Rotation | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    joint_norms: bool = False
     gated: bool = False
     window: int | None = None
     cap: float | None = None
@@ -117,9 +137,11 @@ class DeltaNet:
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)). activation: "silu", or the name of another's class."""
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate. activation:
+    "silu", or the name of another's class.
+    """
 
-    gate: Linear
+    gate: Linear | None
     up: Linear
     down: Linear
     activation: str
@@ -164,13 +186,13 @@ class ExpertsMLP:
 @dataclass(frozen=True)
 class DecoderLayer:
     """x + residual_scale * mixer_output_norm(mixer(input_norm(x))), then the same with `mlp` and
-    its norms.
+    its norms. None: x itself.
     """
 
     mixer: Attention | DeltaNet
     mlp: GatedMLP | ExpertsMLP
-    input_norm: Norm
-    mlp_norm: Norm
+    input_norm: Norm | None
+    mlp_norm: Norm | None
     mixer_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
     residual_scale: float = 1.0

@@ -8,10 +8,11 @@ is left raises Unknown.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
@@ -25,6 +26,7 @@ from longdraft.backends.decoder_layer import (
     Linear,
     Norm,
     Rotation,
+    Rows,
 )
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.families import ModelFamily, family_of
@@ -36,25 +38,51 @@ ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 PACKED = {PackedLinear, EightBitInputs}
 OWN = vars(nn.Module()).keys()  # attributes of every module
+# Parts of a layer that do nothing where nothing is trained.
+IDLE = {"resid_attn_dropout", "resid_mlp_dropout"}
+
+
+class LayerNorms(NamedTuple):
+    """The names of a layer's norms, see DecoderLayer; None: it has none there."""
+
+    input: str | None
+    mixer_output: str | None
+    mlp: str | None
+    mlp_output: str | None
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name in self if name is not None}
+
+
+MIXER = "post_attention_layernorm"
+NORMS = (
+    LayerNorms("input_layernorm", None, MIXER, None),
+    LayerNorms("input_layernorm", MIXER, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    LayerNorms("input_layernorm", "post_self_attn_layernorm", MIXER, "post_mlp_layernorm"),
+    LayerNorms(None, MIXER, None, "post_feedforward_layernorm"),
+)
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_EMBEDDING = {
     *("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type"),
     *("scale_grad_by_freq", "sparse", "scalar_embed_scale"),
 }
 OF_LAYER = {
-    *("config", "hidden_size", "attention_type", "layer_type", "block_type"),
+    *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
     "residual_multiplier",
 }
 OF_ATTENTION = {
     *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
     *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
+    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", "num_key_value_heads"),
+    *("attention_type", "hidden_size", "sliding_window_pattern"),
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
     *("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "key_dim", "value_dim"),
     *("activation", "layer_norm_epsilon"),
 }
-OF_MLP = {"config", "hidden_size", "intermediate_size"}
+OF_MLP = {"config", "hidden_size", "intermediate_size", "residual_dropout"}
 OF_SPARSE_MLP = {"top_k", "jitter_noise"}
 OF_ROUTER = {"top_k", "num_experts", "norm_topk_prob", "hidden_dim"}
 OF_EXPERTS = {
@@ -96,56 +124,65 @@ def describe(hf: Any) -> Decoder:
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
             raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
-    rotation = _rotation(model.rotary_emb, family)
-    finder = Finder(family, hf.config, rotation)
+    rotations = _rotations(model.rotary_emb, family)
+    finder = Finder(family, hf.config, rotations)
+    layers = tuple(finder.layer(layer) for layer in model.layers)
+    attentions = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
+    rotation = next((a.rotation for a in attentions if a.rotation), None)
+    if rotation is None:
+        raise Unknown(f"{type(hf).__name__} rotates nothing")
     return Decoder(
         embedding=Linear(model.embed_tokens, "embed_tokens", table),
-        layers=tuple(finder.layer(layer) for layer in model.layers),
+        layers=layers,
         norm=finder.norm(model.norm, "norm", width),
         head=finder.linear(hf.lm_head, "lm_head", table),
         rotation=rotation,
         embedding_scale=_embedding_scale(model, family),
-        logit_divisor=_read_by_head(hf, "logits_scaling") or 1.0,
-        logit_cap=_read_by_head(hf, "final_logit_softcapping"),
+        logit_divisor=_read_by(hf, "logits_scaling", hf.config) or 1.0,
+        logit_cap=_read_by(hf, "final_logit_softcapping", hf.config),
     )
 
 
 @dataclass(frozen=True)
 class Finder:
-    """Describes modules of one family, whose sizes a config implies. Its methods raise Unknown."""
+    """Describes modules of one family, whose sizes a config implies. Its methods raise Unknown.
+
+    rotations: by kind of layer, see `_rotations`.
+    """
 
     family: ModelFamily
     config: Any
-    rotation: Rotation | None = None
+    rotations: Mapping[str | None, Rotation] = field(default_factory=dict)
 
     def layer(self, module: Any) -> DecoderLayer:
-        parts = {"mlp", "input_layernorm", "post_attention_layernorm"}
         mixers = {"self_attn", "linear_attn"}
-        more = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-        around = hasattr(module, "pre_feedforward_layernorm")
-        parts |= more if around else set()
-        _check(module, _class(self.family, self.family.layer), parts, OF_LAYER, mixers)
-        if len(mixers & {name for name, _ in module.named_children()}) != 1:
+        children = {name for name, _ in module.named_children()}
+        norms = next((n for n in NORMS if n.names == children - mixers - {"mlp"} - IDLE), None)
+        if norms is None:
+            raise Unknown(f"{type(module).__name__} has other norms than are known")
+        parts = norms.names | {"mlp"}
+        _check(module, _class(self.family, self.family.layer), parts, OF_LAYER, mixers | IDLE)
+        if len(mixers & children) != 1:
             raise Unknown(f"{type(module).__name__} has no mixer, or two")
         if hasattr(module, "self_attn"):
             mixer = self.attention(module.self_attn)
         else:
             mixer = self.delta_net(module.linear_attn)
         mlp = self.experts if hasattr(module.mlp, "experts") else self.mlp
-        before_mlp = "pre_feedforward_layernorm" if around else "post_attention_layernorm"
         return DecoderLayer(
             mixer=mixer,
             mlp=mlp(module.mlp),
-            input_norm=self._norm_in(module, "input_layernorm"),
-            mlp_norm=self._norm_in(module, before_mlp),
-            mixer_output_norm=self._norm_in(module, "post_attention_layernorm") if around else None,
-            mlp_output_norm=self._norm_in(module, "post_feedforward_layernorm") if around else None,
-            residual_scale=getattr(module, "residual_multiplier", 1.0),
+            input_norm=self._norm_in(module, norms.input),
+            mlp_norm=self._norm_in(module, norms.mlp),
+            mixer_output_norm=self._norm_in(module, norms.mixer_output),
+            mlp_output_norm=self._norm_in(module, norms.mlp_output),
+            residual_scale=_read_by(module, "residual_multiplier", module) or 1.0,
         )
 
     def attention(self, module: Any) -> Attention:
         c = self.config
-        parts = {"q_proj", "k_proj", "v_proj", "o_proj"}
+        together = hasattr(module, "qkv_proj")
+        parts = {"qkv_proj", "o_proj"} if together else {"q_proj", "k_proj", "v_proj", "o_proj"}
         cls = _class(self.family, self.family.attention)
         _check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm", "sinks"})
         if module.is_causal is not True:
@@ -155,27 +192,49 @@ class Finder:
         queries = c.num_attention_heads * dim
         keys = c.num_key_value_heads * dim
         norms = {
-            name: self.norm(getattr(module, name), name, dim)
+            name: getattr(module, name)
             for name in ("q_norm", "k_norm")
             if getattr(module, name, None) is not None
         }
-        of_config = getattr(c, "sliding_window", None)
+        joint = any(len(norm.weight) != dim for norm in norms.values())
+        sizes = {"q_norm": queries, "k_norm": keys} if joint else dict.fromkeys(norms, dim)
+        outputs = {"q_proj": queries * (1 + self.family.gated), "k_proj": keys, "v_proj": keys}
+        if together:
+            projected = self.rows(module.qkv_proj, outputs)
+        else:
+            projected = [self.linear(getattr(module, n), n, (outputs[n], width)) for n in outputs]
+        q, k, v = projected
         return Attention(
-            q=self.linear(module.q_proj, "q_proj", (queries * (1 + self.family.gated), width)),
-            k=self.linear(module.k_proj, "k_proj", (keys, width)),
-            v=self.linear(module.v_proj, "v_proj", (keys, width)),
+            q=q,
+            k=k,
+            v=v,
             o=self.linear(module.o_proj, "o_proj", (width, queries)),
             heads=c.num_attention_heads,
             key_heads=c.num_key_value_heads,
             dim=dim,
             scale=module.scaling,
-            rotation=self.rotation,
+            rotation=self._rotation_of(module),
             gated=self.family.gated,
-            window=getattr(module, "sliding_window", of_config),
-            cap=getattr(module, "attn_logit_softcapping", None),
+            window=self._window_of(module),
+            cap=_read_by(module, "attn_logit_softcapping", module),
             sinks=getattr(module, "sinks", None),
-            **norms,
+            joint_norms=joint,
+            **{name: self.norm(norm, name, sizes[name]) for name, norm in norms.items()},
         )
+
+    def _window_of(self, attention: Any) -> int | None:
+        if _reads(attention, "is_sliding") and not attention.is_sliding:
+            return None
+        of_config = getattr(self.config, "sliding_window", None)
+        return getattr(attention, "sliding_window", of_config)
+
+    def _rotation_of(self, attention: Any) -> Rotation | None:
+        windowed = getattr(attention, "sliding_window", None) is not None
+        beside_windows = self.family.turns_windows and windowed and not attention.is_sliding
+        if beside_windows or _read_by(attention, "use_rope", attention) in (0, False):
+            return None
+        kind = getattr(attention, "layer_type", getattr(attention, "attention_type", None))
+        return self.rotations.get(None) or self.rotations.get(kind)
 
     def delta_net(self, module: Any) -> DeltaNet:
         parts = {
@@ -213,18 +272,26 @@ class Finder:
         width = self.config.hidden_size
         inner = self.config.intermediate_size
         activation = self.activation(module)
-        return GatedMLP(
-            gate=self.linear(module.gate_proj, "gate_proj", (inner, width)),
-            up=self.linear(module.up_proj, "up_proj", (inner, width)),
-            down=self.linear(module.down_proj, "down_proj", (width, inner)),
-            activation=activation,
-        )
+        gate = None
+        if hasattr(module, "gate_up_proj"):
+            gate, up = self.rows(module.gate_up_proj, {"gate_proj": inner, "up_proj": inner})
+        else:
+            up = self.linear(module.up_proj, "up_proj", (inner, width))
+        if hasattr(module, "gate_proj"):
+            gate = self.linear(module.gate_proj, "gate_proj", (inner, width))
+        down = self.linear(module.down_proj, "down_proj", (width, inner))
+        return GatedMLP(gate, up, down, activation)
 
     def activation(self, module: Any) -> str:
-        """That of a gated MLP, whose linear layers may be of any class."""
-        parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-        _check(module, _class(self.family, self.family.mlp), parts, OF_MLP)
-        return _name_of(module.act_fn)
+        """That of an MLP, whose linear layers may be of any class."""
+        name = "activation_fn" if hasattr(module, "activation_fn") else "act_fn"
+        known = ({"gate_proj", "up_proj"}, {"gate_up_proj"}, {"up_proj"})
+        children = {child for child, _ in module.named_children()}
+        first = next((parts for parts in known if parts == children - {"down_proj", name}), None)
+        if first is None:
+            raise Unknown(f"{type(module).__name__} has other projections than are known")
+        _check(module, _class(self.family, self.family.mlp), first | {"down_proj", name}, OF_MLP)
+        return _name_of(getattr(module, name))
 
     def experts(self, module: Any) -> ExpertsMLP:
         family = self.family
@@ -262,14 +329,28 @@ class Finder:
             slope=getattr(inner, "alpha", 1.0),
         )
 
-    def _norm_in(self, layer: Any, name: str) -> Norm:
-        return self.norm(getattr(layer, name), name, self.config.hidden_size)
+    def _norm_in(self, layer: Any, name: str | None) -> Norm | None:
+        return name and self.norm(getattr(layer, name), name, self.config.hidden_size)
 
     def norm(self, module: Any, name: str, size: int) -> Norm:
         plus_one = self.family.plus_one
         eps = "eps" if plus_one else "variance_epsilon"
         _check(module, _class(self.family, self.family.norm), {"weight"}, {eps})
         return Norm(module, name, (size,), getattr(module, eps), plus_one=plus_one)
+
+    def rows(self, module: Any, outputs: Mapping[str, int]) -> list[Linear]:
+        """Projections whose rows are side by side in one linear layer."""
+        if type(module) in PACKED:
+            raise Unknown("several projections are packed together")
+        width = self.config.hidden_size
+        whole = self.linear(module, "", (sum(outputs.values()), width)).module
+        if tuple(whole.weight.shape) != (sum(outputs.values()), width):
+            raise Unknown(f"{', '.join(outputs)} are not side by side in one matrix")
+        sizes = list(outputs.values())
+        biases = [None] * len(sizes) if whole.bias is None else whole.bias.detach().split(sizes)
+        weights = whole.weight.detach().split(sizes)
+        parts = zip(outputs.items(), weights, biases, strict=True)
+        return [Linear(Rows(w, b), name, (size, width)) for (name, size), w, b in parts]
 
     def linear(self, module: Any, name: str, shape: tuple[int, int]) -> Linear:
         if type(module) in PACKED:
@@ -279,13 +360,27 @@ class Finder:
         return Linear(module, name, shape)
 
 
-def _rotation(module: Any, family: ModelFamily) -> Rotation:
+def _rotations(module: Any, family: ModelFamily) -> dict[str | None, Rotation]:
+    """The rotation of each kind of layer; that of None is the one of all."""
     cls = _class(family, family.rotation)
-    _check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
-    if module.inv_freq.dim() != 1:
+    kinds = getattr(module, "rope_type", "default")
+    if not isinstance(kinds, dict):
+        _check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
+        return {None: _rotation(module, family, kinds, "")}
+    parts = {f"{kind}_inv_freq" for kind in kinds}
+    optional = {f"{kind}_original_inv_freq" for kind in kinds}
+    known = OF_ROTATION | {"layer_types", *(f"{kind}_attention_scaling" for kind in kinds)}
+    _check(module, cls, parts, known, optional)
+    return {kind: _rotation(module, family, name, f"{kind}_") for kind, name in kinds.items()}
+
+
+def _rotation(module: Any, family: ModelFamily, kind: str, prefix: str) -> Rotation:
+    """prefix: of its names in the module."""
+    frequencies = getattr(module, f"{prefix}inv_freq")
+    if frequencies.dim() != 1:
         raise Unknown(f"{type(module).__name__} has several rows of frequencies")
-    kind = getattr(module, "rope_type", "default")
-    return Rotation(kind, module.inv_freq, module.attention_scaling)
+    scaling = getattr(module, f"{prefix}attention_scaling")
+    return Rotation(kind, frequencies, scaling, family.interleaved)
 
 
 def _embedding_scale(model: Any, family: ModelFamily) -> float:
@@ -296,13 +391,26 @@ def _embedding_scale(model: Any, family: ModelFamily) -> float:
     _check(module, cls, {"weight", *["embed_scale"] * scaled}, OF_EMBEDDING)
     if module.max_norm is not None:
         raise Unknown("the embedding limits its rows")
-    return module.scalar_embed_scale if scaled else getattr(model, "embedding_multiplier", 1.0)
+    if not scaled:
+        return _read_by(model, "embedding_multiplier", model) or 1.0
+    return torch.tensor(module.scalar_embed_scale).to(module.weight.dtype).item()
 
 
-def _read_by_head(hf: Any, name: str) -> float | None:
-    """This field of a causal model's config, if the code that computes its logits reads it."""
-    code = inspect.unwrap(type(hf).forward).__code__
-    return getattr(hf.config, name, None) if name in code.co_names else None
+def _read_by(module: Any, name: str, holder: Any) -> float | None:
+    """This attribute of the holder, if the module's forward reads it; raises Unknown for one of the
+    module that it does not read.
+    """
+    value = getattr(holder, name, None)
+    if _reads(module, name):
+        return value
+    if holder is module and value is not None:
+        raise Unknown(f"{type(module).__name__} has {name} and does not read it")
+    return None
+
+
+def _reads(module: Any, name: str) -> bool:
+    """Whether the code of the module's forward has this name."""
+    return name in inspect.unwrap(type(module).forward).__code__.co_names
 
 
 def _name_of(activation: Any) -> str:

@@ -40,6 +40,11 @@ def _offset(attention: Attention) -> Tensor | None:
         return keys.float()
     cos, sin = _mean_rotation(attention.rotation)
     n = len(cos)
+    if attention.rotation.interleaved:
+        pairs, rest = keys.split([2 * n, attention.dim - 2 * n], -1)
+        a, b = pairs[:, ::2], pairs[:, 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(1)
+        return torch.cat([turned, rest], -1).float()
     a, b, rest = keys.split([n, n, attention.dim - 2 * n], -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).float()
 

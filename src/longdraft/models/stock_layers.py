@@ -31,7 +31,9 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
     decoder = stock_decoder(hf)
     if family is None or decoder is None:
         return None
-    finder = Finder(family, hf.config, decoder.rotation)
+    if any(a.rotation is not decoder.rotation for a in decoder.attentions):
+        return None
+    finder = Finder(family, hf.config, {None: decoder.rotation})
     try:
         made = finder.layer(layer)
         norms = [*made.norms, *_norms(finder, beside)]
@@ -42,6 +44,8 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
     if unread(made, READ) or mlp.activation != "silu":
         return None
     assert isinstance(attention, Attention) and isinstance(mlp, GatedMLP)
+    if mlp.gate is None or made.input_norm is None or made.mlp_norm is None:
+        return None
     if {norm.eps for norm in norms} != {decoder.norm.eps} or attention.scale != attention.dim**-0.5:
         return None
     draft = DraftLayer(

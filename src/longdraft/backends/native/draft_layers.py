@@ -311,6 +311,11 @@ def layers_fit(step: NativeStep, layers: DraftLayers) -> bool:
     """Whether NativeLayers computes these layers: of the step's dtype, and of shapes that the
     kernels know.
     """
+    whole = step.model
+    if whole.embedding_scale or whole.logit_divisor or whole.logit_cap:
+        return False  # a drafter's embeddings and logits are those of the target's modules
+    if layers.frequency is None and (whole.interleaved or not step.rotates_alike):
+        return False
     shape = (layers.key_heads, layers.dim)
     if layers.host is not None and shape != (step.heads, step.dim):
         return False

@@ -15,17 +15,34 @@ from longdraft.backends.decoder_layer import (
     DecoderLayer,
     DeltaNet,
     Norm,
+    Rotation,
+    Rows,
     unread,
 )
 from longdraft.backends.describe import described
 from longdraft.families import family_of
+from longdraft.ops import native
 
 # The fields that NativeStep and HybridStep read. A model with anything in another field is refused.
 READ: Mapping[type, frozenset[str]] = {
     **LLAMA_LIKE,
-    Attention: LLAMA_LIKE[Attention] | {"gated", "window"},
+    Decoder: LLAMA_LIKE[Decoder] | {"embedding_scale", "logit_divisor", "logit_cap"},
+    DecoderLayer: LLAMA_LIKE[DecoderLayer]
+    | {"mixer_output_norm", "mlp_output_norm", "residual_scale"},
+    Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms"},
+    Rows: frozenset({"weight", "bias"}),
+    Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
     Norm: LLAMA_LIKE[Norm] | {"plus_one"},
     DeltaNet: frozenset(field.name for field in fields(DeltaNet)),
+}
+
+
+# By their names in descriptions.
+ACTIVATIONS = {
+    "silu": native.Activation.SILU,
+    "GELUTanh": native.Activation.GELU_TANH,
+    "PytorchGELUTanh": native.Activation.GELU_TANH,
+    "ReLUSquaredActivation": native.Activation.RELU2,
 }
 
 
@@ -48,7 +65,7 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
 
 def knows(layer: DecoderLayer) -> bool:
     """Whether the kernels know the functions of a layer, whose fields they read."""
-    if layer.mlp.activation != "silu":
+    if layer.mlp.activation not in ACTIVATIONS:
         return False
     mixer = layer.mixer
     if isinstance(mixer, Attention):
@@ -68,9 +85,20 @@ def is_uniform(decoder: Decoder) -> bool:
     """Whether what the kernels are told once for all layers is the same in each, and that some
     layer attends.
     """
-    heads = {(a.heads, a.key_heads, a.dim, a.scale, a.gated) for a in decoder.attentions}
-    rotated_alike = all(a.rotation is decoder.rotation for a in decoder.attentions)
-    return len(heads) == 1 and rotated_alike and len({norm.eps for norm in decoder.norms}) == 1
+    heads = {
+        (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms) for a in decoder.attentions
+    }
+    rotated = {(len(r.frequencies), r.scaling, r.interleaved) for r in rotations(decoder)}
+    around = {(layer.mlp.activation, layer.residual_scale) for layer in decoder.layers}
+    epsilons = {norm.eps for norm in decoder.norms}
+    return all(len(different) == 1 for different in (heads, rotated, around, epsilons))
+
+
+def rotations(decoder: Decoder) -> list[Rotation]:
+    """Those of its layers, the decoder's own first, each once."""
+    found = {id(r): r for a in decoder.attentions if (r := a.rotation) is not None}
+    others = (r for key, r in found.items() if key != id(decoder.rotation))
+    return [decoder.rotation, *others]
 
 
 def attention_window(layer: DecoderLayer) -> int | None:

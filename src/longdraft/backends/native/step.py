@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from longdraft.backends.decoder_layer import Attention, DecoderLayer, GatedMLP, Norm
 from longdraft.backends.describe import describe
+from longdraft.backends.native.layers import ACTIVATIONS, rotations
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
@@ -70,6 +71,7 @@ class NativeStep:
         attention = decoder.attentions[0]
         vocab, width = decoder.embedding.shape
         count = len(decoder.layers)
+        self._rows = {id(r): row for row, r in enumerate(rotations(decoder))}
         layers = (native.Layer * count)(
             *[self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
         )
@@ -90,18 +92,28 @@ class NativeStep:
             groups=attention.heads // attention.key_heads,
             head_dim=attention.dim,
             gated=attention.gated,
-            mlp=_mlp_of(decoder.layers[0]).gate.shape[0],
+            mlp=_mlp_of(decoder.layers[0]).up.shape[0],
             vocab=vocab,
             frequencies=len(decoder.rotation.frequencies),
+            interleaved=decoder.rotation.interleaved,
+            joint_norms=attention.joint_norms,
+            more_rotations=len(self._rows) - 1,
+            activation=ACTIVATIONS[decoder.layers[0].mlp.activation],
+            embedding_scale=_scale(decoder.embedding_scale),
+            residual_scale=_scale(decoder.layers[0].residual_scale),
+            logit_divisor=_scale(decoder.logit_divisor),
+            logit_cap=decoder.logit_cap or 0.0,
             eps=decoder.norm.eps,
             scale=attention.scale,
             rope_scale=decoder.rotation.scaling,
-            inv_freq=self._pins.float(decoder.rotation.frequencies),
+            inv_freq=self._pins.float(torch.cat([r.frequencies for r in rotations(decoder)])),
             embed=self._pins.raw(decoder.embedding.module.weight),
             head=self._pins.linear(decoder.head.module),
             norm=self._pins.weights(decoder.norm),
             layer=layers,
         )
+        # whether all layers rotate in the same way
+        self.rotates_alike = all(a.rotation is decoder.rotation for a in decoder.attentions)
         self.without_keys = set[int]()  # layers
         self.work = self.lib.longdraft_new()
         self.lock = Lock()
@@ -124,6 +136,8 @@ class NativeStep:
             q_norm=pins.weights(attention.q_norm),
             k_norm=pins.weights(attention.k_norm),
             window=attention.window or 0,
+            cap=attention.cap or 0.0,
+            rotation=-1 if attention.rotation is None else self._rows[id(attention.rotation)],
             kind=native.LayerKind.DECODER,
         )
 
@@ -134,7 +148,9 @@ class NativeStep:
         return {
             "input_norm": pins.weights(layer.input_norm),
             "mlp_norm": pins.weights(layer.mlp_norm),
-            "gate": pins.linear(mlp.gate.module),
+            "mixer_output_norm": pins.weights(layer.mixer_output_norm),
+            "mlp_output_norm": pins.weights(layer.mlp_output_norm),
+            "gate": native.Linear() if mlp.gate is None else pins.linear(mlp.gate.module),
             "up": pins.linear(mlp.up.module),
             "down": pins.linear(mlp.down.module),
         }
@@ -346,6 +362,11 @@ class NativeStep:
             )
 
         return [of(view.copied.get(place)) for place in where]
+
+
+def _scale(factor: float) -> float:
+    """0 for a factor that changes nothing."""
+    return 0.0 if factor == 1 else factor
 
 
 def _mlp_of(layer: DecoderLayer) -> GatedMLP:

@@ -26,8 +26,7 @@ from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
-# architectures that the native backend does not run: nothing would read packed weights
-UNPACKED = [family.gguf for family in FAMILIES if family.gguf and not family.native]
+UNPACKED = [gemma3.KIND]  # architectures whose weights are not kept packed
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

@@ -21,6 +21,7 @@ struct Queries {
     int64_t scratch;          // scratch nodes
     int64_t length;           // committed slots before them
     int64_t window;           // 0: none
+    float cap;                // of scores: cap tanh(x / cap); 0: none
     const float* key_offset = nullptr;  // [D], which keys of 8 bits lack; or null
 };
 
@@ -49,6 +50,15 @@ static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, in
             const int64_t node = slot - x.length;
             if (!x.mask[w * x.scratch + node] || (x.window && x.length + x.depth[node] < low)) s[j] = NONE;
         }
+    }
+}
+
+// Caps n scores.
+static inline void cap_scores(float* s, int64_t n, float cap) {
+    for (int64_t j = 0; j < n; j += V) {
+        // cap tanh(y) is cap (1 - 2 / (exp(2 y) + 1))
+        const vec power = vexp(load(s + j) * (2 / cap));
+        store(s + j, splat(cap) - splat(2 * cap) / (power + 1.0f));
     }
 }
 
@@ -144,6 +154,7 @@ static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int
         products.scores(k + c * KEY, len, scores, prefetch);
         for (int64_t r = 0; r < R; r++) {
             float* row = scores + r * CHUNK;
+            if (x.cap) cap_scores(row, padded, x.cap);
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
             if (masked) hide(row, x, r, first + c, len);
             const ScoreSink sink = sinks ? sinks[r] : ScoreSink{};

@@ -12,12 +12,16 @@ static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
     return f.format == NUMBERS ? !f.interleaved : packed_fits(f);
 }
 
+static bool mlp_fits(const Layer& f, const Model& m) {
+    return (!f.gate.weight || fits(f.gate, m.mlp, m.width)) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
+}
+
 // A layer whose mixer the caller computes.
 static bool mixer_fits(const Layer& f, const Model& m) {
     for (const Linear* const linear : {&f.q, &f.k, &f.v})
         if (!in_range(linear->outputs, 16, MANY) || !fits(*linear, linear->outputs, m.width)) return false;
     if (!in_range(f.o.inputs, 16, MANY) || f.o.inputs % 16 || !fits(f.o, m.width, f.o.inputs)) return false;
-    return f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
+    return f.mlp_norm && mlp_fits(f, m);
 }
 
 static bool has_features(const Model& m) { return m.start == FUSED || m.start == BESIDE; }
@@ -25,12 +29,15 @@ static bool has_features(const Model& m) { return m.start == FUSED || m.start ==
 static bool fits(const Layer& f, const Model& m) {
     const bool first = &f == m.layer, beside = first && m.start == BESIDE;
     const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim, width = beside ? 2 * m.width : m.width;
-    if (!in_range(f.kind, DECODER, KEYS) || f.window < 0 || (!f.input_norm && !(first && has_features(m)))) return false;
+    if (!in_range(f.rotation, -1, m.more_rotations)) return false;
+    const bool begins = first && has_features(m);
+    if (!in_range(f.kind, DECODER, KEYS) || f.window < 0 || !(f.cap >= 0 && std::isfinite(f.cap))) return false;
+    if (!f.input_norm && !f.mixer_output_norm && !begins) return false;
     if (f.kind == RECURRENT) return mixer_fits(f, m) && m.start == EMBEDDING;
     if (f.kind != KEYS && (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q))) return false;
     if (f.kind != CROSS && (!fits(f.k, kv, width) || !fits(f.v, kv, width))) return false;
     if (!f.down.weight || f.kind == KEYS) return true;
-    return f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
+    return (f.mlp_norm || f.mlp_output_norm) && mlp_fits(f, m);
 }
 
 static bool start_fits(const Model& m) {
@@ -51,6 +58,9 @@ static bool fits(const Model& m) {
     if (!in_range(m.layers, m.start == GIVEN ? 0 : 1, MANY) || !start_fits(m)) return false;
     for (const int64_t n : {m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
         if (!in_range(n, 1, MANY)) return false;
+    if (!in_range(m.more_rotations, 0, MANY) || !in_range(m.activation, SILU, RELU2)) return false;
+    for (const float x : {m.embedding_scale, m.residual_scale, m.logit_divisor, m.logit_cap})
+        if (!std::isfinite(x)) return false;
     if (m.heads != m.key_heads * m.groups || !in_range(m.frequencies, 1, m.head_dim / 2)) return false;
     if (m.width % 16 || m.mlp % 16 || m.vocab < 16) return false;
     if (!m.inv_freq || !m.embed || !m.layer || !head_fits(m)) return false;

@@ -11,13 +11,14 @@
 #include "products.h"
 #include "team.h"
 
-// One head of q or k: norm, then rotation of its first 2 n numbers. rotation: D/2 cosines, then D/2 sines.
-static void rotate(float* x, const float* norm, const float* rotation, int64_t D, int64_t n, float eps) {
-    if (norm) rms_norm(x, norm, D, eps, x);
+// Rotates the first 2 n numbers of a head. rotation: D/2 cosines, then D/2 sines.
+static void rotate(float* x, const float* rotation, int64_t D, int64_t n, bool interleaved) {
+    const int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : n;
     for (int64_t i = 0; i < n; i++) {
-        const float a = x[i], b = x[i + n], c = rotation[i], s = rotation[D / 2 + i];
-        x[i] = a * c - b * s;
-        x[i + n] = b * c + a * s;
+        float &first = x[i * step], &second = x[i * step + apart];
+        const float a = first, b = second, c = rotation[i], s = rotation[D / 2 + i];
+        first = a * c - b * s;
+        second = b * c + a * s;
     }
 }
 
@@ -35,7 +36,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention&
     const int64_t beside = m.start == FUSED || m.start == BESIDE ? 2 * m.width : 0;
     t.residual.reserve(T * m.width), t.normed.reserve(T * std::max({m.width, H * D, beside}));
     t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D, 2 * m.mlp, m.width}));
-    t.queries.reserve(T * H * D), t.rotation.reserve(T * D), t.lse.reserve(T * H);
+    t.queries.reserve(T * H * D), t.rotation.reserve((1 + m.more_rotations) * T * D), t.lse.reserve(T * H);
     const int64_t partials = pairs * widest * R;
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
     reserve_scores(p, t, pairs, G);
@@ -80,12 +81,12 @@ class Forward {
             if (layer || m.start != BESIDE) norm(f.input_norm);
             if (f.kind == RECURRENT) return before_mixer(f);
             project(f);
+            if (m.joint_norms) norm_heads(f);
             rotate_all(x, f);
             if (f.kind == KEYS) continue;
             attend(x);
             if (m.gated) gate_heads();
-            multiply(f.o, normed, T, residual, true);
-            t.barrier.wait();
+            add(f.o, normed, f.mixer_output_norm, t.projected.data());
             if (f.down.weight) mlp(f);
         }
         keep_states(m.layers, residual);
@@ -113,11 +114,7 @@ class Forward {
                 put_side_by_side(i);
             else if (!p.sources)
                 std::memcpy(residual + i * width, p.features + i * width, sizeof(float) * width);
-            for (int64_t j = 0; m.layers && j < m.frequencies; j++) {
-                const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
-                t.rotation[i * D + j] = std::cos(angle) * m.rope_scale;
-                t.rotation[i * D + D / 2 + j] = std::sin(angle) * m.rope_scale;
-            }
+            for (int64_t r = 0; m.layers && r <= m.more_rotations; r++) put_rotation(i, r);
         }
         if (m.start == FUSED) {
             t.barrier.wait();
@@ -126,9 +123,25 @@ class Forward {
         if (m.start == FUSED || m.start == BESIDE) t.barrier.wait();
     }
 
+    void put_rotation(int64_t i, int64_t row) {
+        float* const to = &t.rotation[(row * T + i) * D];
+        for (int64_t j = 0; j < m.frequencies; j++) {
+            const float angle = static_cast<float>(p.position[i]) * m.inv_freq[row * m.frequencies + j];
+            to[j] = std::cos(angle) * m.rope_scale;
+            to[D / 2 + j] = std::sin(angle) * m.rope_scale;
+        }
+    }
+
+    // One head of q or k of node i: its norm, then its rotation.
+    void turn(const Layer& f, const float* norm, int64_t i, float* x) {
+        if (norm && !m.joint_norms) rms_norm(x, norm, D, m.eps, x);
+        if (f.rotation >= 0) rotate(x, &t.rotation[(f.rotation * T + i) * D], D, m.frequencies, m.interleaved);
+    }
+
     void embed(int64_t i, float* to) {
         const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
-        for (int64_t j = 0; j < width; j += V) store(to + j, load(from + j));
+        const float scale = m.embedding_scale ? m.embedding_scale : 1.0f;
+        for (int64_t j = 0; j < width; j += V) store(to + j, load(from + j) * scale);
     }
 
     // Puts a node's embedding and its feature side by side in `normed`, each after its norm.
@@ -172,6 +185,17 @@ class Forward {
         t.barrier.wait();
     }
 
+    // Norms of q and k over all heads of a node.
+    void norm_heads(const Layer& f) {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) {
+            float *const queries = q + i * H * D, *const keys = k + i * K * D;
+            if (f.q_norm) rms_norm(queries, f.q_norm, H * D, m.eps, queries);
+            if (f.k_norm) rms_norm(keys, f.k_norm, K * D, m.eps, keys);
+        }
+        t.barrier.wait();
+    }
+
     // What the mixer of a layer reads.
     void before_mixer(const Layer& f) {
         float* to = p.mixer_inputs;
@@ -182,9 +206,24 @@ class Forward {
     }
 
     void after_mixer(const Layer& f) {
-        multiply(f.o, p.mixed, T, residual, true);
-        t.barrier.wait();
+        add(f.o, p.mixed, f.mixer_output_norm, t.projected.data());
         mlp(f);
+    }
+
+    // Adds a product with x to the stream, after its norm and scale. spare [T,width]: memory that may be overwritten.
+    void add(const Linear& f, const float* x, const float* output_norm, float* spare) {
+        const bool changed = output_norm || m.residual_scale;
+        multiply(f, x, T, changed ? spare : residual, !changed);
+        t.barrier.wait();
+        if (!changed) return;
+        const float scale = m.residual_scale ? m.residual_scale : 1.0f;
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) {
+            float *const more = spare + i * width, *const stream = residual + i * width;
+            if (output_norm) rms_norm(more, output_norm, width, m.eps, more);
+            for (int64_t j = 0; j < width; j += V) store(stream + j, load(stream + j) + load(more + j) * scale);
+        }
+        t.barrier.wait();
     }
 
     // Outputs of attention times the sigmoid of their gates.
@@ -214,7 +253,7 @@ class Forward {
     void query(const Layer& f, int64_t i, int64_t h) {
         const int64_t b = i / W, w = i % W;
         float *from = q + (i * H + h) * HEAD, *to = &t.queries[((b * K + h / G) * G * W + h % G * W + w) * D];
-        rotate(from, f.q_norm, &t.rotation[i * D], D, m.frequencies, m.eps);
+        turn(f, f.q_norm, i, from);
         for (int64_t j = 0; j < D; j += V) store(to + j, load(from + j) * m.scale);
     }
 
@@ -223,7 +262,7 @@ class Forward {
         const LayerCache& cache = p.cache[x.layer];
         const int64_t row = (b * K + h) * cache.slots + slot, to = row * D, bytes = row * coded_bytes(D, cache.bits);
         float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
-        rotate(key, f.k_norm, &t.rotation[i * D], D, m.frequencies, m.eps);
+        turn(f, f.k_norm, i, key);
         if (cache.bits) {
             encode_key<8>(key, cache.key_offset ? cache.key_offset + h * D : nullptr, D, static_cast<char*>(cache.k) + bytes);
             return encode_value<8>(value, D, static_cast<char*>(cache.v) + bytes);
@@ -256,6 +295,10 @@ class Forward {
         else
             for (int64_t b = 0; b < p.rows; b++)
                 multiply(m.head, normed + ((b + 1) * W - n) * width, n, out + b * n * some, false);
+        if (m.logit_divisor || m.logit_cap) {
+            t.barrier.wait();
+            bound(out, p.rows * n * some);
+        }
         if (!m.head_tokens) return;
         t.barrier.wait();
 #pragma omp for schedule(static) nowait
@@ -266,20 +309,37 @@ class Forward {
         }
     }
 
+    // Divides and caps `count` logits.
+    void bound(float* x, int64_t count) {
+        const float divisor = m.logit_divisor ? m.logit_divisor : 1.0f, cap = m.logit_cap;
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < count; i++) {
+            const float logit = x[i] / divisor;
+            x[i] = cap ? cap * std::tanh(logit / cap) : logit;
+        }
+    }
+
+    vec activated(vec x) const {
+        if (m.activation == SILU) return x / (vexp(-x) + 1.0f);
+        if (m.activation == RELU2) return vmax(x, splat(0)) * vmax(x, splat(0));
+        // x (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)), where 2 u is
+        const vec twice = x * 1.5957691216f * (x * x * 0.044715f + 1.0f);
+        return x / (vexp(-twice) + 1.0f);
+    }
+
     void mlp(const Layer& f) {
         norm(f.mlp_norm);
-        multiply(f.gate, normed, T, gate, false);
-        multiply(f.up, normed, T, up, false);
+        multiply(f.gate.weight ? f.gate : f.up, normed, T, gate, false);
+        if (f.gate.weight) multiply(f.up, normed, T, up, false);
 #pragma omp for schedule(static) nowait  // divided as in `outputs`: each thread goes on with what it has computed
         for (int64_t unit = 0; unit < (m.mlp + OUTPUTS - 1) / OUTPUTS; unit++)
             for (int64_t row = 0; row < T * m.mlp; row += m.mlp)
                 for (int64_t i = unit * OUTPUTS; i < std::min((unit + 1) * OUTPUTS, m.mlp); i += V) {
-                    const vec a = load(gate + row + i);
-                    store(gate + row + i, a / (vexp(-a) + 1.0f) * load(up + row + i));
+                    const vec a = activated(load(gate + row + i));
+                    store(gate + row + i, f.gate.weight ? a * load(up + row + i) : a);
                 }
         t.barrier.wait();
-        multiply(f.down, gate, T, residual, true);
-        t.barrier.wait();
+        add(f.down, gate, f.mlp_output_norm, normed);
     }
 };
 

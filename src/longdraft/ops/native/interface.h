@@ -36,6 +36,10 @@ enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
 // embedding and the feature side by side (EAGLE-3).
 enum Start : int64_t { EMBEDDING, GIVEN, FUSED, BESIDE };
 
+// What the gate of an MLP goes through, or without gates its inner numbers. GELU_TANH: the approximation by tanh. RELU2: the
+// square of what is positive.
+enum Activation : int64_t { SILU, GELU_TANH, RELU2 };
+
 // How the weights of a linear layer lie in memory: as numbers E, or as codes of this many bits in groups of 32 or 16 inputs
 // (ops/packed.py).
 enum Format : int64_t { NUMBERS, BITS_4, BITS_5, BITS_6, BITS_8, BITS_8_OF_16 };
@@ -58,21 +62,31 @@ struct Linear {
 };
 
 struct Layer {
-    Linear q, k, v, o, gate, up, down;
-    const float* input_norm;  // [width]; or null, where the stream begins with a feature
-    const float* mlp_norm;    // [width]; null without an MLP
-    const float* q_norm;      // [D], or null
-    const float* k_norm;      // [D], or null
-    int64_t window;           // how many positions a node sees; 0: all
+    Linear q, k, v, o, gate, up, down;  // an MLP may lack `gate`
+    const float* input_norm;  // [width]; or null: none, if there is mixer_output_norm or the stream begins with a feature
+    const float* mlp_norm;    // [width]; null without an MLP, or if there is mlp_output_norm
+    const float* q_norm;      // [D], or [H*D] with joint_norms; or null
+    const float* k_norm;      // [D], or [K*D] with joint_norms; or null
+    const float* mixer_output_norm;  // [width] of what the mixer and the MLP add to the stream, or null
+    const float* mlp_output_norm;
+    int64_t window;    // how many positions a node sees; 0: all
+    float cap;         // of the scores: cap tanh(x / cap); 0: none
+    int64_t rotation;  // the row of inv_freq by which positions turn; -1: they do not
     LayerKind kind;
 };
 
 struct Model {
     int64_t layers, width, heads, key_heads, groups, head_dim, mlp, vocab;  // groups: query heads of a key head
     int64_t frequencies;  // numbers in inv_freq: half of those that are rotated, the first of a head
+    int64_t more_rotations;  // rows of inv_freq beside the first
+    int64_t interleaved;  // 1: numbers that are rotated together lie side by side; 0: `frequencies` apart
+    int64_t joint_norms;  // 1: q_norm and k_norm are over all heads of a node; 0: over each head
     int64_t gated;        // 1: q has the numbers of a head, then its output's gates
+    Activation activation;
     float eps, scale, rope_scale;
-    const float* inv_freq;
+    float embedding_scale, residual_scale;  // of embeddings, and of what is added to the stream; 0: they are not scaled
+    float logit_divisor, logit_cap;         // logits are divided, then capped: cap tanh(x / cap); 0: they are not
+    const float* inv_freq;  // [1 + more_rotations,frequencies]
     const void* embed;  // E [vocab,width]
     Linear head;
     const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens;

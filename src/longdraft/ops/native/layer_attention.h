@@ -93,7 +93,7 @@ class LayerAttention {
         const float* q = &t.queries[(b * K + unit.head) * R * D];
         const float* offset = p.cache[x.layer].key_offset;
         if (offset) offset += unit.head * D;
-        return {q, R, W, p.position + b * W, p.depth + b * scratch, mask, scratch, x.committed(b), x.window, offset};
+        return {q, R, W, p.position + b * W, p.depth + b * scratch, mask, scratch, x.committed(b), x.window, x.cap, offset};
     }
 
     void selected(const Unit& unit) {

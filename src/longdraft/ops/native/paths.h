@@ -97,6 +97,7 @@ class PathAttention {
             if (!n) continue;
             float* row = t.scores + r * CHUNK;
             for (int64_t e = 0; e < found; e++) row[committed + e] = t.scratch_scores[r * x.scratch + t.path[e]];
+            if (x.cap) cap_scores(row, padded, x.cap);
             for (int64_t j = n; j < padded; j++) row[j] = NONE;
             if (x.window) hide(row, visible, 0, c, n);
             const ScoreSink sink = sinks ? sinks[r] : ScoreSink{};

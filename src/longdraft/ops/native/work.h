@@ -68,6 +68,7 @@ struct LayerPass {
     const Pass& p;
     const int64_t layer;
     const int64_t kind = m.layer[layer].kind, window = m.layer[layer].window;
+    const float cap = m.layer[layer].cap;
     // The nodes after the committed slots. The slots of a ring count as scratch.
     const int64_t scratch = kind == CROSS ? 0 : (kind == RING ? p.ring : 0) + p.start + p.nodes;
     const bool viewed = p.selected && !window && kind != RING;  // layers with a window ignore views
