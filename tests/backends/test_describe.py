@@ -27,8 +27,9 @@ from longdraft.backends.decoder_layer import (
     Norm,
     unread,
 )
-from longdraft.backends.describe import Unknown, describe, described
+from longdraft.backends.describe import describe, described
 from longdraft.backends.features.windows import windows_of
+from longdraft.backends.known_modules import Unknown
 from longdraft.backends.native import layers
 from longdraft.costs.counts import _products, _products_of_modules
 from longdraft.families import GEMMA2, LLAMA

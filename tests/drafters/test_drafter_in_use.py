@@ -12,7 +12,6 @@ from support.filled import BY_NAME, CHEAP, SOME, begun, compare_with_twin
 from support.listed import BUILD
 from support.prices import Stated
 from support.prophets import NEW, Prophet, decode, text
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import generate
 from longdraft.drafters import Fill
@@ -176,7 +175,7 @@ def test_it_is_lossless_whoever_drafts(sampler, model, monkeypatch):
 @pytest.mark.parametrize("length", [1, 64, 128, 512, pytest.param(3000, marks=pytest.mark.full)])
 def test_it_is_lossless_after_prompts_of_any_length(length, monkeypatch):
     in_turn(monkeypatch, 3)
-    lm = LM(LlamaForCausalLM(LlamaConfig(**tiny.BASE | {"max_position_embeddings": 4096})))
+    lm = LM(tiny.stock("llama", max_position_embeddings=4096))
     fill = Fill([BUILD[name](lm) for name in ("vegas", "longspec", "sd")], Stated(**CHEAP))
     options = {"max_new_tokens": 48, "sampler": SAMPLERS["T=1"], "seed": SEED}
     prompts = tiny.prompts(length)

@@ -94,7 +94,12 @@ def test_nothing_that_the_table_says_runs_is_refused():
 
 @pytest.mark.parametrize(
     ("kind", "outcome"),
-    [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"})],
+    [
+        ("llama", {"exact", "equal"}),
+        ("gemma2", {"exact", "equal"}),
+        ("cohere2", {"equal"}),
+        ("rwkv", {"refused"}),
+    ],
 )
 def test_what_became_of_a_kind(kind, outcome):
     record = coverage.examined(kind, {"vegas": coverage.METHODS["vegas"]})

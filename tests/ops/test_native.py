@@ -393,6 +393,7 @@ FORGOTTEN = {
 }
 
 
+@pytest.mark.whole
 @torch.inference_mode()
 @pytest.mark.parametrize("what", FORGOTTEN)
 def test_a_part_that_is_forgotten_is_noticed(what):

@@ -262,15 +262,17 @@ def test_the_figures_on_qwen_coder_are_ratios_of_medians(tmp_path, monkeypatch, 
     ratio = median(r["tokens_per_s"] for r in same if r["label"] == "plain") / max(
         map(median, rates)
     )
-    assert f"| 0.5B, plain over the fastest engine's plain | {ratio:.2f} (1.2) |" in page
-    assert [qwen_coder.goal_cell(r, 1.2) for r in (1.194, 1.196, None)] == [
+    assert f"| 0.5B, plain over the fastest engine's plain | {ratio:.2f} (1.2, before" in page
+    assert [qwen_coder.goal_cell(r, 1.2, None) for r in (1.194, 1.196, None)] == [
         "**1.19** (1.2)",
         "1.20 (1.2)",
         "",
     ]
+    assert qwen_coder.goal_cell(1.0, 1.2, 0.5) == "**1.00** (1.2, before 0.50)"
+    assert qwen_coder.goal_cell(1.0, None, 0.5) == "1.00 (before 0.50)"
     monkeypatch.setattr(measured, "ROOT", tmp_path)
     monkeypatch.setattr(qwen_coder, "PAGE", tmp_path / "page.md")
-    qwen_coder.PAGE.write_text(page.replace(f"{ratio:.2f} (1.2)", "9.99 (1.2)"), encoding="utf-8")
+    qwen_coder.PAGE.write_text(page.replace(f"{ratio:.2f} (1.2", "9.99 (1.2"), encoding="utf-8")
     assert qwen_coder.main(["--check"]) == 1 and "page.md is not what" in capsys.readouterr().out
     assert qwen_coder.main([]) == 0 and qwen_coder.PAGE.read_text(encoding="utf-8") == page
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a matrix, plus a bias if the module (or its Rows) has one.
+    """A product with a matrix, plus a bias if the module (or its LinearRows) has one.
 
     name: of the module. shape: (outputs, inputs) by the config.
     """
@@ -32,7 +32,7 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class LinearRows:
     """Some rows of a linear layer whose outputs are several projections side by side."""
 
     weight: Tensor

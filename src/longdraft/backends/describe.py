@@ -7,14 +7,12 @@ is left raises Unknown.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
 
 from longdraft.backends.decoder_layer import (
     Attention,
@@ -24,20 +22,23 @@ from longdraft.backends.decoder_layer import (
     ExpertsMLP,
     GatedMLP,
     Linear,
+    LinearRows,
     Norm,
     Rotation,
-    Rows,
+)
+from longdraft.backends.known_modules import (
+    Unknown,
+    check,
+    class_of,
+    name_of,
+    read_by,
+    reads,
+    unchanged,
 )
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.families import ModelFamily, family_of
 
-# modules whose hooks only record
-RECORDERS = ("transformers.", "longdraft.backends.architecture")
-# modules of classes of activations
-ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
-SILU = {nn.SiLU, type(ACT2FN["silu"])}
 PACKED = {PackedLinear, EightBitInputs}
-OWN = vars(nn.Module()).keys()  # attributes of every module
 # Parts of a layer that do nothing where nothing is trained.
 IDLE = {"resid_attn_dropout", "resid_mlp_dropout"}
 
@@ -96,10 +97,6 @@ OF_ROTATION = {
 }
 
 
-class Unknown(Exception):
-    """Modules that no description covers. The message says why."""
-
-
 def described(hf: Any) -> Decoder | None:
     """The description of a causal model; None if it is unknown."""
     try:
@@ -116,10 +113,10 @@ def describe(hf: Any) -> Decoder:
     model = hf.model
     width = hf.config.hidden_size
     table = (hf.config.vocab_size, width)
-    _check(hf, type(hf), {"model", "lm_head"})
-    body = _class(family, type(model).__name__)
-    _check(model, body, {"embed_tokens", "layers", "norm", "rotary_emb"})
-    _check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
+    check(hf, type(hf), {"model", "lm_head"})
+    body = class_of(family, type(model).__name__)
+    check(model, body, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
     for module, known in ((hf, {"router_aux_loss_coef"}), (model, {"embedding_multiplier"})):
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
@@ -138,8 +135,8 @@ def describe(hf: Any) -> Decoder:
         head=finder.linear(hf.lm_head, "lm_head", table),
         rotation=rotation,
         embedding_scale=_embedding_scale(model, family),
-        logit_divisor=_read_by(hf, "logits_scaling", hf.config) or 1.0,
-        logit_cap=_read_by(hf, "final_logit_softcapping", hf.config),
+        logit_divisor=read_by(hf, "logits_scaling", hf.config) or 1.0,
+        logit_cap=read_by(hf, "final_logit_softcapping", hf.config),
     )
 
 
@@ -161,7 +158,7 @@ class Finder:
         if norms is None:
             raise Unknown(f"{type(module).__name__} has other norms than are known")
         parts = norms.names | {"mlp"}
-        _check(module, _class(self.family, self.family.layer), parts, OF_LAYER, mixers | IDLE)
+        check(module, class_of(self.family, self.family.layer), parts, OF_LAYER, mixers | IDLE)
         if len(mixers & children) != 1:
             raise Unknown(f"{type(module).__name__} has no mixer, or two")
         if hasattr(module, "self_attn"):
@@ -176,15 +173,15 @@ class Finder:
             mlp_norm=self._norm_in(module, norms.mlp),
             mixer_output_norm=self._norm_in(module, norms.mixer_output),
             mlp_output_norm=self._norm_in(module, norms.mlp_output),
-            residual_scale=_read_by(module, "residual_multiplier", module) or 1.0,
+            residual_scale=read_by(module, "residual_multiplier", module) or 1.0,
         )
 
     def attention(self, module: Any) -> Attention:
         c = self.config
         together = hasattr(module, "qkv_proj")
         parts = {"qkv_proj", "o_proj"} if together else {"q_proj", "k_proj", "v_proj", "o_proj"}
-        cls = _class(self.family, self.family.attention)
-        _check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm", "sinks"})
+        cls = class_of(self.family, self.family.attention)
+        check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm", "sinks"})
         if module.is_causal is not True:
             raise Unknown(f"{type(module).__name__} is not causal")
         dim = int(module.head_dim)
@@ -216,14 +213,14 @@ class Finder:
             rotation=self._rotation_of(module),
             gated=self.family.gated,
             window=self._window_of(module),
-            cap=_read_by(module, "attn_logit_softcapping", module),
+            cap=read_by(module, "attn_logit_softcapping", module),
             sinks=getattr(module, "sinks", None),
             joint_norms=joint,
             **{name: self.norm(norm, name, sizes[name]) for name, norm in norms.items()},
         )
 
     def _window_of(self, attention: Any) -> int | None:
-        if _reads(attention, "is_sliding") and not attention.is_sliding:
+        if reads(attention, "is_sliding") and not attention.is_sliding:
             return None
         of_config = getattr(self.config, "sliding_window", None)
         return getattr(attention, "sliding_window", of_config)
@@ -231,7 +228,7 @@ class Finder:
     def _rotation_of(self, attention: Any) -> Rotation | None:
         windowed = getattr(attention, "sliding_window", None) is not None
         beside_windows = self.family.turns_windows and windowed and not attention.is_sliding
-        if beside_windows or _read_by(attention, "use_rope", attention) in (0, False):
+        if beside_windows or read_by(attention, "use_rope", attention) in (0, False):
             return None
         kind = getattr(attention, "layer_type", getattr(attention, "attention_type", None))
         return self.rotations.get(None) or self.rotations.get(kind)
@@ -241,11 +238,11 @@ class Finder:
             *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
             *("conv1d", "dt_bias", "A_log", "norm"),
         }
-        _check(module, _class(self.family, self.family.delta_net), parts, OF_DELTA_NET)
-        _check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
+        check(module, class_of(self.family, self.family.delta_net), parts, OF_DELTA_NET)
+        check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
         norm = module.norm
-        gated = _class(self.family, self.family.gated_norm)
-        _check(norm, gated, {"weight"}, {"variance_epsilon", "activation"})
+        gated = class_of(self.family, self.family.gated_norm)
+        check(norm, gated, {"weight"}, {"variance_epsilon", "activation"})
         if norm.activation != "silu":
             raise Unknown(f"{type(norm).__name__} has {norm.activation} of its gates")
         width = self.config.hidden_size
@@ -290,20 +287,20 @@ class Finder:
         first = next((parts for parts in known if parts == children - {"down_proj", name}), None)
         if first is None:
             raise Unknown(f"{type(module).__name__} has other projections than are known")
-        _check(module, _class(self.family, self.family.mlp), first | {"down_proj", name}, OF_MLP)
-        return _name_of(getattr(module, name))
+        check(module, class_of(self.family, self.family.mlp), first | {"down_proj", name}, OF_MLP)
+        return name_of(getattr(module, name))
 
     def experts(self, module: Any) -> ExpertsMLP:
         family = self.family
         name = "router" if hasattr(module, "router") else "gate"
-        _check(module, _class(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP)
+        check(module, class_of(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP)
         router = getattr(module, name)
         inner = module.experts
         activations = {"act_fn"} if hasattr(inner, "act_fn") else set[str]()
         parts = {"gate_up_proj", "down_proj", *activations}
         biases = {"gate_up_proj_bias", "down_proj_bias"}
-        _check(router, _class(family, family.router), {"weight"}, OF_ROUTER, {"bias"})
-        _check(inner, _class(family, family.experts), parts, OF_EXPERTS, biases)
+        check(router, class_of(family, family.router), {"weight"}, OF_ROUTER, {"bias"})
+        check(inner, class_of(family, family.experts), parts, OF_EXPERTS, biases)
         # older versions of Transformers lack them
         layout = ("has_gate", "is_transposed", "is_concatenated")
         if not all(hasattr(inner, attribute) for attribute in layout):
@@ -324,7 +321,7 @@ class Finder:
             down_bias=getattr(inner, "down_proj_bias", None),
             transposed=inner.is_transposed,
             interleaved=not inner.is_concatenated,
-            activation=_name_of(inner.act_fn) if activations else "clamped",
+            activation=name_of(inner.act_fn) if activations else "clamped",
             limit=getattr(inner, "limit", None),
             slope=getattr(inner, "alpha", 1.0),
         )
@@ -335,7 +332,7 @@ class Finder:
     def norm(self, module: Any, name: str, size: int) -> Norm:
         plus_one = self.family.plus_one
         eps = "eps" if plus_one else "variance_epsilon"
-        _check(module, _class(self.family, self.family.norm), {"weight"}, {eps})
+        check(module, class_of(self.family, self.family.norm), {"weight"}, {eps})
         return Norm(module, name, (size,), getattr(module, eps), plus_one=plus_one)
 
     def rows(self, module: Any, outputs: Mapping[str, int]) -> list[Linear]:
@@ -350,27 +347,27 @@ class Finder:
         biases = [None] * len(sizes) if whole.bias is None else whole.bias.detach().split(sizes)
         weights = whole.weight.detach().split(sizes)
         parts = zip(outputs.items(), weights, biases, strict=True)
-        return [Linear(Rows(w, b), name, (size, width)) for (name, size), w, b in parts]
+        return [Linear(LinearRows(w, b), name, (size, width)) for (name, size), w, b in parts]
 
     def linear(self, module: Any, name: str, shape: tuple[int, int]) -> Linear:
         if type(module) in PACKED:
-            _unchanged(module)
+            unchanged(module)
         else:
-            _check(module, nn.Linear, {"weight"}, {"in_features", "out_features"}, {"bias"})
+            check(module, nn.Linear, {"weight"}, {"in_features", "out_features"}, {"bias"})
         return Linear(module, name, shape)
 
 
 def _rotations(module: Any, family: ModelFamily) -> dict[str | None, Rotation]:
     """The rotation of each kind of layer; that of None is the one of all."""
-    cls = _class(family, family.rotation)
+    cls = class_of(family, family.rotation)
     kinds = getattr(module, "rope_type", "default")
     if not isinstance(kinds, dict):
-        _check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
+        check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
         return {None: _rotation(module, family, kinds, "")}
     parts = {f"{kind}_inv_freq" for kind in kinds}
     optional = {f"{kind}_original_inv_freq" for kind in kinds}
     known = OF_ROTATION | {"layer_types", *(f"{kind}_attention_scaling" for kind in kinds)}
-    _check(module, cls, parts, known, optional)
+    check(module, cls, parts, known, optional)
     return {kind: _rotation(module, family, name, f"{kind}_") for kind, name in kinds.items()}
 
 
@@ -387,76 +384,10 @@ def _embedding_scale(model: Any, family: ModelFamily) -> float:
     """By which a body multiplies its embeddings."""
     module = model.embed_tokens
     scaled = family.scaled
-    cls = _class(family, family.scaled_embedding) if scaled else nn.Embedding
-    _check(module, cls, {"weight", *["embed_scale"] * scaled}, OF_EMBEDDING)
+    cls = class_of(family, family.scaled_embedding) if scaled else nn.Embedding
+    check(module, cls, {"weight", *["embed_scale"] * scaled}, OF_EMBEDDING)
     if module.max_norm is not None:
         raise Unknown("the embedding limits its rows")
     if not scaled:
-        return _read_by(model, "embedding_multiplier", model) or 1.0
+        return read_by(model, "embedding_multiplier", model) or 1.0
     return torch.tensor(module.scalar_embed_scale).to(module.weight.dtype).item()
-
-
-def _read_by(module: Any, name: str, holder: Any) -> float | None:
-    """This attribute of the holder, if the module's forward reads it; raises Unknown for one of the
-    module that it does not read.
-    """
-    value = getattr(holder, name, None)
-    if _reads(module, name):
-        return value
-    if holder is module and value is not None:
-        raise Unknown(f"{type(module).__name__} has {name} and does not read it")
-    return None
-
-
-def _reads(module: Any, name: str) -> bool:
-    """Whether the code of the module's forward has this name."""
-    return name in inspect.unwrap(type(module).forward).__code__.co_names
-
-
-def _name_of(activation: Any) -> str:
-    _unchanged(activation)
-    kind = type(activation)
-    if kind.__module__ not in ACTIVATIONS:
-        raise Unknown(f"{kind.__name__} is no activation of torch or Transformers")
-    return "silu" if kind in SILU else kind.__name__
-
-
-def _class(family: ModelFamily, name: str) -> Any:
-    """A class in the file of a family's model. None: there is none of this name."""
-    return getattr(family.modeling, name, None)
-
-
-def _check(
-    module: nn.Module,
-    cls: Any,
-    parts: Collection[str],
-    attributes: Collection[str] | None = None,
-    optional: Collection[str] = (),
-) -> None:
-    """Raises Unknown unless a module is of this class, unchanged, and has these parts (modules,
-    parameters and buffers) and attributes (None: any) alone.
-    """
-    kind = type(module)
-    if kind is not cls:
-        raise Unknown(f"{kind.__name__} is not the class that its family has there")
-    _unchanged(module)
-    held = {name for name, _ in module.named_children()}
-    held |= {name for name, _ in module.named_parameters(recurse=False)}
-    held |= {name for name, _ in module.named_buffers(recurse=False)}
-    if other := sorted((held ^ set(parts)) - set(optional)):
-        raise Unknown(f"{kind.__name__} has {other[0]} and should not, or lacks it")
-    if attributes is None:
-        return
-    public = {name for name in vars(module).keys() - OWN if not name.startswith("_")}
-    if other := sorted(public - set(attributes)):
-        raise Unknown(f"{kind.__name__} has {other[0]}, for which a description has no field")
-
-
-def _unchanged(module: nn.Module) -> None:
-    """Raises Unknown for a module with hooks that do more than record, or with another forward."""
-    # torch has no public list of a module's hooks
-    before = module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
-    after = module._forward_hooks.values()  # pyright: ignore[reportPrivateUsage]
-    recorded = (getattr(hook, "__module__", "").startswith(RECORDERS) for hook in (*before, *after))
-    if not all(recorded) or "forward" in vars(module):
-        raise Unknown(f"{type(module).__name__} has hooks, or another forward than its class")

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from longdraft.backends.decoder_layer import LLAMA_LIKE, Attention, GatedMLP, Norm, unread
-from longdraft.backends.describe import Finder, Unknown
+from longdraft.backends.describe import Finder
+from longdraft.backends.known_modules import Unknown
 from longdraft.backends.stock import stock_decoder
 from longdraft.core.draft_layers import DraftLayer
 from longdraft.families import family_of

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.decoder_layer import Norm
-from longdraft.backends.describe import Finder, Unknown
+from longdraft.backends.describe import Finder
+from longdraft.backends.known_modules import Unknown
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.errors import InputError
 from longdraft.families import family_of_class

@@ -14,9 +14,9 @@ from longdraft.backends.decoder_layer import (
     Decoder,
     DecoderLayer,
     DeltaNet,
+    LinearRows,
     Norm,
     Rotation,
-    Rows,
     unread,
 )
 from longdraft.backends.describe import described
@@ -30,7 +30,7 @@ READ: Mapping[type, frozenset[str]] = {
     DecoderLayer: LLAMA_LIKE[DecoderLayer]
     | {"mixer_output_norm", "mlp_output_norm", "residual_scale"},
     Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms"},
-    Rows: frozenset({"weight", "bias"}),
+    LinearRows: frozenset({"weight", "bias"}),
     Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
     Norm: LLAMA_LIKE[Norm] | {"plus_one"},
     DeltaNet: frozenset(field.name for field in fields(DeltaNet)),
@@ -95,7 +95,7 @@ def is_uniform(decoder: Decoder) -> bool:
 
 
 def rotations(decoder: Decoder) -> list[Rotation]:
-    """Those of its layers, the decoder's own first, each once."""
+    """The rotations of its layers, each once, the decoder's own first."""
     found = {id(r): r for a in decoder.attentions if (r := a.rotation) is not None}
     others = (r for key, r in found.items() if key != id(decoder.rotation))
     return [decoder.rotation, *others]

@@ -27,7 +27,8 @@ SuiteName = Annotated[
     str,
     typer.Argument(
         metavar="SUITE",
-        help="edit, repo, question, summary, chat, long: built-in tasks; or a .jsonl file.",
+        help="edit, repo, copy, code, question, qa, quote, summary, chat, long: built-in tasks; "
+        "or a .jsonl file.",
     ),
 ]
 
