@@ -327,7 +327,9 @@ class Finder:
         )
 
     def _norm_in(self, layer: Any, name: str | None) -> Norm | None:
-        return name and self.norm(getattr(layer, name), name, self.config.hidden_size)
+        if name is None:
+            return None
+        return self.norm(getattr(layer, name), name, self.config.hidden_size)
 
     def norm(self, module: Any, name: str, size: int) -> Norm:
         plus_one = self.family.plus_one
