@@ -35,6 +35,8 @@ COMPARED = (
     "--prompt-file",
     "a.txt",
     "--compare",
+    "--method",
+    "vegas",
     "-o",
     "min_budget=8",
 )

@@ -392,4 +392,5 @@ def _embedding_scale(model: Any, family: ModelFamily) -> float:
         raise Unknown("the embedding limits its rows")
     if not scaled:
         return read_by(model, "embedding_multiplier", model) or 1.0
-    return torch.tensor(module.scalar_embed_scale).to(module.weight.dtype).item()
+    dtype = module.weight.dtype
+    return torch.tensor(module.scalar_embed_scale, dtype=dtype, device="cpu").item()
