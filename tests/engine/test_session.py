@@ -286,7 +286,7 @@ DRAFTERS = {
     "paced vegas": lambda t: AdaptiveDraft(SelfDrafter(t, Guided(0.07, 16), [1] * 3)),
     "auto": BUILD["auto"],
     "fill": BUILD["fill"],
-    "fill of eagle3": lambda t: Fill(BUILD["eagle3"](t), Stated(node=0.002)),
+    "fill of eagle3": lambda t: Fill([BUILD["eagle3"](t)], Stated(node=0.002)),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
     "small model": lambda t: SmallModelDrafter(t, Chunks(40, every=3), [2, 2]),
     "eagle3, then reuse": BUILD["eagle3, then reuse"],
