@@ -182,10 +182,12 @@ class Known:
 
     anchored = True
 
-    def scale(self, part: Any) -> float:
+    def scale(self, part: Any, nodes: int = 1) -> float:
         return 1.0
 
-    def observe(self, part: Any, predicted: float, measured: float) -> None: ...
+    def observe(
+        self, part: Any, predicted: float, measured: float, nodes: int = 1
+    ) -> None: ...
 
 
 def adaptive(case: Case, text: Text) -> float:

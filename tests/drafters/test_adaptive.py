@@ -25,11 +25,18 @@ from longdraft.costs.passes import PassCosts
 from longdraft.drafters import AdaptiveDraft, Drafter, PlainDecoding, SelfDrafter
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.constants import DEFAULTS
+from longdraft.drafters.adaptive.correction import Correction
 from longdraft.drafters.adaptive.decision import CAPTURE_ONLY, PLAIN, Decision, Draft
 from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance, ranks
 from longdraft.drafters.adaptive.pace import Pace, Rated
-from longdraft.drafters.adaptive.prices import CostTable, Predicted, levels_of, tabulate
-from longdraft.drafters.price import DraftPrice
+from longdraft.drafters.adaptive.prices import (
+    CostTable,
+    Predicted,
+    levels_of,
+    tabulate,
+    verifications,
+)
+from longdraft.drafters.price import DraftPrice, Lengths
 from longdraft.views import Full, Guided
 
 
@@ -463,6 +470,46 @@ def corrected_by(anchors: int) -> float:
             prices.observe("plain", 1.0, 3.0)
         prices.observe("verify", prices.scale("verify"), 4.2)
     return prices.scale("verify") / prices.scale("plain")
+
+
+def corrected_by_width(part: str = "verify", wide: int = 32) -> Predicted:
+    """Passes over many nodes take 1.6 times as long as predicted, others exactly as long."""
+    prices = Predicted(tiny.target("llama"), PassCosts(call=1.0), corrects=True)
+    for _ in range(200):
+        prices.observe("plain", 1.0, 1.0)
+        prices.observe("verify", prices.scale("verify", 2), 1.0, 2)
+        captured = prices.scale("captured") if part == "captured" else 1.0
+        prices.observe(part, captured * prices.scale("verify", wide), 1.6, wide)
+        if part == "captured":
+            prices.observe(part, prices.scale(part), 1.0, 1)
+    return prices
+
+
+@pytest.mark.parametrize("part", ["verify", "captured"])
+def test_wide_verifications_are_corrected_apart(part):
+    """What they cost more is not what capturing costs."""
+    prices = corrected_by_width(part)
+    assert prices.scale("verify", 32) == pytest.approx(1.6, rel=0.05)
+    assert prices.scale("verify", 48) > 1.5
+    assert prices.scale("verify", 2) == pytest.approx(1.0, rel=0.05)
+    assert prices.scale("captured") == pytest.approx(1.0, rel=0.05)
+
+
+def test_one_correction_for_all_widths_is_seen(monkeypatch):
+    move = Correction.move
+    monkeypatch.setattr(Correction, "move", lambda self, nodes, *by: move(self, 1, *by))
+    monkeypatch.setattr(Correction, "at", lambda self, nodes: self._off[0])
+    prices = corrected_by_width()
+    assert prices.scale("verify", 32) < 1.4 and prices.scale("verify", 2) > 1.15
+
+
+def test_verifying_many_nodes_costs_what_was_measured_of_it():
+    """Where many nodes take longer than predicted, the table of costs shows it."""
+    lengths = Lengths([70])
+    right, wrong = corrected_by_width(), Predicted(tiny.target("llama"), PassCosts(call=1.0))
+    costs, before = (verifications(prices, lengths, 48) for prices in (right, wrong))
+    assert costs[1] == pytest.approx(before[1], rel=0.1)
+    assert costs[31] == pytest.approx(1.6 * before[31], rel=0.1)
 
 
 def test_a_plain_step_tells_what_is_dear_by_itself():

@@ -33,7 +33,13 @@ from longdraft.drafters.adaptive.decision import (
 )
 from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance, filled, ranks
 from longdraft.drafters.adaptive.pace import Pace, kept
-from longdraft.drafters.adaptive.prices import Prices, levels_of, tabulate, verification
+from longdraft.drafters.adaptive.prices import (
+    Prices,
+    levels_of,
+    scales_of,
+    tabulate,
+    verification,
+)
 from longdraft.drafters.adaptive.prices_in_use import PricesInUse, by_arithmetic
 from longdraft.drafters.adaptive.slowest_row import SlowestRow
 from longdraft.drafters.base import Drafter
@@ -142,7 +148,7 @@ class AdaptiveDraft(Combined[Drafter]):
         assert prices is not None
         rows = len(seqs.length)
         slots = int(seqs.cache.length.sum())
-        scales = self._scales(prices)
+        scales = scales_of(prices, self.inner)
         fits = self._basis.fits(rows, slots, self.constants.growth)
         if fits and not self._basis.moved(scales, self.constants.moved):
             return
@@ -153,12 +159,6 @@ class AdaptiveDraft(Combined[Drafter]):
         self.pace.reprice(table, rows)
         if self.inner.renews:
             self._renew()
-
-    def _scales(self, prices: Prices) -> tuple[float, ...]:
-        """The corrections that measurements have made to each part's predictions."""
-        if not prices.corrects:
-            return ()
-        return prices.scale("verify"), prices.scale("captured"), prices.scale(self.inner)
 
     def _renew(self) -> None:
         self.pace.renew()
@@ -234,7 +234,7 @@ class AdaptiveDraft(Combined[Drafter]):
             table = self.pace.table
             predicted = table.drafted(draft.depth, draft.width) * table.plain
             prices.observe(self.inner, predicted, spent)
-            if self._basis.moved(self._scales(prices), self.constants.moved):
+            if self._basis.moved(scales_of(prices, self.inner), self.constants.moved):
                 self._reprice(seqs)  # this draft's cost, as it is now known
         return tree
 
@@ -272,7 +272,7 @@ class AdaptiveDraft(Combined[Drafter]):
         plain = isinstance(self.step.decision, Plain)
         part = "plain" if plain else verification(captured.spec)
         seconds = self._verified(tree, captured) * self.pace.table.plain
-        prices.observe(part, seconds, perf_counter() - self._began)
+        prices.observe(part, seconds, perf_counter() - self._began, tree.size)
         self._began = 0.0
 
     def _verified(self, tree: Tree, captured: Captures) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,12 +13,14 @@ from longdraft.core import CaptureSpec, Sequences
 from longdraft.costs.counts import counts_of, pass_over
 from longdraft.costs.passes import Pass, PassCosts
 from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
+from longdraft.drafters.adaptive.correction import Correction
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.price import Lengths
 from longdraft.models.lm import LM
 
 # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
 PricedPart = str | Drafter
+CORRECTED = (2, 8, 32)  # nodes by whose corrections it is seen that costs have changed
 
 
 def verification(spec: CaptureSpec) -> PricedPart:
@@ -50,8 +53,10 @@ class Prices(Protocol):
         """Seconds that a drafter must spend on reading before its next draft."""
         ...
 
-    def observe(self, part: PricedPart, predicted: float, measured: float) -> None:
-        """A part of a step has taken so long."""
+    def observe(
+        self, part: PricedPart, predicted: float, measured: float, nodes: int = 1
+    ) -> None:
+        """A part of a step has taken so long. nodes: of each row in a verification."""
         ...
 
     @property
@@ -59,11 +64,19 @@ class Prices(Protocol):
         """Whether it is known how long a plain step takes now."""
         ...
 
-    def scale(self, part: PricedPart) -> float:
+    def scale(self, part: PricedPart, nodes: int = 1) -> float:
         """The factor by which measurements correct the predictions for this part alone: 1 if
         they were right.
         """
         ...
+
+
+def scales_of(prices: Prices, drafter: Drafter) -> tuple[float, ...]:
+    """The corrections that measurements have made to predictions for this drafter's steps."""
+    if not prices.corrects:
+        return ()
+    verified = (prices.scale("verify", nodes) for nodes in CORRECTED)
+    return (*verified, prices.scale("captured"), prices.scale(drafter))
 
 
 class Predicted:
@@ -71,8 +84,9 @@ class Predicted:
 
     corrects: measurements correct predictions. Those of plain steps correct all of them (a busy or
     throttled machine), those of another part that part's alone, since its ratio to a plain step is
-    what decides. Where no plain step has been measured lately, the other parts correct both. Only
-    for a target whose output does not depend on decisions.
+    what decides, and those of a verification the ones that are about as wide. Where no plain step
+    has been measured lately, the other parts correct both. Only for a target whose output does not
+    depend on decisions.
     """
 
     def __init__(
@@ -87,11 +101,11 @@ class Predicted:
         self.costs = costs
         self.corrects = corrects
         self.counts = counts_of(target)
-        # logarithms of scales
+        # the logarithm of what all predictions have in common
         self.together = 0.0
-        self.apart = dict[PricedPart, float]()
+        self.apart: defaultdict[PricedPart, Correction] = defaultdict(Correction)
         self._count = 0
-        self._seen = dict[PricedPart, int]()
+        self._plain_steps = 0
         self._rough = dict[PricedPart, bool]()
         self._since = constants.anchored_measurements  # measurements since that of a plain step
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
@@ -101,7 +115,8 @@ class Predicted:
         return self._pass(lengths.slots, 1, CaptureSpec())
 
     def verify(self, lengths: Lengths, nodes: int, spec: CaptureSpec) -> float:
-        return self._pass(lengths.slots, nodes, spec) * self.scale(verification(spec))
+        captured = self.scale("captured") if verification(spec) == "captured" else 1.0
+        return self._pass(lengths.slots, nodes, spec) * self.scale("verify", nodes) * captured
 
     def _pass(self, lengths: list[int], nodes: int, spec: CaptureSpec) -> float:
         if lengths != self._lengths:
@@ -120,37 +135,47 @@ class Predicted:
     def ready(self, passes: Sequence[Pass]) -> float:
         return sum(map(self.costs.seconds, passes), 0.0)
 
-    def scale(self, part: PricedPart) -> float:
-        return exp(self.apart.get(part, 0.0))
+    def scale(self, part: PricedPart, nodes: int = 1) -> float:
+        return exp(self.apart[part].at(nodes))
 
-    def observe(self, part: PricedPart, predicted: float, measured: float) -> None:
+    def observe(
+        self, part: PricedPart, predicted: float, measured: float, nodes: int = 1
+    ) -> None:
         if predicted <= 0 or measured <= 0:
             return
         c = self.constants
         off = log(measured / predicted) - self.together
-        seen = self._seen.get(part, 0) + 1
         if part == "plain":
             self._since = 0
-            self._seen[part] = seen
-            if seen <= 1 / c.common_rate:
-                self.together += off / seen
+            self._plain_steps += 1
+            if self._plain_steps <= 1 / c.common_rate:
+                self.together += off / self._plain_steps
             else:
                 self.together += c.common_rate * _within(off, c.outlier)
             return
         self._since += 1
-        rough = self._is_rough(part)
-        if self._since > c.anchored_measurements and not rough:
+        if self._since > c.anchored_measurements and not self._is_rough(part):
             self._count += 1
             if self._count <= c.unanchored_measurements:  # they say nothing of a part by itself
                 self.together += off / self._count
                 return
             self.together += c.common_rate * _within(off, c.outlier)
             off *= 1 - c.common_rate
-        rate = max(c.rough_rate if rough else c.part_rate, 1 / (c.first_measurements + seen))
+        if part == "captured" and nodes > 1:  # which of the two is wrong is not known
+            self._correct("captured", off / 2, 1)
+            self._correct("verify", off / 2, nodes)
+        else:
+            self._correct(part, off, nodes)
+
+    def _correct(self, part: PricedPart, off: float, nodes: int) -> None:
+        """The logarithm of this part's prediction for so many nodes was off by so much."""
+        c = self.constants
+        known = self.apart[part]
+        seen = known.seen(nodes) + 1
+        rate = c.rough_rate if self._is_rough(part) else c.part_rate
+        rate = max(rate, 1 / (c.first_measurements + seen))
         outlier = c.first_outlier if seen <= c.first_measurements else c.outlier
-        off = _within(off, outlier) * rate
-        self._seen[part] = seen
-        self.apart[part] = _within(self.apart.get(part, 0.0) + off, c.max_correction)
+        known.move(nodes, _within(off, outlier) * rate, log(c.max_correction))
 
     def _is_rough(self, part: PricedPart) -> bool:
         if part not in self._rough:

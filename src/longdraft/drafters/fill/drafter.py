@@ -220,7 +220,7 @@ class Fill(Combined[Drafter]):
         live = [not done for done in seqs.done.tolist()]
         # the bonus token takes the last position
         left = (seqs.prompt + seqs.limit - seqs.length - 1).tolist()
-        least = max(LEAST, self.costs.each)
+        least = max(LEAST, self.costs.least)
         guesses = guesses_of(tree, self.now.pace.acceptance.usual)
         rows: list[list[FilledNode]] = []
         for b, pairs in enumerate(torch.stack([tree.parent, tree.tokens], 2)[:, 1:].tolist()):
@@ -250,15 +250,16 @@ class Fill(Combined[Drafter]):
     ) -> Tree:
         """The model drafter's draft, filled."""
         drafter = self.now.drafter
+        begin = 0.0 if self.costs.reading(seqs) else self.costs.clock()
         drafter.ready(seqs)
-        begin = self.costs.clock()
         tree = drafter.grow(tree, seqs, limits.within(draft.depth, draft.width))
-        if int(tree.depth.max()) == draft.depth:
-            self.costs.drafted(draft.depth, draft.width, begin)
+        whole = int(tree.depth.max()) == draft.depth
         self._first = tree.size
         self._drafter = drafter
         self.now.was_asked()
         rows = self._filled(tree, seqs, limits)
+        if whole:
+            self.costs.drafted(draft.depth, draft.width, begin)
         drafted = table.drafted(draft.depth, draft.width)
         cost = self._cost(table, drafted, tree.size - 1)
         dearest = max(1 + self.budget.slack, cost(0))

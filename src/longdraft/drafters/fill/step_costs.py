@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 
 from longdraft.core import CaptureSpec, Sequences
@@ -11,6 +12,7 @@ from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.prices import (
     CostTable,
     levels_of,
+    scales_of,
     tabulate,
     verification,
     verifications,
@@ -20,15 +22,19 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.price import Lengths
 
-DECISION = 8.0  # copied nodes whose handling takes as long as considering a draft
+# Copied nodes whose handling takes as long as considering a draft, and as asking a model drafter
+# for one and filling it.
+DECISION = 8.0
+ASKING = 40.0
 
 
 class StepCosts:
     """All costs are in plain steps of the rows for which `table` was predicted last.
 
-    most: copied nodes. each: the host's work for one of them. decision: that for considering a
-    draft. table: the inner drafter's costs, and
-    those of verifying its largest tree with `most` other nodes.
+    most: copied nodes. each: the host's work for one of them. least: what any further node costs at
+    least; one that is less likely to be accepted never pays. decision: the host's work for
+    considering a draft. table: the inner drafter's costs, and those of verifying its largest tree
+    with `most` other nodes.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class StepCosts:
         self.levels = levels_of(inner, constants)
         self.table: CostTable | None = None
         self.each = 0.0
+        self.least = 0.0
         self.decision = 0.0
         self._basis = Basis()
         self._began = 0.0  # when the verification began; 0: it is not timed
@@ -57,7 +64,7 @@ class StepCosts:
         assert prices is not None
         rows = len(seqs.length)
         slots = int(seqs.cache.length.sum())
-        scales = self._scales()
+        scales = scales_of(prices, self.inner)
         fits = self._basis.fits(rows, slots, self.constants.growth)
         if self.table and fits and not self._basis.moved(scales, self.constants.moved):
             return self.table, False
@@ -66,17 +73,13 @@ class StepCosts:
         table = tabulate(prices, self.inner, seqs, self.levels, self.constants)
         most = self.most + max(int(sum(level)) for level in self.levels.values())
         verified = verifications(prices, lengths, most, self.constants)
-        self.table = replace(table, verified=verified)
         self.each = prices.draft(self.suffix, lengths, 1, 1) / table.plain
+        asking = ASKING * self.each
+        draft = {w: [0.0, *(cost + asking for cost in c[1:])] for w, c in table.draft.items()}
+        self.table = replace(table, draft=draft, verified=verified)
+        self.least = self.each + min(after - before for before, after in pairwise(verified))
         self.decision = DECISION * self.each
         return self.table, True
-
-    def _scales(self) -> tuple[float, ...]:
-        prices = self.prices.now
-        assert prices is not None
-        if not prices.corrects:
-            return ()
-        return prices.scale("verify"), prices.scale("captured"), prices.scale(self.inner)
 
     def reading(self, seqs: Sequences) -> float:
         """The cost of what the inner drafter would read now before a draft."""
@@ -90,7 +93,8 @@ class StepCosts:
         return perf_counter() if prices is not None and prices.corrects else 0.0
 
     def drafted(self, depth: int, width: int, begin: float) -> None:
-        """The inner drafter has made such a draft since `begin`, see `clock`."""
+        """The inner drafter was asked for such a draft, which was filled, since `begin`, see `clock`.
+        """
         prices = self.prices.now
         if begin and prices is not None and self.table is not None:
             predicted = self.table.drafted(depth, width) * self.table.plain
@@ -115,8 +119,7 @@ class StepCosts:
         cost = table.verify(nodes) + (table.look if part == "captured" else 0.0)
         if self._began:
             plain = not nodes and part == "verify"
-            prices.observe(
-                "plain" if plain else part, cost * table.plain, perf_counter() - self._began
-            )
+            seconds = perf_counter() - self._began
+            prices.observe("plain" if plain else part, cost * table.plain, seconds, 1 + nodes)
             self._began = 0.0
         return cost
