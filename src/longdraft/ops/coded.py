@@ -1,9 +1,9 @@
 """Keys and values of 4 or 8 bits: blocks of 32 numbers of a head, each with its scale.
 
-Keys of 8 bits are encoded after a Walsh-Hadamard transform, which spreads a number that is far
-larger than the others over all of them (known from QuaRot, arXiv:2404.00456), and without an offset
-that all keys of a head have in common (known from SageAttention, arXiv:2410.02367). The blocks of a
-value of 8 bits have one scale.
+Keys are encoded after a Walsh-Hadamard transform, which spreads a number that is far larger than the
+others over all of them (known from QuaRot, arXiv:2404.00456), and without an offset that all keys
+of a head have in common (known from SageAttention, arXiv:2410.02367). The blocks of a value have
+one scale, and in 4 bits one offset.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ def encode(x: Tensor, bits: int) -> Tensor:
     blocks = _blocks(x.float())
     if bits == 8:
         return _encode_8(blocks, _scale(blocks.abs().amax(-1), 127))
-    offset = (blocks.amin(-1) + 0.0).bfloat16()  # + 0.0: of two zeros the positive one
-    scale = _scale(blocks.amax(-1) - offset.float(), 15)
-    codes = _codes(blocks - offset.float()[..., None], scale, 0, 15).to(torch.uint8)
-    halves = codes[..., :16] | codes[..., 16:] << 4
-    return torch.cat([_raw(scale), _raw(offset), halves], -1).flatten(-2)
+    return _encode_4(blocks, blocks.amin(-1), blocks.amax(-1))
 
 
 def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
@@ -61,30 +57,27 @@ def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def encode_keys(x: Tensor, bits: int, offset: Tensor | None = None) -> Tensor:
-    """Encode keys x [...,D] as uint8 [...,width].
-
-    In 8 bits, what is encoded is `hadamard` of x - offset [...,D].
+    """Encode keys x [...,D] as uint8 [...,width]: what is encoded is `hadamard` of x - offset
+    [...,D].
     """
-    if bits != 8:
-        return encode(x, bits)
     x = x.float()
     return encode(hadamard(x if offset is None else x - offset), bits)
 
 
 def encode_values(x: Tensor, bits: int) -> Tensor:
-    """Encode values x [...,D] as uint8 [...,width]: in 8 bits all blocks of one have one scale."""
-    if bits != 8 or not x.shape[-1]:
+    """Encode values x [...,D] as uint8 [...,width]: all blocks of one have one scale and offset."""
+    if not x.shape[-1]:
         return encode(x, bits)
-    scale = _scale(x.float().abs().amax(-1, keepdim=True), 127)
-    return _encode_8(_blocks(x.float()), scale)
+    x = x.float()
+    if bits == 8:
+        return _encode_8(_blocks(x), _scale(x.abs().amax(-1, keepdim=True), 127))
+    return _encode_4(_blocks(x), x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))
 
 
 def decode_keys(
     codes: Tensor, bits: int, dim: int, dtype: torch.dtype, offset: Tensor | None = None
 ) -> Tensor:
     """Decode uint8 [...,width] to the keys [...,dim] that were encoded with this offset."""
-    if bits != 8:
-        return decode(codes, bits, dim, dtype)
     keys = hadamard(decode(codes, bits, dim, torch.float32))
     return (keys if offset is None else keys + offset).to(dtype)
 
@@ -116,6 +109,16 @@ def _encode_8(blocks: Tensor, scale: Tensor) -> Tensor:
     scale = scale.expand(blocks.shape[:-1])
     codes = _codes(blocks, scale, -127, 127).to(torch.int8).view(torch.uint8)
     return torch.cat([_raw(scale), codes], -1).flatten(-2)
+
+
+def _encode_4(blocks: Tensor, bottom: Tensor, top: Tensor) -> Tensor:
+    """bottom, top: the limits of each block, or those of all."""
+    offset = (bottom + 0.0).bfloat16()  # + 0.0: of two zeros the positive one
+    scale = _scale(top - offset.float(), 15).expand(blocks.shape[:-1])
+    offset = offset.expand(blocks.shape[:-1])
+    codes = _codes(blocks - offset.float()[..., None], scale, 0, 15).to(torch.uint8)
+    halves = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([_raw(scale), _raw(offset), halves], -1).flatten(-2)
 
 
 def _scale(span: Tensor, codes: int) -> Tensor:

@@ -129,7 +129,9 @@ class Compact:
         bits = self._bits_of(row)
         if not bits:
             return copied.k, copied.v
-        return coded.encode_keys(copied.keys(), bits), coded.encode_values(copied.values(), bits)
+        offset = row.coding.key_offset if row.coding else None
+        keys = coded.encode_keys(copied.keys(), bits, offset)
+        return keys, coded.encode_values(copied.values(), bits)
 
     def is_compiled(self, row: StoredRow, slots: Tensor) -> bool:
         """Whether the kernel can write what this copy holds."""

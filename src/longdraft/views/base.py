@@ -61,7 +61,8 @@ class View:
         copied = self.copied[layer, b]
         if copied is None:
             return None
-        own = Coding(self.bits, row.dim, row.value_dim, row.dtype)
+        offset = row.coding.key_offset if row.coding else None
+        own = Coding(self.bits, row.dim, row.value_dim, row.dtype, offset)
         coding = row.coding if self.bits in (0, row.bits) else own
         return StoredRow(*copied, coding).numbers()
 

@@ -34,7 +34,6 @@ static inline bf16 nearest_bf16(float x) {
     const uint32_t w = as<uint32_t>(x);
     return {static_cast<uint16_t>((w + 0x7fff + ((w >> 16) & 1)) >> 16)};
 }
-static inline vec vmin(vec a, vec b) { return a < b ? a : b; }
 static inline float least(vec x) { return folded(x, vmin)[0]; }
 
 // The integers nearest to x * inverse, from low to high, in the lower half of each element. Added to this number, a float has no
@@ -66,17 +65,27 @@ static inline void encode_block(const vec* x, CodedBlock<8>& to) {
     put_codes(x, scale_of(greatest(top), 127), to);
 }
 
-static inline void encode_block(const vec* x, CodedBlock<4>& to) {
-    vec bottom = x[0], top = x[0];
-    for (int i = 1; i < CODED / V; i++) bottom = vmin(bottom, x[i]), top = vmax(top, x[i]);
-    to.offset = nearest_bf16(least(bottom) + 0.0f);
-    const float offset = number(to.offset);
-    to.scale = scale_of(greatest(top) - offset, 15);
-    const float inverse = 1 / number(to.scale);
+// The scale and the offset of numbers from `bottom` to `top`.
+static inline CodedBlock<4> spanned(float bottom, float top) {
+    CodedBlock<4> found;
+    found.offset = nearest_bf16(bottom + 0.0f);
+    found.scale = scale_of(top - number(found.offset), 15);
+    return found;
+}
+
+static inline void put_codes(const vec* x, const CodedBlock<4>& span, CodedBlock<4>& to) {
+    to.scale = span.scale, to.offset = span.offset;
+    const float offset = number(to.offset), inverse = 1 / number(to.scale);
     for (int i = 0; i < 16 / V; i++) {
         const ivec low = nearest_integers(x[i] - offset, inverse, 0, 15) & 15;
         store_bytes(to.codes + i * V, low | nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) << 4);
     }
+}
+
+static inline void encode_block(const vec* x, CodedBlock<4>& to) {
+    vec bottom = x[0], top = x[0];
+    for (int i = 1; i < CODED / V; i++) bottom = vmin(bottom, x[i]), top = vmax(top, x[i]);
+    put_codes(x, spanned(least(bottom), greatest(top)), to);
 }
 
 // The blocks of x [D], D a multiple of 16, as vectors. A last block of 16 numbers is filled up with the last of them.
@@ -95,21 +104,24 @@ static inline void encode(const E* x, int64_t D, void* to) {
     each_block(x, D, [&](const vec* v) { encode_block(v, *block++); });
 }
 
-// As a value: in 8 bits all its blocks have one scale, so that attention multiplies a slot's weight with it once.
+// As a value: all its blocks have one scale and one offset, so that attention multiplies a slot's weight with them once.
 template <int BITS, typename E>
 static inline void encode_value(const E* x, int64_t D, void* to) {
-    if constexpr (BITS == 4) return encode<BITS>(x, D, to);
-    vec top = splat(0);
-    for (int64_t d = 0; d < D; d += V) top = vmax(top, vmax(load(x + d), -load(x + d)));
-    const bf16 scale = scale_of(greatest(top), 127);
-    CodedBlock<8>* block = static_cast<CodedBlock<8>*>(to);
-    each_block(x, D, [&](const vec* v) { put_codes(v, scale, *block++); });
+    vec bottom = load(x), top = load(x);
+    for (int64_t d = V; d < D; d += V) bottom = vmin(bottom, load(x + d)), top = vmax(top, load(x + d));
+    CodedBlock<BITS>* block = static_cast<CodedBlock<BITS>*>(to);
+    if constexpr (BITS == 8) {
+        const bf16 scale = scale_of(std::max(greatest(top), -least(bottom)), 127);
+        each_block(x, D, [&](const vec* v) { put_codes(v, scale, *block++); });
+    } else {
+        const CodedBlock<4> own = spanned(least(bottom), greatest(top));
+        each_block(x, D, [&](const vec* v) { put_codes(v, own, *block++); });
+    }
 }
 
-// x [D], D a multiple of 16 up to LONGEST, as a key: in 8 bits its transform is encoded, without the offset [D] if there is one.
+// x [D], D a multiple of 16 up to LONGEST, as a key: its transform is encoded, without the offset [D] if there is one.
 template <int BITS, typename E>
 static inline void encode_key(const E* x, const float* offset, int64_t D, void* to) {
-    if constexpr (BITS == 4) return encode<BITS>(x, D, to);
     alignas(64) float own[LONGEST];
     for (int64_t d = 0; d < D; d += V) store(own + d, offset ? load(x + d) - load(offset + d) : load(x + d));
     hadamard(own, D);
@@ -134,17 +146,3 @@ static inline void decode_key(const void* from, const float* offset, int64_t D, 
     hadamard(x, D);
     for (int64_t d = 0; offset && d < D; d += V) store(x + d, load(x + d) + load(offset + d));
 }
-
-// The first four bytes of a block in every element: its scale is the lower half. (A float is broadcast from memory.)
-template <int BITS>
-static inline uvec head_of(const CodedBlock<BITS>& b) {
-    float head;
-    std::memcpy(&head, &b, sizeof head);
-    return as<uvec>(splat(head));
-}
-template <int BITS>
-static inline vec scale_in(const CodedBlock<BITS>& b) {
-    return as<vec>(head_of(b) << 16);
-}
-static inline vec offset_in(const CodedBlock<8>&) { return splat(0); }
-static inline vec offset_in(const CodedBlock<4>& b) { return as<vec>(head_of(b) & 0xffff0000u); }

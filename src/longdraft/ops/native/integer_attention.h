@@ -1,12 +1,12 @@
-// The products of one chunk of keys and values of 8 bits, in integers: half the bytes of bf16, and twice as many products in an
-// instruction. Queries are rounded to 8 bits for each block of a key. Weights are multiplied with the scales of the values, one for
+// The products of one chunk of keys and values of 4 or 8 bits, in integers: at most half the bytes of bf16, and twice as many
+// products in an instruction. Queries are rounded to 8 bits for each block of a key. Weights are multiplied with the scales of the values, one for
 // each, and rounded to 8 bits for each GROUP of slots, against the largest of them. Sums of integers are exact, those of blocks and
 // groups are floats that are added in order, so a row's result does not depend on the rows beside it.
 #pragma once
 #include "integer_operands.h"
 
 // scores [RB,CHUNK] of rows first..first+RB for n keys of a panel; columns up to a multiple of 4 V may be written too.
-template <int D, int RB>
+template <int D, int RB, int BITS>
 ONE_COPY static void score_integers(const RoundedQueries<D>& q, int64_t first, const KeyPanel<D>& keys, int64_t n, float* scores) {
     constexpr int64_t KEY = coded_blocks(D), KEYS = KeyPanel<D>::KEYS;
     constexpr int N = vectors_beside(RB, KEYS / V, 4);
@@ -15,7 +15,7 @@ ONE_COPY static void score_integers(const RoundedQueries<D>& q, int64_t first, c
         each<RB>([&](int r) { each<N>([&](int i) { total[r][i] = splat(q.of_offset[first + r]); }); });
         for (int64_t b = 0; b < KEY; b++) {
             ivec sum[RB][N];
-            each<RB>([&](int r) { each<N>([&](int i) { sum[r][i] = ivec{} + q.begin[(first + r) * KEY + b]; }); });
+            each<RB>([&](int r) { each<N>([&](int i) { sum[r][i] = ivec{} + (BITS == 8 ? q.begin[(first + r) * KEY + b] : 0); }); });
             for (int64_t f = b * FOURS * PARTS; f < (b + 1) * FOURS * PARTS; f++) {
                 ivec column[N];
                 each<N>([&](int i) { column[i] = load(keys.fours + f * KEYS + j + i * V); });
@@ -28,6 +28,8 @@ ONE_COPY static void score_integers(const RoundedQueries<D>& q, int64_t first, c
                 const vec scale = splat(q.scale[(first + r) * KEY + b]);
                 each<N>([&](int i) {
                     total[r][i] = fused(to_floats(sum[r][i]), load(keys.scale + b * KEYS + j + i * V) * scale, total[r][i]);
+                    if (BITS == 8) return;
+                    total[r][i] = fused(load(keys.offset + b * KEYS + j + i * V), splat(q.sums[(first + r) * KEY + b]), total[r][i]);
                 });
             });
         }
@@ -122,7 +124,8 @@ ONE_COPY static void add_few_values(const RoundedWeights& weights, const CodedBl
     }
 }
 
-template <int ND>
+// Of codes of 4 bits, which drafts read, a few rows are computed like many.
+template <int ND, int BITS>
 class IntegerVectors {
     static constexpr int D = 16 * ND;
     static constexpr int MOST = SUMS / (ValuePanel<D>::SIZE / V);  // rows whose sums stay in registers
@@ -140,40 +143,43 @@ class IntegerVectors {
     IntegerVectors(const Queries& x, float* memory)
         : q(x, memory), R(x.R), memory(memory + RoundedQueries<D>::floats(x.R)) {}
 
+    bool few() const { return BITS == 8 && R <= FEW_ROWS; }
+
     // As in Vectors.
-    void scores(const CodedBlock<8>* k, int64_t n, float* scores, Prefetch& prefetch) {
-        if (R <= FEW_ROWS) {
-            in_blocks(R, [&](auto rows, int64_t) {
-                if constexpr (decltype(rows)::value <= FEW_ROWS) score_few<D, decltype(rows)::value>(q, k, n, scores, prefetch);
-            });
-            return;
-        }
+    void scores(const CodedBlock<BITS>* k, int64_t n, float* scores, Prefetch& prefetch) {
+        if constexpr (BITS == 8)
+            if (few())
+                return in_blocks(R, [&](auto rows, int64_t) {
+                    if constexpr (decltype(rows)::value <= FEW_ROWS) score_few<D, decltype(rows)::value>(q, k, n, scores, prefetch);
+                });
         KeyPanel<D> panel(memory);
         for (int64_t j = 0; j < n; j += panel.KEYS) {
             const int64_t some = std::min(panel.KEYS, n - j);
             panel.fill(k + j * KEY, some, prefetch);
             in_blocks(R, [&](auto rows, int64_t r) {
-                score_integers<D, decltype(rows)::value>(q, r, panel, some, scores + r * CHUNK + j);
+                score_integers<D, decltype(rows)::value, BITS>(q, r, panel, some, scores + r * CHUNK + j);
             });
         }
     }
 
-    void values(const float* weights, const float* keep, const CodedBlock<8>* v, int64_t n, float* out, Prefetch& prefetch) {
+    void values(const float* weights, const float* keep, const CodedBlock<BITS>* v, int64_t n, float* out, Prefetch& prefetch) {
         ValuePanel<D> panel(memory);
         const RoundedWeights rounded(memory + ValuePanel<D>::FLOATS, MOST);
-        if (R <= FEW_ROWS)
+        if (few())
             panel.fill_scales(v, n);
         else
             panel.fill(v, n, prefetch);
         in_blocks<MOST>(R, [&](auto rows, int64_t first) {
             constexpr int RB = decltype(rows)::value;
             for (int64_t r = 0; r < RB; r++) {
-                rounded.round(r, weights + (first + r) * CHUNK, panel.scale, n);
+                const float* const own = weights + (first + r) * CHUNK;
+                rounded.round(r, own, panel.scale, n);
                 float* const y = out + (first + r) * D;
-                for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) * keep[first + r]);
+                const float more = BITS == 8 ? 0.0f : panel.of_offsets(own, n);
+                for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) * keep[first + r] + more);
             }
-            if constexpr (RB <= FEW_ROWS)
-                if (R <= FEW_ROWS) return add_few_values<D, RB>(rounded, v, n, out, prefetch);
+            if constexpr (BITS == 8 && RB <= FEW_ROWS)
+                if (few()) return add_few_values<D, RB>(rounded, v, n, out, prefetch);
             add_integer_values<D, RB>(rounded, panel, n, out + first * D);
         });
     }

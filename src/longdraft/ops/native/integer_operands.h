@@ -1,7 +1,8 @@
-// What integers are multiplied in attention over keys and values of 8 bits: queries and weights, rounded, and keys and values in
-// the order that the instructions need.
+// What integers are multiplied in attention over keys and values of 4 or 8 bits: queries and weights, rounded, and keys and values
+// in the order that the instructions need.
 #pragma once
-#include "coded_products.h"
+#include "block_codes.h"
+#include "vector_products.h"
 
 constexpr int64_t GROUP = 32;         // slots whose weights are rounded together; PathAttention divides by it
 constexpr int64_t FOURS = CODED / 4;  // of the numbers of a block
@@ -15,6 +16,10 @@ constexpr int64_t KEY_OFFSET = 128;
 template <typename X>
 static inline void key_parts(X bytes, X* to) {
     to[0] = bytes ^ 0x80808080u;
+}
+template <typename X>
+static inline void unsigned_key_parts(X bytes, X* to) {
+    to[0] = bytes;
 }
 static inline ivec add_key_products(ivec sum, ivec keys, int32_t word) {
     return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)keys, _mm512_set1_epi32(word));
@@ -31,6 +36,10 @@ template <typename X>
 static inline void key_parts(X bytes, X* to) {
     typedef int16_t words __attribute__((vector_size(sizeof(X))));
     to[0] = as<X>(as<words>(bytes << 8) >> 8), to[1] = as<X>(as<words>(bytes) >> 8);
+}
+template <typename X>
+static inline void unsigned_key_parts(X bytes, X* to) {  // below 128, where it is the same
+    key_parts(bytes, to);
 }
 static inline ivec add_products(ivec sum, ivec a, int32_t word) {
 #if defined(__AVX512F__)
@@ -56,24 +65,29 @@ static inline ivec load(const int32_t* p) {
 static inline void store(int32_t* p, ivec x) { std::memcpy(p, &x, sizeof x); }
 
 // The scales of a block of n keys, `stride` blocks apart.
-static inline void scales_of_keys(const CodedBlock<8>* block, int64_t stride, int64_t n, float* to) {
+template <int BITS>
+static inline void scales_of_keys(const CodedBlock<BITS>* block, int64_t stride, int64_t n, float* to) {
     for (int64_t i = 0; i < n; i++) to[i] = number(block[i * stride].scale);
+}
+static inline void offsets_of_keys(const CodedBlock<8>*, int64_t, int64_t, float*) {}
+static inline void offsets_of_keys(const CodedBlock<4>* block, int64_t stride, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; i++) to[i] = number(block[i * stride].offset);
 }
 
 // The transforms of query rows in 8 bits: number d of row r is a code * scale[r][d / CODED]. A row's scores begin with its product
-// with what the keys lack.
+// with what the keys lack. sums: of the numbers of a block.
 template <int D>
 struct RoundedQueries {
     static constexpr int64_t KEY = coded_blocks(D), WORDS = KEY * FOURS * PARTS;
     int32_t *words, *begin;  // [R,WORDS]; [R,KEY]: what a block's sums begin with
-    float *scale, *of_offset;  // [R,KEY]; [R]
-    int16_t* codes;            // [R,KEY,CODED]
+    float *scale, *sums, *of_offset;  // [R,KEY] each; [R]
+    int16_t* codes;                   // [R,KEY,CODED]
     static constexpr int64_t floats(int64_t R) {  // a multiple of a line of the cache, for what follows
-        return (R * (WORDS + KEY * (2 + CODED / 2) + 1) + 15) / 16 * 16;
+        return (R * (WORDS + KEY * (3 + CODED / 2) + 1) + 15) / 16 * 16;
     }
     RoundedQueries(const Queries& x, float* memory)
         : words(reinterpret_cast<int32_t*>(memory)), begin(words + x.R * WORDS), scale(memory + x.R * (WORDS + KEY)),
-          of_offset(scale + x.R * KEY), codes(reinterpret_cast<int16_t*>(of_offset + x.R)) {
+          sums(scale + x.R * KEY), of_offset(sums + x.R * KEY), codes(reinterpret_cast<int16_t*>(of_offset + x.R)) {
         for (int64_t r = 0; r < x.R; r++) add(x, r);
     }
 
@@ -100,25 +114,29 @@ struct RoundedQueries {
         for (int8_t code : own) sum += code;
         std::copy(own, own + CODED, codes + at * CODED);
         begin[at] = -KEY_OFFSET * sum;
+        sums[at] = scale[at] * static_cast<float>(sum);
         for (int64_t i = 0; i < FOURS; i++) key_words(own + 4 * i, words + (at * FOURS + i) * PARTS);
     }
 };
 
-// Keys side by side: four numbers of each in PARTS elements [KEY * FOURS,PARTS,KEYS], and their scales [KEY,KEYS].
+// Keys side by side: four numbers of each in PARTS elements [KEY * FOURS,PARTS,KEYS], and their scales and offsets [KEY,KEYS].
 template <int D>
 struct KeyPanel {
     static constexpr int64_t KEYS = 64, KEY = coded_blocks(D);
-    static constexpr int64_t FLOATS = KEY * (FOURS * PARTS + 1) * KEYS;
+    static constexpr int64_t FLOATS = KEY * (FOURS * PARTS + 2) * KEYS;
     int32_t* fours;
-    float* scale;
-    explicit KeyPanel(float* memory) : fours(reinterpret_cast<int32_t*>(memory)), scale(memory + KEY * FOURS * PARTS * KEYS) {}
+    float *scale, *offset;
+    explicit KeyPanel(float* memory)
+        : fours(reinterpret_cast<int32_t*>(memory)), scale(memory + KEY * FOURS * PARTS * KEYS), offset(scale + KEY * KEYS) {}
 
-    void fill(const CodedBlock<8>* k, int64_t n, Prefetch& prefetch) {
-        keys_together<KEY>(k, n, [&](const CodedBlock<8>* keys, int64_t j) {
+    template <int BITS>
+    void fill(const CodedBlock<BITS>* k, int64_t n, Prefetch& prefetch) {
+        keys_together<KEY>(k, n, [&](const CodedBlock<BITS>* keys, int64_t j) {
             if (j % 16 == 0) prefetch.step();
             for (int64_t b = 0; b < KEY; b++) {
                 turn(keys + b, b, j);
                 scales_of_keys(keys + b, KEY, TURNED, scale + b * KEYS + j);
+                offsets_of_keys(keys + b, KEY, TURNED, offset + b * KEYS + j);
             }
         });
     }
@@ -130,24 +148,52 @@ struct KeyPanel {
             four_columns(reinterpret_cast<const char*>(block->codes + half * 16), KEY * sizeof *block, column);
             for (int64_t i = 0; i < 4; i++) {
                 key_parts(column[i], parts);
-                int32_t* const to = fours + (b * FOURS + half * 4 + i) * PARTS * KEYS + j;
-                for (int p = 0; p < PARTS; p++) std::memcpy(to + p * KEYS, &parts[p], sizeof parts[p]);
+                put(parts, b * FOURS + half * 4 + i, j);
             }
         }
     }
+
+    void turn(const CodedBlock<4>* block, int64_t b, int64_t j) {
+        turned column[4], parts[PARTS];
+        four_columns(reinterpret_cast<const char*>(block->codes), KEY * sizeof *block, column);
+        for (int64_t half = 0; half < 2; half++)
+            for (int64_t i = 0; i < 4; i++) {
+                unsigned_key_parts(column[i] >> (4 * half) & 0x0f0f0f0fu, parts);
+                put(parts, b * FOURS + half * 4 + i, j);
+            }
+    }
+
+    void put(const turned* parts, int64_t four, int64_t j) const {
+        for (int p = 0; p < PARTS; p++) std::memcpy(fours + (four * PARTS + p) * KEYS + j, &parts[p], sizeof parts[p]);
+    }
 };
 
-// The values of a chunk: four slots of each number in PARTS elements [KEY,CHUNK / 4,PARTS,SIZE], and their scales [CHUNK].
+// A value's codes as those of 8 bits.
+static inline const CodedBlock<8>* as_bytes(const CodedBlock<8>* v, int64_t, CodedBlock<8>*) { return v; }
+static inline const CodedBlock<8>* as_bytes(const CodedBlock<4>* v, int64_t count, CodedBlock<8>* to) {
+    typedef uint8_t bytes __attribute__((vector_size(16)));
+    for (int64_t i = 0; i < count; i++) {
+        bytes both;
+        std::memcpy(&both, v[i].codes, sizeof both);
+        const bytes low = both & 15, high = both >> 4;
+        std::memcpy(to[i].codes, &low, sizeof low), std::memcpy(to[i].codes + 16, &high, sizeof high);
+    }
+    return to;
+}
+
+// The values of a chunk: four slots of each number in PARTS elements [KEY,CHUNK / 4,PARTS,SIZE], and their scales and offsets [CHUNK].
 template <int D>
 struct ValuePanel {
     static constexpr int64_t SIZE = D < CODED ? D : CODED, KEY = coded_blocks(D), BLOCK_WORDS = CHUNK / 4 * PARTS * SIZE;
-    static constexpr int64_t FLOATS = KEY * BLOCK_WORDS + CHUNK;
+    static constexpr int64_t FLOATS = KEY * BLOCK_WORDS + 2 * CHUNK;
     int32_t* fours;
-    float* scale;
-    explicit ValuePanel(float* memory) : fours(reinterpret_cast<int32_t*>(memory)), scale(memory + KEY * BLOCK_WORDS) {}
+    float *scale, *offset;
+    explicit ValuePanel(float* memory)
+        : fours(reinterpret_cast<int32_t*>(memory)), scale(memory + KEY * BLOCK_WORDS), offset(scale + CHUNK) {}
 
     // Of n slots; missing ones up to a whole group are 0.
-    void fill(const CodedBlock<8>* v, int64_t n, Prefetch& prefetch) {
+    template <int BITS>
+    void fill(const CodedBlock<BITS>* v, int64_t n, Prefetch& prefetch) {
         const int64_t fours_of_slots = n / 4 * 4, whole = (n + GROUP - 1) / GROUP * GROUP;
         fill_scales(v, n);
         for (int64_t j = 0; j < fours_of_slots; j += 4) {
@@ -155,19 +201,34 @@ struct ValuePanel {
             weave_slots(v + j * KEY, j);
         }
         for (int64_t j = fours_of_slots; j < whole; j += 4) {
-            CodedBlock<8> last[4 * KEY] = {};
+            CodedBlock<BITS> last[4 * KEY] = {};
             if (j < n) std::memcpy(last, v + j * KEY, sizeof *v * (n - j) * KEY);
             weave_slots(last, j);
         }
     }
 
-    void fill_scales(const CodedBlock<8>* v, int64_t n) {
+    template <int BITS>
+    void fill_scales(const CodedBlock<BITS>* v, int64_t n) {
         scales_of_keys(v, KEY, n, scale);
+        offsets_of_keys(v, KEY, n, offset);
         std::fill(scale + n, scale + (n + GROUP - 1) / GROUP * GROUP, 0.0f);
     }
 
+    // What the offsets of n values of 4 bits add to every number, with these weights.
+    float of_offsets(const float* weights, int64_t n) const {
+        vec total = splat(0);
+        int64_t j = 0;
+        for (; j + V <= n; j += V) total = fused(load(weights + j), load(offset + j), total);
+        float rest = 0;
+        for (; j < n; j++) rest += weights[j] * offset[j];
+        return sum(total) + rest;
+    }
+
    private:
-    void weave_slots(const CodedBlock<8>* four, int64_t j) {
+    template <int BITS>
+    void weave_slots(const CodedBlock<BITS>* slots, int64_t j) {
+        CodedBlock<8> own[4 * KEY];
+        const CodedBlock<8>* const four = as_bytes(slots, 4 * KEY, own);
         for (int64_t b = 0; b < KEY; b++) {
             int32_t* const to = fours + b * BLOCK_WORDS + j / 4 * PARTS * SIZE;
             for (int64_t d = 0; d < SIZE; d += STEP) weave(four + b, d, to + d);

@@ -3,7 +3,6 @@
 #include <type_traits>
 
 #include "attention.h"
-#include "coded_products.h"
 #include "head_attention.h"
 #include "integer_attention.h"
 #include "kept_scores.h"
@@ -24,7 +23,7 @@ template <typename E, int ND>
 using CacheProducts = Vectors<E, ND>;
 #endif
 
-static_assert(PathsMemory<CodedBlock<8>, 4, IntegerVectors<4>>::EACH % GROUP == 0, "a path divides no group");
+static_assert(PathsMemory<CodedBlock<8>, 4, IntegerVectors<4, 8>>::EACH % GROUP == 0, "a path divides no group");
 
 constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it reads the keys that it has prefetched
 
@@ -32,7 +31,8 @@ constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it r
 template <typename E, int ND>
 class LayerAttention {
     using P = CacheProducts<E, ND>;
-    using Coded = IntegerVectors<ND>;  // of a cache of codes
+    using Coded = IntegerVectors<ND, 8>;  // of a cache of codes
+    using Few = IntegerVectors<ND, 4>;    // of a draft's copy of them
     const LayerPass& x;
     const Pass& p;
     Work& t;
@@ -54,7 +54,7 @@ class LayerAttention {
         sinks.array<ScoreSink>(R);
         KeysMemory<P> of_keys(keys, R);
         PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
-        KeysMemory<Coded> of_codes(coded, R);  // of 4 bits they need less
+        KeysMemory<Coded> of_codes(coded, R);  // of 4 bits they need as much
         PathsMemory<CodedBlock<8>, ND, Coded> of_coded_paths(coded_paths, R, G, scratch);
         const int64_t most = std::max({keys.bytes(), paths.bytes(), coded.bytes(), coded_paths.bytes()});
         return sinks.bytes() + most;  // one of them is used at a time
@@ -100,7 +100,7 @@ class LayerAttention {
         const Selected& from = x.selected(unit.row);
         if (!from.bits) return selected<P, E>(unit, from);
         if (from.bits == 8) return selected<Coded, CodedBlock<8>>(unit, from);
-        selected<CodedVectors<4, ND>, CodedBlock<4>>(unit, from);
+        selected<Few, CodedBlock<4>>(unit, from);
     }
 
     // Of products Q; S is an element of a key.

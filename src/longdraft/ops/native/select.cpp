@@ -198,8 +198,9 @@ static void put(const HeadCopy& unit, char* to, const char* from) {
     const Copy& c = *unit.copy;
     if (!c.bits) return void(std::memcpy(to, from, c.slot_bytes));
     const auto write = [&](const auto* x) {
-        if (c.bits == 4) return encode<4>(x, numbers(c), to);
-        return unit.value ? encode_value<8>(x, numbers(c), to) : encode_key<8>(x, nullptr, numbers(c), to);
+        const float* const offset = c.dim && c.key_offset ? c.key_offset + unit.head * c.dim : nullptr;
+        if (c.bits == 4) return unit.value ? encode_value<4>(x, numbers(c), to) : encode_key<4>(x, offset, numbers(c), to);
+        return unit.value ? encode_value<8>(x, numbers(c), to) : encode_key<8>(x, offset, numbers(c), to);
     };
     if (c.dim) {
         alignas(64) float x[LONGEST];
