@@ -25,7 +25,8 @@ class ModelFamily:
     gguf: its architecture in GGUF files, if longdraft reads these itself.
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
-    the name of its class of an MLP of experts. rotary: the ending of the name of its rotation's
+    the name of its class of an MLP of experts. routing: the same of its router. norms: the
+    same of its norms, or torch's class. rotary: the ending of the name of its rotation's
     class. interleaved: numbers that are rotated together lie side by side. partial: it may rotate a
     part of each head. turns_windows: where some layers have windows, the others do not rotate.
     """
@@ -42,6 +43,8 @@ class ModelFamily:
     gated: bool = False
     scaled: bool = False
     sparse: str = "SparseMoeBlock"
+    routing: str = "TopKRouter"
+    norms: str = "RMSNorm"
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
     partial: bool = False
@@ -73,7 +76,7 @@ class ModelFamily:
 
     @property
     def router(self) -> str:
-        return f"{self.stem}TopKRouter"
+        return self.stem + self.routing
 
     @property
     def experts(self) -> str:
@@ -85,7 +88,7 @@ class ModelFamily:
 
     @property
     def norm(self) -> str:
-        return f"{self.stem}RMSNorm"
+        return self.stem + self.norms
 
     @property
     def gated_norm(self) -> str:
@@ -143,9 +146,29 @@ FAMILIES = (
     ModelFamily("Qwen2", "qwen2", native="decoder", fused=True, tested=True, gguf="qwen2"),
     QWEN3,
     QWEN3_5,
-    ModelFamily("Qwen3Moe", "qwen3_moe", tested=True),
-    ModelFamily("Mixtral", "mixtral"),
-    ModelFamily("GptOss", "gpt_oss", tested=True, sparse="MLP"),
+    ModelFamily("Qwen3Moe", "qwen3_moe", native="decoder", tested=True),
+    ModelFamily("Qwen2Moe", "qwen2_moe", native="decoder"),
+    ModelFamily(
+        "Qwen3_5Moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_moe",
+        "TextConfig",
+        native="hybrid",
+        plus_one=True,
+        gated=True,
+        rotary="TextRotaryEmbedding",
+    ),
+    ModelFamily("Mixtral", "mixtral", native="decoder"),
+    ModelFamily("GptOss", "gpt_oss", native="decoder", tested=True, sparse="MLP"),
+    ModelFamily("Olmoe", "olmoe", native="decoder"),
+    ModelFamily("FlexOlmo", "flex_olmo", native="decoder"),
+    ModelFamily("MiniMaxM2", "minimax_m2", native="decoder", partial=True),
+    ModelFamily("Ernie4_5_Moe", "ernie4_5_moe", native="decoder", interleaved=True),
+    ModelFamily("GraniteMoe", "granitemoe", native="decoder", sparse="MoE"),
+    ModelFamily("Dots1", "dots1", native="decoder", sparse="MoE", routing="TopkRouter"),
+    ModelFamily(
+        "Glm4Moe", "glm4_moe", native="decoder", sparse="MoE", routing="TopkRouter", partial=True
+    ),
     ModelFamily("Granite", "granite", native="decoder"),
     ModelFamily("SmolLM3", "smollm3", native="decoder"),
     ModelFamily("SeedOss", "seed_oss", native="decoder"),
@@ -163,6 +186,19 @@ FAMILIES = (
     ModelFamily("Olmo3", "olmo3", native="decoder"),
     ModelFamily("Exaone4", "exaone4", native="decoder", turns_windows=True),
     ModelFamily("Arcee", "arcee", native="decoder"),
+    ModelFamily("Starcoder2", "starcoder2", native="decoder", norms="nn.LayerNorm"),
+    ModelFamily(
+        "Nemotron", "nemotron", native="decoder", norms="LayerNorm1P", plus_one=True, partial=True
+    ),
+    ModelFamily("Cohere", "cohere", native="decoder", norms="LayerNorm", interleaved=True),
+    ModelFamily(
+        "Cohere2",
+        "cohere2",
+        native="decoder",
+        norms="LayerNorm",
+        interleaved=True,
+        turns_windows=True,
+    ),
 )
 
 

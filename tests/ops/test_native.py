@@ -11,7 +11,7 @@ from support import tiny
 from longdraft import Sampler, Stats, load, match
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.native import NativeBackend, fits
-from longdraft.backends.native.step import StepPins
+from longdraft.backends.native.step_pins import StepPins
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.drafters import GlideDrafter, random_glide
@@ -24,7 +24,8 @@ from longdraft.views import Guided, SinkWindow
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="the package was built without a C++ compiler"
 )
-FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed", *tiny.DESCRIBED]
+FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed", "gpt-oss", "qwen3-moe"]
+FAMILY += tiny.DESCRIBED
 
 
 def bushy(root: Tree) -> Tree:
@@ -198,7 +199,7 @@ def test_scratch_beyond_the_pass_is_not_read():
 
 
 def test_what_it_does_not_compute_it_refuses():
-    assert not fits(tiny.stock("gpt-oss"), {}) and not fits(tiny.stock("qwen3-moe"), {})
+    assert not fits(tiny.stock("deepseek"), {})
     model = tiny.stock("llama")
     assert fits(model, {})
     projection = model.model.layers[1].self_attn.q_proj
@@ -390,6 +391,23 @@ FORGOTTEN = {
     "pairs side by side": ("glm4", None, "interleaved", 0),
     "norms over all heads": ("olmo2", None, "joint_norms", 0),
     "an activation": ("arcee", None, "activation", 0),
+    "norms without the mean": ("cohere", None, "layer_norms", 0),
+    "the bias of a norm": ("starcoder2", 1, "input_norm_bias", None),
+    "the bias of a norm before the MLP": ("nemotron", 1, "mlp_norm_bias", None),
+    "sinks": ("gpt-oss", 1, "sinks", None),
+    "a limit inside experts": ("gpt-oss", None, "mlp_limit", 99.0),
+    "a slope": ("gpt-oss", None, "mlp_slope", 1.0),
+}
+# The same of a layer's experts; also by how many of them a node goes through.
+FORGOTTEN_OF_EXPERTS = {
+    "an expert": ("mixtral", "chosen", 1),
+    "shares of all experts": ("olmoe", "normalized", 1),
+    "scoring": ("minimax-m2", "scoring", 0),
+    "a scale of shares": ("glm4-moe", "scale", 1.0),
+    "a correction": ("minimax-m2", "correction", None),
+    "groups": ("glm4-moe", "groups", 2),
+    "groups that are chosen": ("dots1", "chosen_groups", 4),
+    "the gate of a shared expert": ("qwen2-moe", "shared_gate", None),
 }
 
 
@@ -412,6 +430,73 @@ def test_a_part_that_is_forgotten_is_noticed(what):
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
     model = lm.backend.step.model
     setattr(model if layer is None else model.layer[layer], field, value)
+    assert (logits() - slow).abs().max() > 1e-3
+
+
+@pytest.mark.whole
+@torch.inference_mode()
+@pytest.mark.parametrize("what", FORGOTTEN_OF_EXPERTS)
+def test_a_part_of_experts_that_is_forgotten_is_noticed(what):
+    name, field, value = FORGOTTEN_OF_EXPERTS[what]
+    lm = LM(tiny.stock(name), name)
+    [prompt] = tiny.prompts(70)
+    tree = Tree.chain(torch.tensor([prompt[-30:]]))
+
+    def logits():
+        cache = lm.new_cache(1, 80)
+        lm.prefill(prompt[:-30], cache)
+        return lm(tree, cache)
+
+    fast, slow = both_ways(lm, logits)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+    for layer in lm.backend.step.model.layer[: lm.depth]:
+        if layer.experts:
+            setattr(layer.experts[0], field, value)
+    assert (logits() - slow).abs().max() > 1e-3
+
+
+def tied(only: int | None = None) -> torch.Tensor:
+    """Logits of a model whose routers give all experts one score; only: all its experts have the
+    weights of this one.
+    """
+    with torch.inference_mode(False):
+        hf = tiny.stock("mixtral", num_experts_per_tok=1)
+        for layer in hf.model.layers:
+            layer.mlp.gate.weight.data.zero_()
+            for weights in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+                weights.data[:] = weights.data if only is None else weights.data[only].clone()
+    lm = LM(hf, "mixtral")
+    assert lm.backend.name == "native"
+    cache = lm.new_cache(1, 20)
+    return lm(Tree.chain(torch.tensor([[5, 6, 7]])), cache)
+
+
+@torch.inference_mode()
+def test_of_equal_scores_the_lowest_expert_is_chosen():
+    assert torch.equal(tied(), tied(only=0))
+    assert not torch.allclose(tied(), tied(only=3), atol=1e-2)  # so that another choice would show
+
+
+def exchanged(lm: LM) -> None:
+    """Planted: two experts have each other's weights."""
+    experts = lm.backend.step.model.layer[1].experts[0]
+    experts.down[0], experts.down[1] = experts.down[1], experts.down[0]
+
+
+@pytest.mark.whole
+@torch.inference_mode()
+def test_an_expert_of_another_node_is_noticed():
+    lm = LM(tiny.stock("mixtral"), "mixtral")
+    prompts = tiny.prompts(40)
+
+    def logits():
+        cache = lm.new_cache(1, 60)
+        lm.prefill(prompts[0][:-8], cache)
+        return lm(Tree.chain(torch.tensor([prompts[0][-8:]])), cache)
+
+    fast, slow = both_ways(lm, logits)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+    exchanged(lm)
     assert (logits() - slow).abs().max() > 1e-3
 
 

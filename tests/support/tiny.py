@@ -11,33 +11,46 @@ from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
     Cohere2Config,
+    CohereConfig,
     CwmConfig,
     DeepseekV3Config,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    FlexOlmoConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     HeliumConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
+from longdraft.backends.describe_experts import CORRECTION
 from longdraft.backends.packed_linear import quantize_linears, round_inputs
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
@@ -60,6 +73,18 @@ BASE = {
     "eos_token_id": 2,
 }
 MOE = {"num_experts_per_tok": 2}
+SMALL = {**MOE, "moe_intermediate_size": 32}  # experts of this size
+GROUPED = {
+    **SMALL,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+}
+SHARED = {**SMALL, "num_experts": 4, "shared_expert_intermediate_size": 48}
 MIXED = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -81,9 +106,13 @@ CONFIGS = {
 }
 # computed by the native kernels with parts that Llama's layers lack, or other names
 DESCRIBED = ["gemma3", "granite", "smollm3", "seed-oss", "cwm", "ministral", "phi3", "glm", "glm4"]
-DESCRIBED += ["helium", "ernie", "olmo2", "olmo3", "exaone4", "arcee"]
+DESCRIBED += ["helium", "ernie", "olmo2", "olmo3", "exaone4", "arcee", "starcoder2", "nemotron"]
+DESCRIBED += ["cohere", "cohere2"]
 if hasattr(GEMMA.modeling, GEMMA.scaled_embedding):  # older versions scale embeddings elsewhere
     DESCRIBED += ["gemma", "gemma2-softcap"]
+EXPERTS = ["mixtral", "qwen2-moe", "olmoe", "flex-olmo", "glm4-moe", "dots1", "ernie-moe"]
+EXPERTS += ["minimax-m2", "granite-moe"]
+DESCRIBED += EXPERTS
 # what the whole lossless matrix runs on; of the others, single passes and a method or two
 MAIN = tuple(CONFIGS)
 CONFIGS |= {
@@ -119,7 +148,25 @@ CONFIGS |= {
     "olmo2": Olmo2Config(**BASE),
     "exaone4": Exaone4Config(**BASE, **MIXED),
     "arcee": ArceeConfig(**BASE),
+    "starcoder2": Starcoder2Config(**BASE, sliding_window=24),
+    "nemotron": NemotronConfig(**BASE),
+    "cohere": CohereConfig(**BASE),
     "mixtral": MixtralConfig(**BASE, num_local_experts=4, **MOE),
+    "qwen2-moe": Qwen2MoeConfig(**BASE, **SHARED, decoder_sparse_step=2),
+    "olmoe": OlmoeConfig(**BASE, **MOE, num_experts=4),
+    "flex-olmo": FlexOlmoConfig(**BASE, **MOE, num_experts=4),
+    "glm4-moe": Glm4MoeConfig(**BASE, **GROUPED, use_qk_norm=True),
+    "dots1": Dots1Config(**BASE, **GROUPED, **MIXED),
+    "ernie-moe": Ernie4_5_MoeConfig(
+        **BASE,
+        moe_k=2,
+        moe_num_experts=4,
+        moe_intermediate_size=32,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=1,
+    ),
+    "minimax-m2": MiniMaxM2Config(**BASE, **MOE, num_local_experts=20, rotary_dim=8),
+    "granite-moe": GraniteMoeConfig(**BASE, **GRANITE, **MOE, num_local_experts=4),
     "olmo3": Olmo3Config(**BASE, **MIXED),
     "glm4": Glm4Config(**BASE),
     "cohere2": Cohere2Config(**BASE, **MIXED),
@@ -151,6 +198,9 @@ CONFIGS |= {  # with recurrent layers
         linear_num_value_heads=4,
     ),
 }
+CONFIGS["qwen3.5-moe"] = Qwen3_5MoeTextConfig(
+    **{**CONFIGS["qwen3.5"].to_dict(), **SHARED, "model_type": "qwen3_5_moe_text"}
+)
 # for texts beyond a drafter's window and a state's checkpoints
 CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])
 CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
@@ -185,12 +235,17 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
-        if "gemma" in name and key.endswith("norm.weight"):
+        if ("gemma" in name or name == "nemotron") and key.endswith("norm.weight"):
             torch.nn.init.normal_(p, std=0.25)  # added to one
         if key.endswith("A_log"):
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
+        if key.endswith(CORRECTION) or key.endswith("layernorm.bias"):
+            torch.nn.init.normal_(p, std=0.1)
         if name == "qwen2" and key.endswith("k_proj.bias"):
             torch.nn.init.normal_(p, std=4.0)
+    for key, buffer in model.named_buffers():
+        if key.endswith(CORRECTION):
+            torch.nn.init.normal_(buffer, std=0.1)
     if name == "llama-loops":
         for layer in model.model.layers:
             torch.nn.init.zeros_(layer.self_attn.o_proj.weight)

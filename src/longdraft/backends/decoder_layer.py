@@ -49,8 +49,8 @@ class LinearRows:
 
 @dataclass(frozen=True)
 class Norm:
-    """kind "rms": numbers over their root mean square. They are multiplied by weights, or with
-    plus_one by 1 + weights.
+    """kind "rms": numbers over their root mean square; "layer": the same without their mean. They
+    are multiplied by weights, or with plus_one by 1 + weights; "layer" adds the module's bias.
 
     name: of the module. shape: (numbers,) by the config.
     """
@@ -59,7 +59,7 @@ class Norm:
     name: str
     shape: tuple[int, ...]
     eps: float
-    kind: Literal["rms"] = "rms"
+    kind: Literal["rms", "layer"] = "rms"
     plus_one: bool = False
 
 
@@ -151,11 +151,16 @@ class GatedMLP:
 class ExpertsMLP:
     """Gated MLPs, of which a node goes through those that the router scores highest.
 
-    router: weights [count,width]. chosen: how many of the experts a node goes through. An output
-    is multiplied by its expert's share of the scores' softmax, which is over the chosen experts
-    alone if `normalized`. gate_up, down: the matrices of all experts, [count,outputs,inputs], or
-    [count,inputs,outputs] if `transposed`; the outputs of gates come before those of up, or between
-    them if `interleaved`.
+    router: weights [count,width]. chosen: how many of the experts a node goes through. Shares are
+    the softmax of the router's scores, or by `scoring` the sigmoid of each. An expert's output is
+    multiplied by its share, divided by the sum of the chosen experts' if `normalized`, and by
+    share_scale. correction [count]: is added to shares where experts are chosen, and nowhere else.
+    groups: experts lie in so many groups, and are chosen from the chosen_groups of them whose two
+    best have the largest sum.
+
+    gate_up, down: the matrices of all experts, [count,outputs,inputs], or [count,inputs,outputs] if
+    `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
+    shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it.
     activation: as in GatedMLP; or "clamped": gate and up are limited to `limit`, the gate goes
     through x * sigmoid(slope * x), and up is increased by 1.
     """
@@ -174,10 +179,22 @@ class ExpertsMLP:
     interleaved: bool = False
     limit: float | None = None
     slope: float = 1.0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    share_scale: float = 1.0
+    correction: Tensor | None = None
+    groups: int = 1
+    chosen_groups: int = 1
+    shared: GatedMLP | None = None
+    shared_gate: Linear | None = None
+
+    @property
+    def inner(self) -> int:
+        """The numbers inside one expert."""
+        return self.down.shape[1 if self.transposed else 2]
 
     @property
     def products(self) -> int:
-        """Multiply-adds of one node, with its experts' biases."""
+        """Multiply-adds of one node in its experts, with their biases."""
         held = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
         of_experts = sum(part.numel() for part in held if part is not None)
         return self.router.numel() + self.chosen * of_experts // self.count
@@ -186,7 +203,7 @@ class ExpertsMLP:
 @dataclass(frozen=True)
 class DecoderLayer:
     """x + residual_scale * mixer_output_norm(mixer(input_norm(x))), then the same with `mlp` and
-    its norms. None: x itself.
+    its norms. None: x itself. parallel: `mlp` reads what the mixer reads, and both are added to x.
     """
 
     mixer: Attention | DeltaNet
@@ -196,6 +213,7 @@ class DecoderLayer:
     mixer_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
     residual_scale: float = 1.0
+    parallel: bool = False
 
     @property
     def linears(self) -> list[Linear]:
@@ -216,7 +234,8 @@ class DecoderLayer:
         return total
 
     def _parts(self) -> Iterator[Any]:
-        for part in (self.mixer, self.mlp, self):
+        shared = self.mlp.shared if isinstance(self.mlp, ExpertsMLP) else None
+        for part in filter(None, (self.mixer, self.mlp, shared, self)):
             yield from (getattr(part, field.name) for field in fields(part))
 
 

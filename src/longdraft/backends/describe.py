@@ -19,13 +19,13 @@ from longdraft.backends.decoder_layer import (
     Decoder,
     DecoderLayer,
     DeltaNet,
-    ExpertsMLP,
     GatedMLP,
     Linear,
     LinearRows,
     Norm,
     Rotation,
 )
+from longdraft.backends.describe_experts import experts_of
 from longdraft.backends.known_modules import (
     Unknown,
     check,
@@ -62,6 +62,7 @@ NORMS = (
     LayerNorms("input_layernorm", MIXER, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     LayerNorms("input_layernorm", "post_self_attn_layernorm", MIXER, "post_mlp_layernorm"),
     LayerNorms(None, MIXER, None, "post_feedforward_layernorm"),
+    LayerNorms("input_layernorm", None, None, None),  # attention and MLP side by side
 )
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_EMBEDDING = {
@@ -76,21 +77,21 @@ OF_ATTENTION = {
     *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
     *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
     *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", "num_key_value_heads"),
-    *("attention_type", "hidden_size", "sliding_window_pattern"),
+    *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
+    *("rope_parameters", "partial_rotary_factor"),
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
     *("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "key_dim", "value_dim"),
     *("activation", "layer_norm_epsilon"),
 }
+PROJECTIONS = (
+    {"gate_proj", "up_proj", "down_proj"},
+    {"gate_up_proj", "down_proj"},
+    {"up_proj", "down_proj"},
+    {"c_fc", "c_proj"},
+)
 OF_MLP = {"config", "hidden_size", "intermediate_size", "residual_dropout"}
-OF_SPARSE_MLP = {"top_k", "jitter_noise"}
-OF_ROUTER = {"top_k", "num_experts", "norm_topk_prob", "hidden_dim"}
-OF_EXPERTS = {
-    *("config", "num_experts", "hidden_size", "hidden_dim", "intermediate_size"),
-    *("intermediate_dim", "alpha", "limit", "is_transposed", "is_concatenated"),
-    *("has_gate", "has_bias", "has_post_expert_norm"),
-}
 OF_ROTATION = {
     *("config", "rope_type", "attention_scaling", "mrope_section"),
     *("max_seq_len_cached", "original_max_seq_len"),
@@ -111,13 +112,17 @@ def describe(hf: Any) -> Decoder:
     if family is None:
         raise Unknown(f"{type(hf).__name__} is of no family whose layers are described")
     model = hf.model
+    if getattr(hf.config, "clip_qkv", None) is not None:
+        raise Unknown(f"{type(hf).__name__} limits queries, keys and values")
     width = hf.config.hidden_size
     table = (hf.config.vocab_size, width)
     check(hf, type(hf), {"model", "lm_head"})
     body = class_of(family, type(model).__name__)
     check(model, body, {"embed_tokens", "layers", "norm", "rotary_emb"})
     check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
-    for module, known in ((hf, {"router_aux_loss_coef"}), (model, {"embedding_multiplier"})):
+    of_body = {"embedding_multiplier", "embedding_dropout"}
+    of_head = {"router_aux_loss_coef", "logit_scale", "logits_scaling"}
+    for module, known in ((hf, of_head), (model, of_body)):
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
             raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
@@ -128,6 +133,7 @@ def describe(hf: Any) -> Decoder:
     rotation = next((a.rotation for a in attentions if a.rotation), None)
     if rotation is None:
         raise Unknown(f"{type(hf).__name__} rotates nothing")
+    logit_scale = read_by(hf, "logit_scale", hf)
     return Decoder(
         embedding=Linear(model.embed_tokens, "embed_tokens", table),
         layers=layers,
@@ -135,7 +141,7 @@ def describe(hf: Any) -> Decoder:
         head=finder.linear(hf.lm_head, "lm_head", table),
         rotation=rotation,
         embedding_scale=_embedding_scale(model, family),
-        logit_divisor=read_by(hf, "logits_scaling", hf.config) or 1.0,
+        logit_divisor=read_by(hf, "logits_scaling", hf.config) or 1 / (logit_scale or 1.0),
         logit_cap=read_by(hf, "final_logit_softcapping", hf.config),
     )
 
@@ -154,10 +160,11 @@ class Finder:
     def layer(self, module: Any) -> DecoderLayer:
         mixers = {"self_attn", "linear_attn"}
         children = {name for name, _ in module.named_children()}
-        norms = next((n for n in NORMS if n.names == children - mixers - {"mlp"} - IDLE), None)
+        inner = "block_sparse_moe" if "block_sparse_moe" in children else "mlp"
+        norms = next((n for n in NORMS if n.names == children - mixers - {inner} - IDLE), None)
         if norms is None:
             raise Unknown(f"{type(module).__name__} has other norms than are known")
-        parts = norms.names | {"mlp"}
+        parts = norms.names | {inner}
         check(module, class_of(self.family, self.family.layer), parts, OF_LAYER, mixers | IDLE)
         if len(mixers & children) != 1:
             raise Unknown(f"{type(module).__name__} has no mixer, or two")
@@ -165,15 +172,16 @@ class Finder:
             mixer = self.attention(module.self_attn)
         else:
             mixer = self.delta_net(module.linear_attn)
-        mlp = self.experts if hasattr(module.mlp, "experts") else self.mlp
+        mlp = getattr(module, inner)
         return DecoderLayer(
             mixer=mixer,
-            mlp=mlp(module.mlp),
+            mlp=experts_of(self, mlp) if hasattr(mlp, "experts") else self.mlp(mlp),
             input_norm=self._norm_in(module, norms.input),
             mlp_norm=self._norm_in(module, norms.mlp),
             mixer_output_norm=self._norm_in(module, norms.mixer_output),
             mlp_output_norm=self._norm_in(module, norms.mlp_output),
             residual_scale=read_by(module, "residual_multiplier", module) or 1.0,
+            parallel=norms.mlp is None and norms.mixer_output is None,
         )
 
     def attention(self, module: Any) -> Attention:
@@ -193,6 +201,8 @@ class Finder:
             for name in ("q_norm", "k_norm")
             if getattr(module, name, None) is not None
         }
+        if any(norm.weight.dim() > 1 for norm in norms.values()):
+            raise Unknown(f"{type(module).__name__} has norms with weights for each head")
         joint = any(len(norm.weight) != dim for norm in norms.values())
         sizes = {"q_norm": queries, "k_norm": keys} if joint else dict.fromkeys(norms, dim)
         outputs = {"q_proj": queries * (1 + self.family.gated), "k_proj": keys, "v_proj": keys}
@@ -214,7 +224,7 @@ class Finder:
             gated=self.family.gated,
             window=self._window_of(module),
             cap=read_by(module, "attn_logit_softcapping", module),
-            sinks=getattr(module, "sinks", None),
+            sinks=read_by(module, "sinks", module),
             joint_norms=joint,
             **{name: self.norm(norm, name, sizes[name]) for name, norm in norms.items()},
         )
@@ -223,12 +233,12 @@ class Finder:
         if reads(attention, "is_sliding") and not attention.is_sliding:
             return None
         of_config = getattr(self.config, "sliding_window", None)
-        return getattr(attention, "sliding_window", of_config)
+        return getattr(attention, "sliding_window", of_config) or None
 
     def _rotation_of(self, attention: Any) -> Rotation | None:
-        windowed = getattr(attention, "sliding_window", None) is not None
-        beside_windows = self.family.turns_windows and windowed and not attention.is_sliding
-        if beside_windows or read_by(attention, "use_rope", attention) in (0, False):
+        windows = getattr(self.config, "sliding_window", None) is not None
+        beside_windows = windows and self._window_of(attention) is None
+        if (self.family.turns_windows and beside_windows) or read_by(attention, "use_rope", attention) in (0, False):
             return None
         kind = getattr(attention, "layer_type", getattr(attention, "attention_type", None))
         return self.rotations.get(None) or self.rotations.get(kind)
@@ -265,66 +275,31 @@ class Finder:
             value_dim=module.head_v_dim,
         )
 
-    def mlp(self, module: Any) -> GatedMLP:
+    def mlp(self, module: Any, inner: int | None = None) -> GatedMLP:
+        """inner: how many numbers it has inside, unless the config's."""
         width = self.config.hidden_size
-        inner = self.config.intermediate_size
+        inner = inner or self.config.intermediate_size
         activation = self.activation(module)
         gate = None
         if hasattr(module, "gate_up_proj"):
             gate, up = self.rows(module.gate_up_proj, {"gate_proj": inner, "up_proj": inner})
         else:
-            up = self.linear(module.up_proj, "up_proj", (inner, width))
+            name = "c_fc" if hasattr(module, "c_fc") else "up_proj"
+            up = self.linear(getattr(module, name), name, (inner, width))
         if hasattr(module, "gate_proj"):
             gate = self.linear(module.gate_proj, "gate_proj", (inner, width))
-        down = self.linear(module.down_proj, "down_proj", (width, inner))
+        name = "c_proj" if hasattr(module, "c_proj") else "down_proj"
+        down = self.linear(getattr(module, name), name, (width, inner))
         return GatedMLP(gate, up, down, activation)
 
     def activation(self, module: Any) -> str:
         """That of an MLP, whose linear layers may be of any class."""
-        name = "activation_fn" if hasattr(module, "activation_fn") else "act_fn"
-        known = ({"gate_proj", "up_proj"}, {"gate_up_proj"}, {"up_proj"})
         children = {child for child, _ in module.named_children()}
-        first = next((parts for parts in known if parts == children - {"down_proj", name}), None)
-        if first is None:
+        name = next((name for name in ("act_fn", "activation_fn", "act") if name in children), "")
+        if children - {name} not in PROJECTIONS:
             raise Unknown(f"{type(module).__name__} has other projections than are known")
-        check(module, class_of(self.family, self.family.mlp), first | {"down_proj", name}, OF_MLP)
+        check(module, class_of(self.family, self.family.mlp), children, OF_MLP)
         return name_of(getattr(module, name))
-
-    def experts(self, module: Any) -> ExpertsMLP:
-        family = self.family
-        name = "router" if hasattr(module, "router") else "gate"
-        check(module, class_of(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP)
-        router = getattr(module, name)
-        inner = module.experts
-        activations = {"act_fn"} if hasattr(inner, "act_fn") else set[str]()
-        parts = {"gate_up_proj", "down_proj", *activations}
-        biases = {"gate_up_proj_bias", "down_proj_bias"}
-        check(router, class_of(family, family.router), {"weight"}, OF_ROUTER, {"bias"})
-        check(inner, class_of(family, family.experts), parts, OF_EXPERTS, biases)
-        # older versions of Transformers lack them
-        layout = ("has_gate", "is_transposed", "is_concatenated")
-        if not all(hasattr(inner, attribute) for attribute in layout):
-            raise Unknown(f"{type(inner).__name__} does not say how its matrices are stored")
-        if not inner.has_gate or getattr(inner, "has_post_expert_norm", False):
-            raise Unknown(f"{type(inner).__name__} has no gates, or normalizes its outputs")
-        if bool(activations) == hasattr(inner, "limit"):
-            raise Unknown(f"{type(inner).__name__} has no activation, or two")
-        return ExpertsMLP(
-            router=router.weight,
-            router_bias=getattr(router, "bias", None),
-            count=router.num_experts,
-            chosen=router.top_k,
-            normalized=getattr(router, "norm_topk_prob", True),
-            gate_up=inner.gate_up_proj,
-            gate_up_bias=getattr(inner, "gate_up_proj_bias", None),
-            down=inner.down_proj,
-            down_bias=getattr(inner, "down_proj_bias", None),
-            transposed=inner.is_transposed,
-            interleaved=not inner.is_concatenated,
-            activation=name_of(inner.act_fn) if activations else "clamped",
-            limit=getattr(inner, "limit", None),
-            slope=getattr(inner, "alpha", 1.0),
-        )
 
     def _norm_in(self, layer: Any, name: str | None) -> Norm | None:
         if name is None:
@@ -332,10 +307,15 @@ class Finder:
         return self.norm(getattr(layer, name), name, self.config.hidden_size)
 
     def norm(self, module: Any, name: str, size: int) -> Norm:
-        plus_one = self.family.plus_one
-        eps = "eps" if plus_one else "variance_epsilon"
-        check(module, class_of(self.family, self.family.norm), {"weight"}, {eps})
-        return Norm(module, name, (size,), getattr(module, eps), plus_one=plus_one)
+        family = self.family
+        kind = "layer" if family.norms.endswith(("LayerNorm", "LayerNorm1P")) else "rms"
+        if isinstance(module, nn.LayerNorm):
+            cls = nn.LayerNorm if family.norms == "nn.LayerNorm" else class_of(family, family.norm)
+            check(module, cls, {"weight"}, {"normalized_shape", "eps", "elementwise_affine"}, {"bias"})
+            return Norm(module, name, (size,), module.eps, kind, family.plus_one)
+        eps = "eps" if family.plus_one else "variance_epsilon"
+        check(module, class_of(family, family.norm), {"weight"}, {eps})
+        return Norm(module, name, (size,), getattr(module, eps), kind, family.plus_one)
 
     def rows(self, module: Any, outputs: Mapping[str, int]) -> list[Linear]:
         """Projections whose rows are side by side in one linear layer."""

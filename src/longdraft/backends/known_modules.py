@@ -25,7 +25,7 @@ class Unknown(Exception):
     """Modules that no description covers. The message says why."""
 
 
-def read_by(module: Any, name: str, holder: Any) -> float | None:
+def read_by(module: Any, name: str, holder: Any) -> Any:
     """This attribute of the holder, if the module's forward reads it; raises Unknown for one of the
     module that it does not read.
     """

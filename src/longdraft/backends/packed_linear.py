@@ -17,6 +17,7 @@ from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import BLOCK, GROUP, Packed, quantized
 
 BITS = {"int8": 8, "int4": 4}
+FEWEST_OUTPUTS = 16  # that the kernels compute at once
 SCALES = {8: 2, 4: 4}  # bytes of a group's scale, and of its offset if it has one, as halves
 
 
@@ -154,8 +155,8 @@ def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None
 def quantize_linears(hf: Any, kind: str) -> None:
     """Quantize a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
-    Layers that have as few bits already, or whose inputs are no multiple of 32, stay unchanged, as
-    do experts that are kept in one tensor, what expands latents, and linear layers that compute
+    Layers that have as few bits already, whose inputs are no multiple of 32, or that have fewer
+    than 16 outputs (the gate of a shared expert) stay unchanged, as do experts that are kept in one tensor, what expands latents, and linear layers that compute
     more than a product. One layer after the other, so that memory never holds two whole models.
     Raises InputError where a model has nothing to quantize.
     """
@@ -196,7 +197,9 @@ def _finer(hf: Any, kind: str) -> dict[str, int]:
 def _can_be_packed(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not _is_linear(module):
         return False
-    return isinstance(module, nn.Linear | PackedLinear) and module.in_features % GROUP == 0
+    if not isinstance(module, nn.Linear | PackedLinear):
+        return False
+    return module.in_features % GROUP == 0 and module.out_features >= FEWEST_OUTPUTS
 
 
 @torch.no_grad()

@@ -224,6 +224,7 @@ def _products_of_modules(hf: nn.Module, weights: Weights) -> int:
         if isinstance(inputs, int) and isinstance(outputs, int):
             size = inputs * outputs
         else:
-            size = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() >= 2)
+            own = module.parameters(recurse=False)
+            size = sum(p.numel() for p in own if p.dim() >= 2 and len(p) > 1)
         total += size * (weights.each if weights.experts and ".experts" in name else 1.0)
     return round(total)

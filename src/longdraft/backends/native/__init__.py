@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend, ChainDrafter
+from longdraft.backends.features.experts import Experts
 from longdraft.backends.features.scans.recurrent_layers import Scans
 from longdraft.backends.features.windows import Windows
 from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
@@ -46,7 +47,8 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
             )
         )
         and c.vocab_size >= 16
-        and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
+        and c.hidden_size >= 16
+        and c.hidden_size % 16 == 0
         and all(isinstance(w, int) for w in windows.values())
     )
 
@@ -63,7 +65,7 @@ class NativeBackend(Backend):
     moved or changed.
     """
 
-    SUPPORTED = frozenset({Windows, Scans})
+    SUPPORTED = frozenset({Windows, Scans, Experts})
     name = "native"
     exact = True
 

@@ -314,6 +314,8 @@ def layers_fit(step: NativeStep, layers: DraftLayers) -> bool:
     whole = step.model
     if whole.embedding_scale or whole.logit_divisor or whole.logit_cap:
         return False  # a drafter's embeddings and logits are those of the target's modules
+    if layers.target_norm and whole.layer_norms:
+        return False
     if layers.frequency is None and (whole.interleaved or not step.rotates_alike):
         return False
     shape = (layers.key_heads, layers.dim)

@@ -14,6 +14,8 @@ from longdraft.backends.decoder_layer import (
     Decoder,
     DecoderLayer,
     DeltaNet,
+    ExpertsMLP,
+    GatedMLP,
     LinearRows,
     Norm,
     Rotation,
@@ -28,12 +30,13 @@ READ: Mapping[type, frozenset[str]] = {
     **LLAMA_LIKE,
     Decoder: LLAMA_LIKE[Decoder] | {"embedding_scale", "logit_divisor", "logit_cap"},
     DecoderLayer: LLAMA_LIKE[DecoderLayer]
-    | {"mixer_output_norm", "mlp_output_norm", "residual_scale"},
-    Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms"},
+    | {"mixer_output_norm", "mlp_output_norm", "residual_scale", "parallel"},
+    Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms", "sinks"},
     LinearRows: frozenset({"weight", "bias"}),
     Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
-    Norm: LLAMA_LIKE[Norm] | {"plus_one"},
+    Norm: LLAMA_LIKE[Norm] | {"plus_one", "kind"},
     DeltaNet: frozenset(field.name for field in fields(DeltaNet)),
+    ExpertsMLP: frozenset(field.name for field in fields(ExpertsMLP)),
 }
 
 
@@ -43,6 +46,7 @@ ACTIVATIONS = {
     "GELUTanh": native.Activation.GELU_TANH,
     "PytorchGELUTanh": native.Activation.GELU_TANH,
     "ReLUSquaredActivation": native.Activation.RELU2,
+    "clamped": native.Activation.CLAMPED,
 }
 
 
@@ -65,7 +69,15 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
 
 def knows(layer: DecoderLayer) -> bool:
     """Whether the kernels know the functions of a layer, whose fields they read."""
-    if layer.mlp.activation not in ACTIVATIONS:
+    if any(getattr(norm.module, "bias", None) is not None for norm in without_bias(layer)):
+        return False
+    mlps = gated_mlps(layer)
+    if any(mlp.activation not in ACTIVATIONS for mlp in (layer.mlp, *mlps)):
+        return False
+    experts = [layer.mlp.inner] if isinstance(layer.mlp, ExpertsMLP) else []
+    if any(inner < 16 or inner % 16 for inner in (*experts, *(mlp.up.shape[0] for mlp in mlps))):
+        return False
+    if isinstance(layer.mlp, ExpertsMLP) and not knows_gate(layer.mlp):
         return False
     mixer = layer.mixer
     if isinstance(mixer, Attention):
@@ -81,6 +93,26 @@ def knows(layer: DecoderLayer) -> bool:
     )
 
 
+def without_bias(layer: DecoderLayer) -> list[Norm]:
+    """The norms of which the kernels read no bias."""
+    mixer = layer.mixer
+    of_heads = [mixer.q_norm, mixer.k_norm] if isinstance(mixer, Attention) else []
+    found = (*of_heads, layer.mixer_output_norm, layer.mlp_output_norm)
+    return [norm for norm in found if norm is not None]
+
+
+def gated_mlps(layer: DecoderLayer) -> list[GatedMLP]:
+    """The MLPs that all nodes of a layer go through."""
+    mlp = layer.mlp.shared if isinstance(layer.mlp, ExpertsMLP) else layer.mlp
+    return [] if mlp is None else [mlp]
+
+
+def knows_gate(mlp: ExpertsMLP) -> bool:
+    """Whether the gate of the shared MLP is the product that the kernels compute."""
+    gate = mlp.shared_gate
+    return gate is None or (type(gate.module) is nn.Linear and gate.module.bias is None)
+
+
 def is_uniform(decoder: Decoder) -> bool:
     """Whether what the kernels are told once for all layers is the same in each, and that some
     layer attends.
@@ -89,9 +121,13 @@ def is_uniform(decoder: Decoder) -> bool:
         (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms) for a in decoder.attentions
     }
     rotated = {(len(r.frequencies), r.scaling, r.interleaved) for r in rotations(decoder)}
-    around = {(layer.mlp.activation, layer.residual_scale) for layer in decoder.layers}
-    epsilons = {norm.eps for norm in decoder.norms}
-    return all(len(different) == 1 for different in (heads, rotated, around, epsilons))
+    mlps = [mlp for layer in decoder.layers for mlp in (layer.mlp, *gated_mlps(layer))]
+    inside = {mlp.activation for mlp in mlps}
+    limits = {(m.limit, m.slope) for m in mlps if isinstance(m, ExpertsMLP)} or {(None, 1.0)}
+    side = {layer.parallel for layer in decoder.layers}
+    scales = {layer.residual_scale for layer in decoder.layers}
+    norms = {(norm.eps, norm.kind) for norm in decoder.norms}
+    return all(len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side))
 
 
 def rotations(decoder: Decoder) -> list[Rotation]:

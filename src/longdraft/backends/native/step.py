@@ -8,16 +8,20 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from longdraft.backends.decoder_layer import Attention, DecoderLayer, GatedMLP, Norm
+from longdraft.backends.decoder_layer import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    ExpertsMLP,
+    Norm,
+)
 from longdraft.backends.describe import describe
-from longdraft.backends.native.layers import ACTIVATIONS, rotations
-from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
+from longdraft.backends.native.layers import ACTIVATIONS, gated_mlps, rotations
+from longdraft.backends.native.step_pins import StepPins
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
-from longdraft.ops.native import pins
-from longdraft.ops.packed import GROUP, quantized
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
@@ -29,35 +33,6 @@ def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
             raise ValueError(
                 f"a native pass needs {shape} of int64 or bool, not {tuple(x.shape)} of {x.dtype}"
             )
-
-
-class StepPins(pins.Pins):
-    """Keeps the tensors of modules alive whose addresses the kernels hold."""
-
-    def norm(self, module: Any | None) -> int | None:
-        return None if module is None else self.float(module.weight)
-
-    def weights(self, norm: Norm | None) -> int | None:
-        """The weights that a norm multiplies by."""
-        if norm is None or not norm.plus_one:
-            return self.norm(norm and norm.module)
-        return self.raw(1 + norm.module.weight.detach().float())
-
-    def linear(self, module: Any) -> native.Linear:
-        if isinstance(module, PackedLinear):
-            return self.packed(
-                module.stored, self.float(module.bias), isinstance(module, EightBitInputs)
-            )
-        return self.numbers(module.weight, self.float(module.bias))
-
-    def drafting(self, module: Any) -> native.Linear:
-        """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights
-        to be read.
-        """
-        half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
-        if not half or module.in_features % GROUP:
-            return self.linear(module)
-        return self.packed(quantized(module.weight, 8), self.float(module.bias), False)
 
 
 class NativeStep:
@@ -92,13 +67,14 @@ class NativeStep:
             groups=attention.heads // attention.key_heads,
             head_dim=attention.dim,
             gated=attention.gated,
-            mlp=_mlp_of(decoder.layers[0]).up.shape[0],
+            mlp=max((m.up.shape[0] for f in decoder.layers for m in gated_mlps(f)), default=0),
             vocab=vocab,
             frequencies=len(decoder.rotation.frequencies),
             interleaved=decoder.rotation.interleaved,
             joint_norms=attention.joint_norms,
             more_rotations=len(self._rows) - 1,
             activation=ACTIVATIONS[decoder.layers[0].mlp.activation],
+            **_limits(decoder),
             embedding_scale=_scale(decoder.embedding_scale),
             residual_scale=_scale(decoder.layers[0].residual_scale),
             logit_divisor=_scale(decoder.logit_divisor),
@@ -110,6 +86,9 @@ class NativeStep:
             embed=self._pins.raw(decoder.embedding.module.weight),
             head=self._pins.linear(decoder.head.module),
             norm=self._pins.weights(decoder.norm),
+            norm_bias=self._pins.bias(decoder.norm),
+            layer_norms=decoder.norm.kind == "layer",
+            parallel=decoder.layers[0].parallel,
             layer=layers,
         )
         # whether all layers rotate in the same way
@@ -136,6 +115,7 @@ class NativeStep:
             q_norm=pins.weights(attention.q_norm),
             k_norm=pins.weights(attention.k_norm),
             window=attention.window or 0,
+            sinks=pins.float(attention.sinks),
             cap=attention.cap or 0.0,
             rotation=-1 if attention.rotation is None else self._rows[id(attention.rotation)],
             kind=native.LayerKind.DECODER,
@@ -144,15 +124,20 @@ class NativeStep:
     def _around(self, layer: DecoderLayer) -> dict[str, Any]:
         """A layer's fields but those of its mixer."""
         pins = self._pins
-        mlp = _mlp_of(layer)
+        experts = layer.mlp if isinstance(layer.mlp, ExpertsMLP) else None
+        mlp = next(iter(gated_mlps(layer)), None)
+        gate = mlp and mlp.gate
         return {
             "input_norm": pins.weights(layer.input_norm),
+            "input_norm_bias": pins.bias(layer.input_norm),
             "mlp_norm": pins.weights(layer.mlp_norm),
+            "mlp_norm_bias": pins.bias(layer.mlp_norm),
             "mixer_output_norm": pins.weights(layer.mixer_output_norm),
             "mlp_output_norm": pins.weights(layer.mlp_output_norm),
-            "gate": native.Linear() if mlp.gate is None else pins.linear(mlp.gate.module),
-            "up": pins.linear(mlp.up.module),
-            "down": pins.linear(mlp.down.module),
+            "experts": None if experts is None else pins.experts(experts),
+            "gate": native.Linear() if gate is None else pins.linear(gate.module),
+            "up": native.Linear() if mlp is None else pins.linear(mlp.up.module),
+            "down": native.Linear() if mlp is None else pins.linear(mlp.down.module),
         }
 
     def __call__(
@@ -369,7 +354,10 @@ def _scale(factor: float) -> float:
     return 0.0 if factor == 1 else factor
 
 
-def _mlp_of(layer: DecoderLayer) -> GatedMLP:
-    mlp = layer.mlp
-    assert isinstance(mlp, GatedMLP)
-    return mlp
+def _limits(decoder: Decoder) -> dict[str, float]:
+    """What a clamped activation needs."""
+    of_experts = (f.mlp for f in decoder.layers if isinstance(f.mlp, ExpertsMLP))
+    experts = next(of_experts, None)
+    if experts is None or experts.limit is None:
+        return {}
+    return {"mlp_limit": experts.limit, "mlp_slope": experts.slope}

@@ -13,7 +13,29 @@ static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
 }
 
 static bool mlp_fits(const Layer& f, const Model& m) {
-    return (!f.gate.weight || fits(f.gate, m.mlp, m.width)) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
+    const int64_t inner = f.up.outputs;
+    if (!in_range(inner, 16, m.mlp) || inner % 16) return false;
+    if (m.activation == CLAMPED && !f.gate.weight) return false;
+    return (!f.gate.weight || fits(f.gate, inner, m.width)) && fits(f.up, inner, m.width) && fits(f.down, m.width, inner);
+}
+
+static bool fits(const Experts& f, const Model& m) {
+    if (!in_range(f.count, 1, MANY) || !in_range(f.chosen, 1, f.count) || !in_range(f.scoring, SOFTMAX, SIGMOID)) return false;
+    if (!in_range(f.router.outputs, std::max<int64_t>(f.count, 16), MANY) || !fits(f.router, f.router.outputs, m.width)) return false;
+    if (!f.gate || !f.up || !f.down || !std::isfinite(f.scale)) return false;
+    if (!in_range(f.groups, 1, f.count) || f.count % f.groups || !in_range(f.chosen_groups, 1, f.groups)) return false;
+    if (f.chosen > f.count / f.groups * f.chosen_groups) return false;
+    const int64_t inner = f.gate[0].outputs;
+    if (!in_range(inner, 16, MANY) || inner % 16) return false;
+    for (int64_t e = 0; e < f.count; e++)
+        if (!fits(f.gate[e], inner, m.width) || !fits(f.up[e], inner, m.width) || !fits(f.down[e], m.width, inner)) return false;
+    return true;
+}
+
+// An MLP, experts, or both.
+static bool second_half_fits(const Layer& f, const Model& m) {
+    if (f.experts && !fits(*f.experts, m)) return false;
+    return f.experts && !f.down.weight ? true : mlp_fits(f, m);
 }
 
 // A layer whose mixer the caller computes.
@@ -21,7 +43,7 @@ static bool mixer_fits(const Layer& f, const Model& m) {
     for (const Linear* const linear : {&f.q, &f.k, &f.v})
         if (!in_range(linear->outputs, 16, MANY) || !fits(*linear, linear->outputs, m.width)) return false;
     if (!in_range(f.o.inputs, 16, MANY) || f.o.inputs % 16 || !fits(f.o, m.width, f.o.inputs)) return false;
-    return f.mlp_norm && mlp_fits(f, m);
+    return f.mlp_norm && !m.parallel && second_half_fits(f, m);
 }
 
 static bool has_features(const Model& m) { return m.start == FUSED || m.start == BESIDE; }
@@ -36,8 +58,8 @@ static bool fits(const Layer& f, const Model& m) {
     if (f.kind == RECURRENT) return mixer_fits(f, m) && m.start == EMBEDDING;
     if (f.kind != KEYS && (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q))) return false;
     if (f.kind != CROSS && (!fits(f.k, kv, width) || !fits(f.v, kv, width))) return false;
-    if (!f.down.weight || f.kind == KEYS) return true;
-    return (f.mlp_norm || f.mlp_output_norm) && mlp_fits(f, m);
+    if ((!f.down.weight && !f.experts) || f.kind == KEYS) return true;
+    return (f.mlp_norm || f.mlp_output_norm || m.parallel) && second_half_fits(f, m);
 }
 
 static bool start_fits(const Model& m) {
@@ -56,13 +78,15 @@ static bool head_fits(const Model& m) {
 
 static bool fits(const Model& m) {
     if (!in_range(m.layers, m.start == GIVEN ? 0 : 1, MANY) || !start_fits(m)) return false;
-    for (const int64_t n : {m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
+    for (const int64_t n : {m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.vocab})
         if (!in_range(n, 1, MANY)) return false;
-    if (!in_range(m.more_rotations, 0, MANY) || !in_range(m.activation, SILU, RELU2)) return false;
+    if (!in_range(m.mlp, 0, MANY)) return false;
+    if (!in_range(m.more_rotations, 0, MANY) || !in_range(m.activation, SILU, CLAMPED)) return false;
     for (const float x : {m.embedding_scale, m.residual_scale, m.logit_divisor, m.logit_cap})
         if (!std::isfinite(x)) return false;
     if (m.heads != m.key_heads * m.groups || !in_range(m.frequencies, 1, m.head_dim / 2)) return false;
-    if (m.width % 16 || m.mlp % 16 || m.vocab < 16) return false;
+    if (!std::isfinite(m.mlp_limit) || !std::isfinite(m.mlp_slope)) return false;
+    if (m.width % 16 || m.vocab < 16) return false;
     if (!m.inv_freq || !m.embed || !m.layer || !head_fits(m)) return false;
     return std::all_of(m.layer, m.layer + m.layers, [&](const Layer& f) { return fits(f, m); });
 }

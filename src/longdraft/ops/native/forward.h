@@ -1,14 +1,13 @@
 // A forward pass of a Llama-like model in one parallel region: nodes of a tree in, logits out.
 //
-// The model: RMSNorm, rotary attention with grouped heads (optionally with biases and per-head norms of q and k), SwiGLU.
+// The model: norms, rotary attention with grouped heads, an MLP or experts; with what interface.h names in Layer and Model.
 // Weights and cache are float or bf16; all else is float. The order of each row's sums does not depend on the number of rows,
 // nodes or threads; except in drafts, which may be approximate.
 #pragma once
 #include "coded_keys.h"
-#include "head_attention.h"
-#include "kept_scores.h"
+#include "experts.h"
 #include "linear.h"
-#include "products.h"
+#include "reserve.h"
 #include "team.h"
 
 // Rotates the first 2 n numbers of a head. rotation: D/2 cosines, then D/2 sines.
@@ -20,34 +19,6 @@ static void rotate(float* x, const float* rotation, int64_t D, int64_t n, bool i
         first = a * c - b * s;
         second = b * c + a * s;
     }
-}
-
-// Requests all memory of a pass -> the first wave of every layer.
-static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention& attention, int64_t threads) {
-    const int64_t T = p.rows * p.nodes, D = m.head_dim, H = m.heads, G = m.groups, K = m.key_heads, R = G * p.nodes;
-    int64_t widest = 0, scratch = 0;
-    for (int64_t layer = 0; layer < m.layers; layer++) {
-        const LayerPass x = {m, p, layer};
-        scratch = std::max(scratch, x.scratch);
-        for (int64_t b = 0; b < p.rows; b++) widest = std::max(widest, x.blocks(b));
-    }
-    const int64_t bytes = widest * R * (D + 2) * sizeof(float) + score_bytes(p, G);
-    const int64_t pairs = std::min(p.rows * K, std::max<int64_t>(1, HELD / std::max<int64_t>(1, bytes)));
-    const int64_t beside = m.start == FUSED || m.start == BESIDE ? 2 * m.width : 0;
-    t.residual.reserve(T * m.width), t.normed.reserve(T * std::max({m.width, H * D, beside}));
-    t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D, 2 * m.mlp, m.width}));
-    t.queries.reserve(T * H * D), t.rotation.reserve((1 + m.more_rotations) * T * D), t.lse.reserve(T * H);
-    const int64_t partials = pairs * widest * R;
-    t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
-    reserve_scores(p, t, pairs, G);
-    t.own_bytes = attention.bytes(R, G, scratch);
-    int64_t mixed = 0;
-    for (int64_t layer = 0; layer < m.layers; layer++) mixed = std::max(mixed, m.layer[layer].o.inputs);
-    for (const int64_t in : {m.width, H * D, m.mlp, mixed, beside, m.fuse.inputs})
-        t.own_bytes = std::max(t.own_bytes, product_bytes(T, in, p.approximate));
-    t.own.reserve(threads * t.own_bytes);
-    t.some_logits.reserve(m.head_tokens ? T * m.head.outputs : 0);
-    return {0, pairs, widest};
 }
 
 // The stages of a pass. Every thread of a parallel region calls run. Loops over nodes are divided among threads in the same
@@ -63,7 +34,6 @@ class Forward {
     const int64_t width = m.width, HEAD = m.gated ? 2 * D : D;  // HEAD: numbers of a head in q
     float *const residual = t.residual.data(), *const normed = t.normed.data();
     float *const q = t.projected.data(), *const k = q + T * H * HEAD, *const v = k + T * K * D;
-    float *const gate = t.projected.data(), *const up = gate + T * m.mlp;
 
    public:
     Forward(const Model& m, const Pass& p, Work& t, int64_t threads)
@@ -78,7 +48,8 @@ class Forward {
             const LayerPass x = {m, p, layer};
             const Layer& f = m.layer[layer];
             keep_states(layer, residual);
-            if (layer || m.start != BESIDE) norm(f.input_norm);
+            if (layer || m.start != BESIDE) norm(f.input_norm, f.input_norm_bias);
+            if (m.parallel) keep_input();
             if (f.kind == RECURRENT) return before_mixer(f);
             project(f);
             if (m.joint_norms) norm_heads(f);
@@ -87,10 +58,10 @@ class Forward {
             attend(x);
             if (m.gated) gate_heads();
             add(f.o, normed, f.mixer_output_norm, t.projected.data());
-            if (f.down.weight) mlp(f);
+            second_half(f);
         }
         keep_states(m.layers, residual);
-        norm(m.norm);
+        norm(m.norm, m.norm_bias);
         keep_states(m.layers + 1, normed);
         if (p.logits) head();
     }
@@ -134,7 +105,7 @@ class Forward {
 
     // One head of q or k of node i: its norm, then its rotation.
     void turn(const Layer& f, const float* norm, int64_t i, float* x) {
-        if (norm && !m.joint_norms) rms_norm(x, norm, D, m.eps, x);
+        if (norm && !m.joint_norms) normalize(x, norm, nullptr, D, x);
         if (f.rotation >= 0) rotate(x, &t.rotation[(f.rotation * T + i) * D], D, m.frequencies, m.interleaved);
     }
 
@@ -165,11 +136,24 @@ class Forward {
             }
     }
 
-    void norm(const float* weight) {
+    void normalize(const float* x, const float* weight, const float* bias, int64_t n, float* out) const {
+        if (m.layer_norms)
+            layer_norm(x, weight, bias, n, m.eps, out);
+        else
+            rms_norm(x, weight, n, m.eps, out);
+    }
+
+    // What the MLP of a layer reads that lies beside its attention.
+    void keep_input() {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) std::memcpy(&t.kept_input[i * width], normed + i * width, sizeof(float) * width);
+    }
+
+    void norm(const float* weight, const float* bias) {
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             if (weight)
-                rms_norm(residual + i * width, weight, width, m.eps, normed + i * width);
+                normalize(residual + i * width, weight, bias, width, normed + i * width);
             else
                 std::memcpy(normed + i * width, residual + i * width, sizeof(float) * width);
         }
@@ -190,8 +174,8 @@ class Forward {
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             float *const queries = q + i * H * D, *const keys = k + i * K * D;
-            if (f.q_norm) rms_norm(queries, f.q_norm, H * D, m.eps, queries);
-            if (f.k_norm) rms_norm(keys, f.k_norm, K * D, m.eps, keys);
+            if (f.q_norm) normalize(queries, f.q_norm, nullptr, H * D, queries);
+            if (f.k_norm) normalize(keys, f.k_norm, nullptr, K * D, keys);
         }
         t.barrier.wait();
     }
@@ -207,7 +191,7 @@ class Forward {
 
     void after_mixer(const Layer& f) {
         add(f.o, p.mixed, f.mixer_output_norm, t.projected.data());
-        mlp(f);
+        second_half(f);
     }
 
     // Adds a product with x to the stream, after its norm and scale. spare [T,width]: memory that may be overwritten.
@@ -215,12 +199,16 @@ class Forward {
         const bool changed = output_norm || m.residual_scale;
         multiply(f, x, T, changed ? spare : residual, !changed);
         t.barrier.wait();
-        if (!changed) return;
+        if (changed) add_to_stream(spare, output_norm);
+    }
+
+    // all [T,width]: what is added, and is overwritten.
+    void add_to_stream(float* all, const float* output_norm) {
         const float scale = m.residual_scale ? m.residual_scale : 1.0f;
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
-            float *const more = spare + i * width, *const stream = residual + i * width;
-            if (output_norm) rms_norm(more, output_norm, width, m.eps, more);
+            float *const more = all + i * width, *const stream = residual + i * width;
+            if (output_norm) normalize(more, output_norm, nullptr, width, more);
             for (int64_t j = 0; j < width; j += V) store(stream + j, load(stream + j) + load(more + j) * scale);
         }
         t.barrier.wait();
@@ -319,27 +307,71 @@ class Forward {
         }
     }
 
-    vec activated(vec x) const {
-        if (m.activation == SILU) return x / (vexp(-x) + 1.0f);
-        if (m.activation == RELU2) return vmax(x, splat(0)) * vmax(x, splat(0));
-        // x (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)), where 2 u is
-        const vec twice = x * 1.5957691216f * (x * x * 0.044715f + 1.0f);
-        return x / (vexp(-twice) + 1.0f);
+    void second_half(const Layer& f) {
+        if (f.experts)
+            experts(f);
+        else if (f.down.weight)
+            mlp(f);
+    }
+
+    // What the MLP reads.
+    void before_mlp(const Layer& f) {
+        if (!m.parallel) return norm(f.mlp_norm, f.mlp_norm_bias);
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) std::memcpy(normed + i * width, &t.kept_input[i * width], sizeof(float) * width);
+        t.barrier.wait();
     }
 
     void mlp(const Layer& f) {
-        norm(f.mlp_norm);
+        before_mlp(f);
+        fill_inner(f);
+        add(f.down, t.projected.data(), f.mlp_output_norm, normed);
+    }
+
+    // What `down` of an MLP reads.
+    void fill_inner(const Layer& f) {
+        const int64_t inner = f.up.outputs;
+        float *const gate = t.projected.data(), *const up = gate + T * inner;
         multiply(f.gate.weight ? f.gate : f.up, normed, T, gate, false);
         if (f.gate.weight) multiply(f.up, normed, T, up, false);
 #pragma omp for schedule(static) nowait  // divided as in `outputs`: each thread goes on with what it has computed
-        for (int64_t unit = 0; unit < (m.mlp + OUTPUTS - 1) / OUTPUTS; unit++)
-            for (int64_t row = 0; row < T * m.mlp; row += m.mlp)
-                for (int64_t i = unit * OUTPUTS; i < std::min((unit + 1) * OUTPUTS, m.mlp); i += V) {
-                    const vec a = activated(load(gate + row + i));
-                    store(gate + row + i, f.gate.weight ? a * load(up + row + i) : a);
+        for (int64_t unit = 0; unit < (inner + OUTPUTS - 1) / OUTPUTS; unit++)
+            for (int64_t row = 0; row < T * inner; row += inner)
+                for (int64_t i = row + unit * OUTPUTS; i < row + std::min((unit + 1) * OUTPUTS, inner); i += V) {
+                    const vec x = load(gate + i);
+                    store(gate + i, f.gate.weight ? gated(m, x, load(up + i)) : activated(m.activation, x));
                 }
         t.barrier.wait();
-        add(f.down, gate, f.mlp_output_norm, normed);
+    }
+
+    // Experts, and beside them an MLP that all nodes go through.
+    void experts(const Layer& f) {
+        before_mlp(f);
+        float* const sum = t.beside.data();
+        ExpertsPass<E>(m, *f.experts, p, t).run(normed, sum);
+        if (f.down.weight) {
+            gate_shared(f.experts->shared_gate);
+            fill_inner(f);
+            multiply(f.down, t.projected.data(), T, normed, false);
+            t.barrier.wait();
+#pragma omp for schedule(static) nowait
+            for (int64_t i = 0; i < T * width; i += V) {
+                const vec share = splat(t.shared_gate[i / width]);
+                store(sum + i, fused(load(normed + i), share, load(sum + i)));
+            }
+            t.barrier.wait();
+        }
+        add_to_stream(sum, f.mlp_output_norm);
+    }
+
+    // By how much a node's shared MLP counts.
+    void gate_shared(const float* weight) {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) {
+            vec product = splat(0);
+            for (int64_t j = 0; weight && j < width; j += V) product = fused(load(normed + i * width + j), load(weight + j), product);
+            t.shared_gate[i] = weight ? 1 / (1 + std::exp(-sum(product))) : 1.0f;
+        }
     }
 };
 

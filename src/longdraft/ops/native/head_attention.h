@@ -22,10 +22,12 @@ struct HeadAttention {
 template <typename E>
 HeadAttention head_attention(int64_t dim);
 
-// Merges the blocks of a query row in order: y [D], and its lse. at: the row in the first of its n blocks.
-static void merge_blocks(const Work& t, int64_t at, int64_t n, int64_t R, int64_t D, float* y, float& lse) {
-    float top = NONE, total = 0;
+// Merges the blocks of a query row in order: y [D], and its lse. at: the row in the first of its n blocks. sink: a score without a
+// value, or NONE.
+static void merge_blocks(const Work& t, int64_t at, int64_t n, int64_t R, int64_t D, float sink, float* y, float& lse) {
+    float top = sink;
     for (int64_t i = 0; i < n; i++) top = std::fmax(top, t.block_max[at + i * R]);
+    float total = sink == NONE ? 0 : std::exp(sink - top);
     std::memset(y, 0, sizeof(float) * D);
     for (int64_t i = 0; i < n; i++) {
         const float share = std::exp(t.block_max[at + i * R] - top);
@@ -45,6 +47,7 @@ static inline void merge_wave(const LayerPass& x, Work& t, const Wave& wave, flo
     for (int64_t unit = 0; unit < wave.count * R; unit++) {
         const int64_t pair = unit / R, b = (wave.first + pair) / K, r = unit % R, w = r % W;
         const int64_t head = (wave.first + pair) % K * G + r / W, at = pair * wave.widest * R + r;
-        merge_blocks(t, at, x.blocks(b), R, D, y + ((b * W + w) * H + head) * D, t.lse[(b * H + head) * W + w]);
+        const float* const sinks = x.m.layer[x.layer].sinks;
+        merge_blocks(t, at, x.blocks(b), R, D, sinks ? sinks[head] : NONE, y + ((b * W + w) * H + head) * D, t.lse[(b * H + head) * W + w]);
     }
 }

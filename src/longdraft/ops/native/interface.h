@@ -28,7 +28,7 @@ enum Code : int {
 // DECODER: attention and an MLP. RING: self-attention over a ring of slots. CROSS: has no keys of its own and reads
 // those of the committed slots. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
 // in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in their own sizes.
-// A layer without `down` has no MLP. KEYS: only puts keys and values of the stream, which it leaves unchanged, into the cache.
+// A layer without `down` and experts has no MLP. KEYS: only puts keys and values of the stream, which it leaves unchanged, into the cache.
 enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
 
 // What the residual stream begins with. EMBEDDING: that of the node's token. GIVEN: Pass.features, or `fuse` of Pass.sources. FUSED: `fuse` of the token's
@@ -37,8 +37,11 @@ enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
 enum Start : int64_t { EMBEDDING, GIVEN, FUSED, BESIDE };
 
 // What the gate of an MLP goes through, or without gates its inner numbers. GELU_TANH: the approximation by tanh. RELU2: the
-// square of what is positive.
-enum Activation : int64_t { SILU, GELU_TANH, RELU2 };
+// square of what is positive. CLAMPED: gate and up are limited, the gate goes through x sigmoid(slope x), and up is increased by 1.
+enum Activation : int64_t { SILU, GELU_TANH, RELU2, CLAMPED };
+
+// What makes shares of a router's products. SOFTMAX: over all experts. SIGMOID: of each.
+enum Scoring : int64_t { SOFTMAX, SIGMOID };
 
 // How the weights of a linear layer lie in memory: as numbers E, or as codes of this many bits in groups of 32 or 16 inputs
 // (ops/packed.py).
@@ -61,14 +64,33 @@ struct Linear {
     int64_t interleaved;    // 1: codes and scales of sixteen outputs lie together (ops/interleaved.py), and inputs are rounded to 8 bits
 };
 
+// MLPs of which a node goes through `chosen`; what each of them adds is multiplied by the node's share of it.
+struct Experts {
+    int64_t count, chosen;
+    Linear router;      // at least `count` outputs; others are not read
+    const Linear* gate;  // [count]
+    const Linear* up;    // [count]
+    const Linear* down;  // [count]
+    Scoring scoring;
+    int64_t normalized;  // 1: the shares of the chosen experts are divided by their sum
+    float scale;         // of shares
+    const float* correction;        // [count]: added to shares where experts are chosen, and nowhere else; or null
+    int64_t groups, chosen_groups;  // experts are chosen from this many of these groups, those with the largest sums of two shares
+    const float* shared_gate;       // [width]: what the layer's own MLP adds is multiplied by the sigmoid of a node's product; or null
+};
+
 struct Layer {
     Linear q, k, v, o, gate, up, down;  // an MLP may lack `gate`
+    const Experts* experts;  // beside the MLP, or in its place if there is no `down`; or null
     const float* input_norm;  // [width]; or null: none, if there is mixer_output_norm or the stream begins with a feature
-    const float* mlp_norm;    // [width]; null without an MLP, or if there is mlp_output_norm
+    const float* input_norm_bias;  // [width], or null
+    const float* mlp_norm;    // [width]; null without an MLP, or if there is mlp_output_norm, or if the MLP lies beside attention
+    const float* mlp_norm_bias;  // [width], or null
     const float* q_norm;      // [D], or [H*D] with joint_norms; or null
     const float* k_norm;      // [D], or [K*D] with joint_norms; or null
     const float* mixer_output_norm;  // [width] of what the mixer and the MLP add to the stream, or null
     const float* mlp_output_norm;
+    const float* sinks;  // [H]: a further score of each head's softmax, which has no value; or null
     int64_t window;    // how many positions a node sees; 0: all
     float cap;         // of the scores: cap tanh(x / cap); 0: none
     int64_t rotation;  // the row of inv_freq by which positions turn; -1: they do not
@@ -76,13 +98,15 @@ struct Layer {
 };
 
 struct Model {
-    int64_t layers, width, heads, key_heads, groups, head_dim, mlp, vocab;  // groups: query heads of a key head
+    int64_t layers, width, heads, key_heads, groups, head_dim, vocab;  // groups: query heads of a key head
+    int64_t mlp;          // the most numbers inside an MLP that is not an expert
     int64_t frequencies;  // numbers in inv_freq: half of those that are rotated, the first of a head
     int64_t more_rotations;  // rows of inv_freq beside the first
     int64_t interleaved;  // 1: numbers that are rotated together lie side by side; 0: `frequencies` apart
     int64_t joint_norms;  // 1: q_norm and k_norm are over all heads of a node; 0: over each head
     int64_t gated;        // 1: q has the numbers of a head, then its output's gates
     Activation activation;
+    float mlp_limit, mlp_slope;  // CLAMPED
     float eps, scale, rope_scale;
     float embedding_scale, residual_scale;  // of embeddings, and of what is added to the stream; 0: they are not scaled
     float logit_divisor, logit_cap;         // logits are divided, then capped: cap tanh(x / cap); 0: they are not
@@ -92,6 +116,9 @@ struct Model {
     const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens;
                                  // or, where the stream does not begin with an embedding, logits are those of its rows
     const float* norm;           // [width], or null: none before the head
+    const float* norm_bias;      // [width], or null
+    int64_t layer_norms;         // 1: norms subtract the mean (LayerNorm); 0: they do not (RMSNorm)
+    int64_t parallel;            // 1: MLPs lie beside attention and read what it reads; 0: behind it
     const Layer* layer;          // [layers]
     Start start;
     Linear fuse;                // FUSED: of [embedding, feature]; BESIDE and GIVEN: of Pass.sources, or none

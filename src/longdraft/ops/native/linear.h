@@ -1,4 +1,4 @@
-// Products of a few rows with a weight matrix, and RMSNorm. The order of each row's sums does not depend on the other rows.
+// Products of a few rows with a weight matrix, and norms. The order of each row's sums does not depend on the other rows.
 #pragma once
 #include <algorithm>
 
@@ -13,6 +13,22 @@ static inline void rms_norm(const float* x, const float* weight, int64_t n, floa
     for (int64_t i = 0; i < n; i += V) total = fused(load(x + i), load(x + i), total);
     const float scale = 1.0f / std::sqrt(sum(total) / n + eps);
     for (int64_t i = 0; i < n; i += V) store(out + i, load(x + i) * scale * load(weight + i));
+}
+
+// The same of numbers without their mean, plus a bias if there is one.
+static inline void layer_norm(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out) {
+    vec total = splat(0), squares = splat(0);
+    for (int64_t i = 0; i < n; i += V) total += load(x + i);
+    const vec mean = splat(sum(total) / n);
+    for (int64_t i = 0; i < n; i += V) {
+        const vec apart = load(x + i) - mean;
+        squares = fused(apart, apart, squares);
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
+    for (int64_t i = 0; i < n; i += V) {
+        const vec y = (load(x + i) - mean) * scale * load(weight + i);
+        store(out + i, bias ? y + load(bias + i) : y);
+    }
 }
 
 // total [RB,16] += products of RB rows of x with sixteen rows of weights, over inputs [begin, begin + n). x: those inputs of all

@@ -153,6 +153,7 @@ static inline vec fused(pairs a, pairs b, vec c) { return (vec)_mm512_dpbf16_ps(
 #endif
 
 static inline vec vmax(vec a, vec b) { return a > b ? a : b; }
+static inline vec vmin(vec a, vec b) { return a < b ? a : b; }
 
 // Shuffles of the elements of two vectors, a's before b's. `At` gives the index of each element of the result.
 template <typename At, typename T, int... I>

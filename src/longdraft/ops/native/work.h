@@ -18,6 +18,7 @@ struct Work {
     Buffer<float> residual;                         // [T,width]
     Buffer<float> projected;                        // q, k and v, or gate and up: each [T,outputs]
     Buffer<float> normed;                           // [T,width]; after attention its outputs [T,H,D]
+    Buffer<float> kept_input;                       // [T,width]: what the MLP reads that lies beside attention
     Buffer<float> queries;                          // [B,K,G,W,D], scaled
     Buffer<float> rotation;                         // [T,D]: cosines, then sines
     Buffer<float> block_max, block_sum, block_out;  // partial results [pairs,widest,G W], the outputs of D numbers each
@@ -25,6 +26,10 @@ struct Work {
     Buffer<float> kept_scores, chunk_max;           // what a ScoreSink points to: logits, or maxima
     Buffer<bf16> kept_weights;                      // and weights
     Buffer<float> some_logits;                      // [B,W,head.outputs]: of a head that does not have all tokens
+    Buffer<float> router, choice, share;            // of experts: [T,router.outputs]; see Chooser; [T,chosen]
+    Buffer<float> routed, inner;                    // [T chosen,width]: nodes by expert; [2,T chosen,outputs of gate]
+    Buffer<float> beside, shared_gate;              // [T,width]: the sum of a node's experts; [T]
+    Buffer<int64_t> expert, place, begin;           // [T,chosen], and in `routed`; [count + 1]: where an expert's nodes begin there
     Buffer<int64_t> score_row;                      // [B,W]: its index among the nodes whose scores are kept
     Buffer<char> own;                               // own_bytes for each thread
     Buffer<int64_t> token, depth, position;         // of a chain
@@ -49,9 +54,11 @@ struct Work {
    private:
     template <typename W, typename Call>
     static void each(W& w, Call call) {
-        call(w.residual), call(w.projected), call(w.normed), call(w.queries), call(w.rotation);
+        call(w.residual), call(w.kept_input), call(w.projected), call(w.normed), call(w.queries), call(w.rotation);
         call(w.block_max), call(w.block_sum), call(w.block_out), call(w.lse), call(w.kept_scores), call(w.chunk_max);
         call(w.kept_weights), call(w.some_logits), call(w.score_row), call(w.own), call(w.token), call(w.depth), call(w.position);
+        call(w.router), call(w.choice), call(w.share), call(w.routed), call(w.inner), call(w.beside), call(w.shared_gate);
+        call(w.expert), call(w.place), call(w.begin);
         call(w.mask), call(w.ring_mask), call(w.feature), call(w.output), call(w.level_logits), call(w.factor), call(w.kept), call(w.penalized_at);
     }
 };

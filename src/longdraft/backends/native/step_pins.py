@@ -1,0 +1,95 @@
+"""The weights of a model's layers as the kernels read them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longdraft.backends.decoder_layer import ExpertsMLP, Norm
+from longdraft.backends.packed_linear import FEWEST_OUTPUTS, EightBitInputs, PackedLinear
+from longdraft.ops import native
+from longdraft.ops.native import pins
+from longdraft.ops.packed import GROUP, quantized
+
+class StepPins(pins.Pins):
+    """Keeps the tensors of modules alive whose addresses the kernels hold."""
+
+    def norm(self, module: Any | None) -> int | None:
+        return None if module is None else self.float(module.weight)
+
+    def weights(self, norm: Norm | None) -> int | None:
+        """The weights that a norm multiplies by."""
+        if norm is None or not norm.plus_one:
+            return self.norm(norm and norm.module)
+        return self.raw(1 + norm.module.weight.detach().float())
+
+    def bias(self, norm: Norm | None) -> int | None:
+        return None if norm is None else self.float(getattr(norm.module, "bias", None))
+
+    def linear(self, module: Any) -> native.Linear:
+        if isinstance(module, PackedLinear):
+            return self.packed(
+                module.stored, self.float(module.bias), isinstance(module, EightBitInputs)
+            )
+        return self.numbers(module.weight, self.float(module.bias))
+
+    def drafting(self, module: Any) -> native.Linear:
+        """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights
+        to be read.
+        """
+        half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
+        if not half or module.in_features % GROUP:
+            return self.linear(module)
+        return self.packed(quantized(module.weight, 8), self.float(module.bias), False)
+
+    def experts(self, mlp: ExpertsMLP) -> Any:
+        """A pointer to its experts; what it points to is kept."""
+        gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
+        down = mlp.down.mT if mlp.transposed else mlp.down
+        if mlp.interleaved:
+            parts = gate_up[:, ::2], gate_up[:, 1::2]
+        else:
+            parts = gate_up.chunk(2, 1)
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
+        if mlp.gate_up_bias is not None:
+            bias = mlp.gate_up_bias
+            biases = (bias[:, ::2], bias[:, 1::2]) if mlp.interleaved else bias.chunk(2, 1)
+        gate, up = (self._each(w, b) for w, b in zip(parts, biases, strict=True))
+        shared = mlp.shared_gate and mlp.shared_gate.module.weight[0]
+        return ctypes.pointer(
+            native.Experts(
+                count=mlp.count,
+                chosen=mlp.chosen,
+                router=self._router(mlp),
+                gate=gate,
+                up=up,
+                down=self._each(down, mlp.down_bias),
+                scoring=native.Scoring[mlp.scoring.upper()],
+                normalized=mlp.normalized,
+                scale=mlp.share_scale,
+                correction=self.float(mlp.correction),
+                groups=mlp.groups,
+                chosen_groups=mlp.chosen_groups,
+                shared_gate=self.float(shared),
+            )
+        )
+
+    def _router(self, mlp: ExpertsMLP) -> native.Linear:
+        """Filled up to the outputs that a product has at least."""
+        weight, bias = mlp.router.detach(), mlp.router_bias
+        missing = max(FEWEST_OUTPUTS - len(weight), 0)
+        if missing:
+            weight = torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
+            bias = None if bias is None else torch.cat([bias.detach(), bias.new_zeros(missing)])
+        return self.numbers(weight, self.float(bias))
+
+    def _each(self, weights: Tensor, biases: Tensor | None) -> Any:
+        """weights [count,outputs,inputs] -> [count] layers."""
+        layers = [
+            self.numbers(w, self.float(None if biases is None else biases[e]))
+            for e, w in enumerate(weights.detach())
+        ]
+        return (native.Linear * len(layers))(*layers)
