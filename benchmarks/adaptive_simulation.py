@@ -182,6 +182,9 @@ class Known:
 
     anchored = True
 
+    def handling(self, nodes: float) -> float:
+        return 0.0
+
     def scale(self, part: Any, nodes: int = 1) -> float:
         return 1.0
 

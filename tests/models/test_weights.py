@@ -305,7 +305,9 @@ def test_subclasses_of_linear_are_quantized_if_they_compute_what_linear_does(mon
     quantize_linears(falcon, "int8")
     assert isinstance(falcon.transformer.h[0].self_attention.dense, PackedLinear)
     assert (falcon(ids).logits - logits).abs().max() < 0.05 * logits.abs().max()
-    phimoe = tiny_models.build(tiny_models.config("phimoe"))
+    config = tiny_models.config("phimoe")
+    config.num_local_experts = 16  # layers with fewer outputs are not quantized
+    phimoe = tiny_models.build(config)
     routers = [name for name, m in phimoe.named_modules() if type(m).__name__ == "PhimoeTopKRouter"]
     assert routers
     quantize_linears(phimoe, "int8")

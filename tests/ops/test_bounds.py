@@ -292,7 +292,7 @@ SPOILT = {
     "no heads": ("shapes", lambda c: setattr(c.m, "groups", 0)),
     "head dim": ("shapes", lambda c: setattr(c.m, "head_dim", 32)),
     "inv_freq": ("shapes", lambda c: setattr(c.m, "frequencies", 99)),
-    "mlp": ("shapes", lambda c: setattr(c.m, "mlp", 112)),
+    "mlp": ("shapes", lambda c: setattr(c.m, "mlp", 80)),
     "vocabulary": ("shapes", lambda c: setattr(c.m, "vocab", 97)),
     "width": ("shapes", lambda c: setattr(c.m, "width", 80)),
     "no layers": ("shapes", lambda c: setattr(c.m, "layers", 0)),

@@ -407,7 +407,7 @@ def test_native_code_refuses_other_codes():
     assert not copy.is_compiled(StoredRow(k, k), torch.arange(5))
     assert torch.equal(
         refill([(copy, StoredRow(k, k), torch.arange(5))])[0][0],
-        coded.encode(slots_of(k, torch.arange(5)), 4),
+        coded.encode_keys(slots_of(k, torch.arange(5)), 4),
     )
     k = keys(30, 16)
     job, *_ = copy.change(StoredRow(k, k), torch.arange(5))

@@ -53,6 +53,9 @@ class Reference:
         weights = (logits - logits.amax(-1, keepdim=True)).exp()
         steps = v.abs().amax(-1, keepdim=True) / 127  # a value has one scale
         codes = v / steps.clamp(min=1e-30)
-        out = self.weights(weights * steps.mT) @ codes / weights.sum(-1, keepdim=True)
+        total = weights.sum(-1, keepdim=True)
+        if sink is not None:
+            total = total + (sink[:, None, None] - logits.amax(-1, keepdim=True)).exp()
+        out = self.weights(weights * steps.mT) @ codes / total
         kept = None if keep is None else logits[:, keep]
         return ops.Attended(out.transpose(0, 1), kept)

@@ -53,6 +53,10 @@ class Prices(Protocol):
         """Seconds that a drafter must spend on reading before its next draft."""
         ...
 
+    def handling(self, nodes: float) -> float:
+        """Seconds that the host takes to add this many nodes to trees."""
+        ...
+
     def observe(
         self, part: PricedPart, predicted: float, measured: float, nodes: int = 1
     ) -> None:
@@ -134,6 +138,9 @@ class Predicted:
 
     def ready(self, passes: Sequence[Pass]) -> float:
         return sum(map(self.costs.seconds, passes), 0.0)
+
+    def handling(self, nodes: float) -> float:
+        return nodes * self.costs.tree
 
     def scale(self, part: PricedPart, nodes: int = 1) -> float:
         return exp(self.apart[part].at(nodes))

@@ -74,7 +74,7 @@ class StepCosts:
         most = self.most + max(int(sum(level)) for level in self.levels.values())
         verified = verifications(prices, lengths, most, self.constants)
         self.each = prices.draft(self.suffix, lengths, 1, 1) / table.plain
-        asking = ASKING * self.each
+        asking = prices.handling(ASKING) / table.plain
         draft = {w: [0.0, *(cost + asking for cost in c[1:])] for w, c in table.draft.items()}
         self.table = replace(table, draft=draft, verified=verified)
         self.least = self.each + min(after - before for before, after in pairwise(verified))
