@@ -186,6 +186,25 @@ FAMILIES = (
     ModelFamily("Olmo3", "olmo3", native="decoder"),
     ModelFamily("Exaone4", "exaone4", native="decoder", turns_windows=True),
     ModelFamily("Arcee", "arcee", native="decoder"),
+    ModelFamily("VaultGemma", "vaultgemma", native="decoder", plus_one=True, scaled=True),
+    ModelFamily("HunYuanDenseV1", "hunyuan_v1_dense", native="decoder"),
+    ModelFamily(
+        "HunYuanMoEV1", "hunyuan_v1_moe", native="decoder", sparse="Moe", routing="Gate"
+    ),
+    ModelFamily("HYV3", "hy_v3", native="decoder", sparse="MoE"),
+    ModelFamily(
+        "SolarOpen", "solar_open", native="decoder", sparse="MoE", routing="TopkRouter"
+    ),
+    ModelFamily("Flint", "flint", native="decoder", turns_windows=True),
+    ModelFamily("Jais2", "jais2", native="decoder", norms="nn.LayerNorm"),
+    ModelFamily(
+        "ExaoneMoe",
+        "exaone_moe",
+        native="decoder",
+        sparse="SparseMoEBlock",
+        routing="TopkRouter",
+        turns_windows=True,
+    ),
     ModelFamily("Starcoder2", "starcoder2", native="decoder", norms="nn.LayerNorm"),
     ModelFamily(
         "Nemotron", "nemotron", native="decoder", norms="LayerNorm1P", plus_one=True, partial=True

@@ -102,8 +102,10 @@ def attended(a: Attention, x: Tensor) -> Tensor:
         q = normed(a.q_norm, q.flatten(1)).view_as(q)
         k = normed(a.k_norm, k.flatten(1)).view_as(k)
     else:
-        q, k = normed(a.q_norm, q), normed(a.k_norm, k)
+        q, k = (q, k) if a.late_norms else (normed(a.q_norm, q), normed(a.k_norm, k))
     q, k = rotated(a, q), rotated(a, k)
+    if a.late_norms:
+        q, k = normed(a.q_norm, q), normed(a.k_norm, k)
     k, v = (p.repeat_interleave(a.heads // a.key_heads, 1) for p in (k, v))
     apart = torch.arange(count)[:, None] - torch.arange(count)
     seen = (apart >= 0) & (apart < (a.window or count))
@@ -213,6 +215,10 @@ FAULTS = {  # the model, and what its attention or norms are said to be
     "no norm of keys": ("qwen3", lambda d: with_attention(d, k_norm=None)),
     "no rotation of a part": (GATED, lambda d: with_attention(d, rotation=twice(d))),
     "weights without one": (GATED, lambda d: replace(d, norm=replace(d.norm, plus_one=False))),
+    "norms before the rotation": (
+        "hunyuan-moe",
+        lambda d: with_attention(d, late_norms=False),
+    ),
     "no sinks": ("gpt-oss", lambda d: with_attention(d, sinks=None)),
     "another slope": ("gpt-oss", lambda d: with_mlp(d, slope=1.0)),
     "no limit": ("gpt-oss", lambda d: with_mlp(d, limit=99.0)),

@@ -394,6 +394,7 @@ FORGOTTEN = {
     "norms without the mean": ("cohere", None, "layer_norms", 0),
     "the bias of a norm": ("starcoder2", 1, "input_norm_bias", None),
     "the bias of a norm before the MLP": ("nemotron", 1, "mlp_norm_bias", None),
+    "norms behind the rotation": ("hunyuan-moe", None, "late_norms", 0),
     "sinks": ("gpt-oss", 1, "sinks", None),
     "a limit inside experts": ("gpt-oss", None, "mlp_limit", 99.0),
     "a slope": ("gpt-oss", None, "mlp_slope", 1.0),

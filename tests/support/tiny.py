@@ -29,6 +29,7 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     HeliumConfig,
+    HunYuanMoEV1Config,
     LlamaConfig,
     MiniMaxM2Config,
     MinistralConfig,
@@ -48,6 +49,7 @@ from transformers import (
     SeedOssConfig,
     SmolLM3Config,
     Starcoder2Config,
+    VaultGemmaConfig,
 )
 
 from longdraft.backends.describe_experts import CORRECTION
@@ -107,11 +109,11 @@ CONFIGS = {
 # computed by the native kernels with parts that Llama's layers lack, or other names
 DESCRIBED = ["gemma3", "granite", "smollm3", "seed-oss", "cwm", "ministral", "phi3", "glm", "glm4"]
 DESCRIBED += ["helium", "ernie", "olmo2", "olmo3", "exaone4", "arcee", "starcoder2", "nemotron"]
-DESCRIBED += ["cohere", "cohere2"]
+DESCRIBED += ["cohere", "cohere2", "vaultgemma"]
 if hasattr(GEMMA.modeling, GEMMA.scaled_embedding):  # older versions scale embeddings elsewhere
     DESCRIBED += ["gemma", "gemma2-softcap"]
 EXPERTS = ["mixtral", "qwen2-moe", "olmoe", "flex-olmo", "glm4-moe", "dots1", "ernie-moe"]
-EXPERTS += ["minimax-m2", "granite-moe"]
+EXPERTS += ["minimax-m2", "granite-moe", "hunyuan-moe"]
 DESCRIBED += EXPERTS
 # what the whole lossless matrix runs on; of the others, single passes and a method or two
 MAIN = tuple(CONFIGS)
@@ -148,6 +150,7 @@ CONFIGS |= {
     "olmo2": Olmo2Config(**BASE),
     "exaone4": Exaone4Config(**BASE, **MIXED),
     "arcee": ArceeConfig(**BASE),
+    "vaultgemma": VaultGemmaConfig(**BASE, query_pre_attn_scalar=16),
     "starcoder2": Starcoder2Config(**BASE, sliding_window=24),
     "nemotron": NemotronConfig(**BASE),
     "cohere": CohereConfig(**BASE),
@@ -166,6 +169,7 @@ CONFIGS |= {
         moe_layer_start_index=1,
     ),
     "minimax-m2": MiniMaxM2Config(**BASE, **MOE, num_local_experts=20, rotary_dim=8),
+    "hunyuan-moe": HunYuanMoEV1Config(**BASE, num_experts=4, moe_topk=2),
     "granite-moe": GraniteMoeConfig(**BASE, **GRANITE, **MOE, num_local_experts=4),
     "olmo3": Olmo3Config(**BASE, **MIXED),
     "glm4": Glm4Config(**BASE),
@@ -239,6 +243,8 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
             torch.nn.init.normal_(p, std=0.25)  # added to one
         if key.endswith("A_log"):
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
+        if key.endswith(("query_layernorm.weight", "key_layernorm.weight")):
+            torch.nn.init.normal_(p, 1.0, 0.5)  # norms of equal weights do not show the rotation
         if key.endswith(CORRECTION) or key.endswith("layernorm.bias"):
             torch.nn.init.normal_(p, std=0.1)
         if name == "qwen2" and key.endswith("k_proj.bias"):

@@ -85,8 +85,8 @@ class Rotation:
 class Attention:
     """heads, key_heads: how many query heads and key heads. dim: numbers of a head.
 
-    scale: of the scores. q_norm, k_norm: before the rotation, of each head, or with joint_norms of
-    all heads together. gated: q has the
+    scale: of the scores. q_norm, k_norm: before the rotation, or behind it with late_norms; of each
+    head, or with joint_norms of all heads together. gated: q has the
     numbers of a head, then gates: the sigmoid of a gate multiplies a number of the output.
     window: how many positions a node sees; None: all. cap: of the scores, by cap * tanh(x / cap).
     sinks: a further score of each head, whose share of the softmax has no value.
@@ -104,6 +104,7 @@ class Attention:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     joint_norms: bool = False
+    late_norms: bool = False
     gated: bool = False
     window: int | None = None
     cap: float | None = None

@@ -62,8 +62,12 @@ NORMS = (
     LayerNorms("input_layernorm", MIXER, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     LayerNorms("input_layernorm", "post_self_attn_layernorm", MIXER, "post_mlp_layernorm"),
     LayerNorms(None, MIXER, None, "post_feedforward_layernorm"),
+    LayerNorms("input_layernorm", None, "pre_feedforward_layernorm", None),
     LayerNorms("input_layernorm", None, None, None),  # attention and MLP side by side
 )
+# Of queries and keys: before the rotation, and behind it.
+HEAD_NORMS = ("q_norm", "k_norm")
+LATE_NORMS = ("query_layernorm", "key_layernorm")
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_EMBEDDING = {
     *("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type"),
@@ -91,7 +95,7 @@ PROJECTIONS = (
     {"up_proj", "down_proj"},
     {"c_fc", "c_proj"},
 )
-OF_MLP = {"config", "hidden_size", "intermediate_size", "residual_dropout"}
+OF_MLP = {"config", "layer_idx", "layer_type", "hidden_size", "intermediate_size", "residual_dropout"}
 OF_ROTATION = {
     *("config", "rope_type", "attention_scaling", "mrope_section"),
     *("max_seq_len_cached", "original_max_seq_len"),
@@ -189,16 +193,17 @@ class Finder:
         together = hasattr(module, "qkv_proj")
         parts = {"qkv_proj", "o_proj"} if together else {"q_proj", "k_proj", "v_proj", "o_proj"}
         cls = class_of(self.family, self.family.attention)
-        check(module, cls, parts, OF_ATTENTION, {"q_norm", "k_norm", "sinks"})
+        check(module, cls, parts, OF_ATTENTION, {*HEAD_NORMS, *LATE_NORMS, "sinks"})
         if module.is_causal is not True:
             raise Unknown(f"{type(module).__name__} is not causal")
         dim = int(module.head_dim)
         width = c.hidden_size
         queries = c.num_attention_heads * dim
         keys = c.num_key_value_heads * dim
+        late = hasattr(module, LATE_NORMS[0])
         norms = {
-            name: getattr(module, name)
-            for name in ("q_norm", "k_norm")
+            field: getattr(module, name)
+            for field, name in zip(HEAD_NORMS, LATE_NORMS if late else HEAD_NORMS, strict=True)
             if getattr(module, name, None) is not None
         }
         if any(norm.weight.dim() > 1 for norm in norms.values()):
@@ -226,6 +231,7 @@ class Finder:
             cap=read_by(module, "attn_logit_softcapping", module),
             sinks=read_by(module, "sinks", module),
             joint_norms=joint,
+            late_norms=late,
             **{name: self.norm(norm, name, sizes[name]) for name, norm in norms.items()},
         )
 

@@ -11,10 +11,13 @@ from longdraft.backends.known_modules import Unknown, check, class_of, name_of, 
 from longdraft.families import ModelFamily
 
 # Attributes that are read below, or change nothing in a pass without gradients.
-OF_SPARSE_MLP = {"config", "top_k", "jitter_noise", "hidden_dim", "num_experts", "input_size"}
+OF_SPARSE_MLP = {
+    *("config", "top_k", "jitter_noise", "hidden_dim", "num_experts", "input_size"),
+    "enable_moe_fp32_combine",
+}
 OF_ROUTER = {
     *("config", "top_k", "num_experts", "norm_topk_prob", "hidden_dim", "norm_min"),
-    *("routed_scaling_factor", "num_group", "topk_group"),
+    *("routed_scaling_factor", "router_scaling_factor", "num_group", "topk_group", "layer_idx"),
 }
 OF_EXPERTS = {
     *("config", "num_experts", "hidden_size", "hidden_dim", "intermediate_size"),
@@ -22,7 +25,8 @@ OF_EXPERTS = {
     *("has_gate", "has_bias", "has_post_expert_norm"),
 }
 CORRECTION = "e_score_correction_bias"
-SHARED = ("shared_expert", "shared_experts")
+SHARED = ("shared_expert", "shared_experts", "shared_mlp")
+SCALES = ("routed_scaling_factor", "router_scaling_factor")
 GATE = "shared_expert_gate"
 
 
@@ -52,7 +56,11 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
     parts = {"gate_up_proj", "down_proj", *activations}
     biases = {"gate_up_proj_bias", "down_proj_bias"}
     of_router = {"bias", CORRECTION, "moe_statics"}
-    check(router, class_of(family, family.router), {"weight"}, OF_ROUTER, of_router)
+    matrix = getattr(router, "wg", router)
+    held = {"weight"} if matrix is router else {"wg"}
+    check(router, class_of(family, family.router), held, OF_ROUTER, of_router)
+    if matrix is not router:
+        finder.linear(matrix, "wg", (router.num_experts, finder.config.hidden_size))
     check(inner, class_of(family, family.experts), parts, OF_EXPERTS, biases)
     # older versions of Transformers lack them
     layout = ("has_gate", "is_transposed", "is_concatenated")
@@ -67,13 +75,13 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
         raise Unknown(f"{type(router).__name__} has no shares that are known")
     groups = getattr(router, "num_group", None) or 1
     return ExpertsMLP(
-        router=router.weight,
-        router_bias=getattr(router, "bias", None),
+        router=matrix.weight,
+        router_bias=getattr(matrix, "bias", None),
         count=router.num_experts,
         chosen=router.top_k,
         scoring="softmax" if scoring == ["softmax"] else "sigmoid",
         normalized=getattr(router, "norm_topk_prob", True),
-        share_scale=getattr(router, "routed_scaling_factor", 1.0),
+        share_scale=next((getattr(router, x) for x in SCALES if hasattr(router, x)), 1.0),
         correction=_correction(module, router),
         groups=groups,
         chosen_groups=router.topk_group if groups > 1 else 1,

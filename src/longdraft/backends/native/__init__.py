@@ -16,7 +16,7 @@ from longdraft.backends.features.scans.recurrent_layers import Scans
 from longdraft.backends.features.windows import Windows
 from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
 from longdraft.backends.native.hybrid import HybridStep
-from longdraft.backends.native.layers import computes
+from longdraft.backends.native.layers import computes, routers
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
@@ -37,8 +37,9 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
         isinstance(m, EightBitInputs) for m in hf.modules()
     ):
         return False
-    packed = {p for m in hf.modules() if isinstance(m, PackedLinear) for p in m.parameters()}
-    same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in packed}
+    others = {p for m in hf.modules() if isinstance(m, PackedLinear) for p in m.parameters()}
+    others |= routers(hf)
+    same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in others}
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
         and bool(

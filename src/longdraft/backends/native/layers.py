@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from longdraft.backends.decoder_layer import (
     LLAMA_LIKE,
@@ -31,7 +31,7 @@ READ: Mapping[type, frozenset[str]] = {
     Decoder: LLAMA_LIKE[Decoder] | {"embedding_scale", "logit_divisor", "logit_cap"},
     DecoderLayer: LLAMA_LIKE[DecoderLayer]
     | {"mixer_output_norm", "mlp_output_norm", "residual_scale", "parallel"},
-    Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms", "sinks"},
+    Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms", "late_norms", "sinks"},
     LinearRows: frozenset({"weight", "bias"}),
     Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
     Norm: LLAMA_LIKE[Norm] | {"plus_one", "kind"},
@@ -107,6 +107,16 @@ def gated_mlps(layer: DecoderLayer) -> list[GatedMLP]:
     return [] if mlp is None else [mlp]
 
 
+def routers(hf: Any) -> set[Tensor]:
+    """The parameters of routers, which the kernels read as float32, whatever they are."""
+    decoder = described(hf)
+    layers = () if decoder is None else decoder.layers
+    mlps = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsMLP)]
+    found = [x for m in mlps for x in (m.router, m.router_bias, m.correction) if x is not None]
+    storage = {x.data_ptr() for x in found}
+    return {p for p in hf.parameters() if p.data_ptr() in storage}
+
+
 def knows_gate(mlp: ExpertsMLP) -> bool:
     """Whether the gate of the shared MLP is the product that the kernels compute."""
     gate = mlp.shared_gate
@@ -118,7 +128,8 @@ def is_uniform(decoder: Decoder) -> bool:
     layer attends.
     """
     heads = {
-        (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms) for a in decoder.attentions
+        (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms, a.late_norms)
+        for a in decoder.attentions
     }
     rotated = {(len(r.frequencies), r.scaling, r.interleaved) for r in rotations(decoder)}
     mlps = [mlp for layer in decoder.layers for mlp in (layer.mlp, *gated_mlps(layer))]

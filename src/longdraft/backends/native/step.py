@@ -72,6 +72,7 @@ class NativeStep:
             frequencies=len(decoder.rotation.frequencies),
             interleaved=decoder.rotation.interleaved,
             joint_norms=attention.joint_norms,
+            late_norms=attention.late_norms,
             more_rotations=len(self._rows) - 1,
             activation=ACTIVATIONS[decoder.layers[0].mlp.activation],
             **_limits(decoder),

@@ -78,8 +78,8 @@ class StepPins(pins.Pins):
         )
 
     def _router(self, mlp: ExpertsMLP) -> native.Linear:
-        """Filled up to the outputs that a product has at least."""
-        weight, bias = mlp.router.detach(), mlp.router_bias
+        """In float32, and filled up to the outputs that a product has at least."""
+        weight, bias = mlp.router.detach().float(), mlp.router_bias
         missing = max(FEWEST_OUTPUTS - len(weight), 0)
         if missing:
             weight = torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])

@@ -21,7 +21,7 @@ static bool mlp_fits(const Layer& f, const Model& m) {
 
 static bool fits(const Experts& f, const Model& m) {
     if (!in_range(f.count, 1, MANY) || !in_range(f.chosen, 1, f.count) || !in_range(f.scoring, SOFTMAX, SIGMOID)) return false;
-    if (!in_range(f.router.outputs, std::max<int64_t>(f.count, 16), MANY) || !fits(f.router, f.router.outputs, m.width)) return false;
+    if (f.router.format != NUMBERS || !in_range(f.router.outputs, std::max<int64_t>(f.count, 16), MANY) || !fits(f.router, f.router.outputs, m.width)) return false;
     if (!f.gate || !f.up || !f.down || !std::isfinite(f.scale)) return false;
     if (!in_range(f.groups, 1, f.count) || f.count % f.groups || !in_range(f.chosen_groups, 1, f.groups)) return false;
     if (f.chosen > f.count / f.groups * f.chosen_groups) return false;
@@ -35,7 +35,7 @@ static bool fits(const Experts& f, const Model& m) {
 // An MLP, experts, or both.
 static bool second_half_fits(const Layer& f, const Model& m) {
     if (f.experts && !fits(*f.experts, m)) return false;
-    return f.experts && !f.down.weight ? true : mlp_fits(f, m);
+    return (f.experts && !f.down.weight) || mlp_fits(f, m);
 }
 
 // A layer whose mixer the caller computes.

@@ -96,7 +96,7 @@ class ExpertsPass {
 
     // x [T,width] -> out [T,width]. Called by every thread of a parallel region.
     void run(const float* x, float* out) {
-        ::multiply<E>(f.router, x, T, t.router.data(), false, false, t.mine());
+        ::multiply<float>(f.router, x, T, t.router.data(), false, false, t.mine());
         t.barrier.wait();
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++)

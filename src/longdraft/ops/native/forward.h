@@ -103,10 +103,12 @@ class Forward {
         }
     }
 
-    // One head of q or k of node i: its norm, then its rotation.
+    // One head of q or k of node i: its norm and its rotation.
     void turn(const Layer& f, const float* norm, int64_t i, float* x) {
-        if (norm && !m.joint_norms) normalize(x, norm, nullptr, D, x);
+        const bool own = norm && !m.joint_norms;
+        if (own && !m.late_norms) normalize(x, norm, nullptr, D, x);
         if (f.rotation >= 0) rotate(x, &t.rotation[(f.rotation * T + i) * D], D, m.frequencies, m.interleaved);
+        if (own && m.late_norms) normalize(x, norm, nullptr, D, x);
     }
 
     void embed(int64_t i, float* to) {

@@ -67,7 +67,7 @@ struct Linear {
 // MLPs of which a node goes through `chosen`; what each of them adds is multiplied by the node's share of it.
 struct Experts {
     int64_t count, chosen;
-    Linear router;      // at least `count` outputs; others are not read
+    Linear router;      // float numbers; at least `count` outputs, others are not read
     const Linear* gate;  // [count]
     const Linear* up;    // [count]
     const Linear* down;  // [count]
@@ -104,6 +104,7 @@ struct Model {
     int64_t more_rotations;  // rows of inv_freq beside the first
     int64_t interleaved;  // 1: numbers that are rotated together lie side by side; 0: `frequencies` apart
     int64_t joint_norms;  // 1: q_norm and k_norm are over all heads of a node; 0: over each head
+    int64_t late_norms;   // 1: q_norm and k_norm come after the rotation; 0: before it
     int64_t gated;        // 1: q has the numbers of a head, then its output's gates
     Activation activation;
     float mlp_limit, mlp_slope;  // CLAMPED
