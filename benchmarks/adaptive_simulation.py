@@ -188,9 +188,7 @@ class Known:
     def scale(self, part: Any, nodes: int = 1) -> float:
         return 1.0
 
-    def observe(
-        self, part: Any, predicted: float, measured: float, nodes: int = 1
-    ) -> None: ...
+    def observe(self, part: Any, predicted: float, measured: float, nodes: int = 1) -> None: ...
 
 
 def adaptive(case: Case, text: Text) -> float:

@@ -188,13 +188,9 @@ FAMILIES = (
     ModelFamily("Arcee", "arcee", native="decoder"),
     ModelFamily("VaultGemma", "vaultgemma", native="decoder", plus_one=True, scaled=True),
     ModelFamily("HunYuanDenseV1", "hunyuan_v1_dense", native="decoder"),
-    ModelFamily(
-        "HunYuanMoEV1", "hunyuan_v1_moe", native="decoder", sparse="Moe", routing="Gate"
-    ),
+    ModelFamily("HunYuanMoEV1", "hunyuan_v1_moe", native="decoder", sparse="Moe", routing="Gate"),
     ModelFamily("HYV3", "hy_v3", native="decoder", sparse="MoE"),
-    ModelFamily(
-        "SolarOpen", "solar_open", native="decoder", sparse="MoE", routing="TopkRouter"
-    ),
+    ModelFamily("SolarOpen", "solar_open", native="decoder", sparse="MoE", routing="TopkRouter"),
     ModelFamily("Flint", "flint", native="decoder", turns_windows=True),
     ModelFamily("Jais2", "jais2", native="decoder", norms="nn.LayerNorm"),
     ModelFamily(

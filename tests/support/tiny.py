@@ -245,7 +245,7 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
         if key.endswith(("query_layernorm.weight", "key_layernorm.weight")):
             torch.nn.init.normal_(p, 1.0, 0.5)  # norms of equal weights do not show the rotation
-        if key.endswith(CORRECTION) or key.endswith("layernorm.bias"):
+        if key.endswith((CORRECTION, "layernorm.bias")):
             torch.nn.init.normal_(p, std=0.1)
         if name == "qwen2" and key.endswith("k_proj.bias"):
             torch.nn.init.normal_(p, std=4.0)

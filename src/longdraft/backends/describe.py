@@ -95,7 +95,14 @@ PROJECTIONS = (
     {"up_proj", "down_proj"},
     {"c_fc", "c_proj"},
 )
-OF_MLP = {"config", "layer_idx", "layer_type", "hidden_size", "intermediate_size", "residual_dropout"}
+OF_MLP = {
+    "config",
+    "layer_idx",
+    "layer_type",
+    "hidden_size",
+    "intermediate_size",
+    "residual_dropout",
+}
 OF_ROTATION = {
     *("config", "rope_type", "attention_scaling", "mrope_section"),
     *("max_seq_len_cached", "original_max_seq_len"),
@@ -244,7 +251,9 @@ class Finder:
     def _rotation_of(self, attention: Any) -> Rotation | None:
         windows = getattr(self.config, "sliding_window", None) is not None
         beside_windows = windows and self._window_of(attention) is None
-        if (self.family.turns_windows and beside_windows) or read_by(attention, "use_rope", attention) in (0, False):
+        if (self.family.turns_windows and beside_windows) or read_by(
+            attention, "use_rope", attention
+        ) in (0, False):
             return None
         kind = getattr(attention, "layer_type", getattr(attention, "attention_type", None))
         return self.rotations.get(None) or self.rotations.get(kind)
@@ -284,18 +293,18 @@ class Finder:
     def mlp(self, module: Any, inner: int | None = None) -> GatedMLP:
         """inner: how many numbers it has inside, unless the config's."""
         width = self.config.hidden_size
-        inner = inner or self.config.intermediate_size
+        size = int(inner or self.config.intermediate_size)
         activation = self.activation(module)
         gate = None
         if hasattr(module, "gate_up_proj"):
-            gate, up = self.rows(module.gate_up_proj, {"gate_proj": inner, "up_proj": inner})
+            gate, up = self.rows(module.gate_up_proj, {"gate_proj": size, "up_proj": size})
         else:
             name = "c_fc" if hasattr(module, "c_fc") else "up_proj"
-            up = self.linear(getattr(module, name), name, (inner, width))
+            up = self.linear(getattr(module, name), name, (size, width))
         if hasattr(module, "gate_proj"):
-            gate = self.linear(module.gate_proj, "gate_proj", (inner, width))
+            gate = self.linear(module.gate_proj, "gate_proj", (size, width))
         name = "c_proj" if hasattr(module, "c_proj") else "down_proj"
-        down = self.linear(getattr(module, name), name, (width, inner))
+        down = self.linear(getattr(module, name), name, (width, size))
         return GatedMLP(gate, up, down, activation)
 
     def activation(self, module: Any) -> str:
@@ -317,7 +326,9 @@ class Finder:
         kind = "layer" if family.norms.endswith(("LayerNorm", "LayerNorm1P")) else "rms"
         if isinstance(module, nn.LayerNorm):
             cls = nn.LayerNorm if family.norms == "nn.LayerNorm" else class_of(family, family.norm)
-            check(module, cls, {"weight"}, {"normalized_shape", "eps", "elementwise_affine"}, {"bias"})
+            check(
+                module, cls, {"weight"}, {"normalized_shape", "eps", "elementwise_affine"}, {"bias"}
+            )
             return Norm(module, name, (size,), module.eps, kind, family.plus_one)
         eps = "eps" if family.plus_one else "variance_epsilon"
         check(module, class_of(family, family.norm), {"weight"}, {eps})

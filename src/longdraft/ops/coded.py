@@ -1,9 +1,9 @@
 """Keys and values of 4 or 8 bits: blocks of 32 numbers of a head, each with its scale.
 
-Keys are encoded after a Walsh-Hadamard transform, which spreads a number that is far larger than the
-others over all of them (known from QuaRot, arXiv:2404.00456), and without an offset that all keys
-of a head have in common (known from SageAttention, arXiv:2410.02367). The blocks of a value have
-one scale, and in 4 bits one offset.
+Keys are encoded after a Walsh-Hadamard transform, which spreads a number that is far larger than
+the others over all of them (known from QuaRot, arXiv:2404.00456), and without an offset that all
+keys of a head have in common (known from SageAttention, arXiv:2410.02367). The blocks of a value
+have one scale, and in 4 bits one offset.
 """
 
 from __future__ import annotations

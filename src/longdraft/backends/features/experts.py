@@ -12,8 +12,8 @@ NAMES = ("num_experts", "num_local_experts", "n_routed_experts")  # of their num
 class Experts(Feature):
     """count: how many a layer selects from."""
 
-    models = "Mixtral, Qwen3-MoE, gpt-oss"
-    computed = "Transformers' modules, where the host learns which nodes go to an expert"
+    models = "Mixtral, Qwen 3, gpt-oss, GLM-4.5"
+    computed = "Transformers' modules; the native kernels read each expert once for all its nodes"
 
     def __init__(self, count: int):
         self.count = count

@@ -31,7 +31,8 @@ READ: Mapping[type, frozenset[str]] = {
     Decoder: LLAMA_LIKE[Decoder] | {"embedding_scale", "logit_divisor", "logit_cap"},
     DecoderLayer: LLAMA_LIKE[DecoderLayer]
     | {"mixer_output_norm", "mlp_output_norm", "residual_scale", "parallel"},
-    Attention: LLAMA_LIKE[Attention] | {"gated", "window", "cap", "joint_norms", "late_norms", "sinks"},
+    Attention: LLAMA_LIKE[Attention]
+    | {"gated", "window", "cap", "joint_norms", "late_norms", "sinks"},
     LinearRows: frozenset({"weight", "bias"}),
     Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
     Norm: LLAMA_LIKE[Norm] | {"plus_one", "kind"},
@@ -120,7 +121,9 @@ def routers(hf: Any) -> set[Tensor]:
 def knows_gate(mlp: ExpertsMLP) -> bool:
     """Whether the gate of the shared MLP is the product that the kernels compute."""
     gate = mlp.shared_gate
-    return gate is None or (type(gate.module) is nn.Linear and gate.module.bias is None)
+    return gate is None or (
+        type(gate.module) is nn.Linear and getattr(gate.module, "bias", None) is None
+    )
 
 
 def is_uniform(decoder: Decoder) -> bool:
@@ -138,7 +141,9 @@ def is_uniform(decoder: Decoder) -> bool:
     side = {layer.parallel for layer in decoder.layers}
     scales = {layer.residual_scale for layer in decoder.layers}
     norms = {(norm.eps, norm.kind) for norm in decoder.norms}
-    return all(len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side))
+    return all(
+        len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side)
+    )
 
 
 def rotations(decoder: Decoder) -> list[Rotation]:

@@ -15,7 +15,6 @@ from longdraft.backends.decoder_layer import (
     Decoder,
     DecoderLayer,
     ExpertsMLP,
-    Norm,
 )
 from longdraft.backends.describe import describe
 from longdraft.backends.native.layers import ACTIVATIONS, gated_mlps, rotations

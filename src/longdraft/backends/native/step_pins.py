@@ -14,6 +14,7 @@ from longdraft.ops import native
 from longdraft.ops.native import pins
 from longdraft.ops.packed import GROUP, quantized
 
+
 class StepPins(pins.Pins):
     """Keeps the tensors of modules alive whose addresses the kernels hold."""
 
@@ -49,23 +50,17 @@ class StepPins(pins.Pins):
         """A pointer to its experts; what it points to is kept."""
         gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
         down = mlp.down.mT if mlp.transposed else mlp.down
-        if mlp.interleaved:
-            parts = gate_up[:, ::2], gate_up[:, 1::2]
-        else:
-            parts = gate_up.chunk(2, 1)
-        biases: tuple[Tensor | None, Tensor | None] = (None, None)
-        if mlp.gate_up_bias is not None:
-            bias = mlp.gate_up_bias
-            biases = (bias[:, ::2], bias[:, 1::2]) if mlp.interleaved else bias.chunk(2, 1)
-        gate, up = (self._each(w, b) for w, b in zip(parts, biases, strict=True))
+        gate, up = _halves(gate_up, mlp.interleaved)
+        bias = mlp.gate_up_bias
+        biases = (None, None) if bias is None else _halves(bias, mlp.interleaved)
         shared = mlp.shared_gate and mlp.shared_gate.module.weight[0]
         return ctypes.pointer(
             native.Experts(
                 count=mlp.count,
                 chosen=mlp.chosen,
                 router=self._router(mlp),
-                gate=gate,
-                up=up,
+                gate=self._each(gate, biases[0]),
+                up=self._each(up, biases[1]),
                 down=self._each(down, mlp.down_bias),
                 scoring=native.Scoring[mlp.scoring.upper()],
                 normalized=mlp.normalized,
@@ -93,3 +88,11 @@ class StepPins(pins.Pins):
             for e, w in enumerate(weights.detach())
         ]
         return (native.Linear * len(layers))(*layers)
+
+
+def _halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Those of gates and those of up, of x [count,outputs,...]."""
+    if interleaved:
+        return x[:, ::2], x[:, 1::2]
+    size = x.shape[1] // 2
+    return x[:, :size], x[:, size:]

@@ -57,9 +57,7 @@ class Prices(Protocol):
         """Seconds that the host takes to add this many nodes to trees."""
         ...
 
-    def observe(
-        self, part: PricedPart, predicted: float, measured: float, nodes: int = 1
-    ) -> None:
+    def observe(self, part: PricedPart, predicted: float, measured: float, nodes: int = 1) -> None:
         """A part of a step has taken so long. nodes: of each row in a verification."""
         ...
 
@@ -145,9 +143,7 @@ class Predicted:
     def scale(self, part: PricedPart, nodes: int = 1) -> float:
         return exp(self.apart[part].at(nodes))
 
-    def observe(
-        self, part: PricedPart, predicted: float, measured: float, nodes: int = 1
-    ) -> None:
+    def observe(self, part: PricedPart, predicted: float, measured: float, nodes: int = 1) -> None:
         if predicted <= 0 or measured <= 0:
             return
         c = self.constants
