@@ -157,7 +157,8 @@ def quantize_linears(hf: Any, kind: str) -> None:
 
     Layers that have as few bits already, whose inputs are no multiple of 32, or that have fewer
     than 16 outputs (the gate of a shared expert) stay unchanged, as do experts that are kept in one
-    tensor, what expands latents, and linear layers that compute more than a product. One layer after the other, so that memory never holds two whole models.
+    tensor, what expands latents, and linear layers that compute more than a product. One layer
+    after the other, so that memory never holds two whole models.
     Raises InputError where a model has nothing to quantize.
     """
     head = hf.get_output_embeddings()

@@ -93,7 +93,7 @@ class StepCosts:
         return perf_counter() if prices is not None and prices.corrects else 0.0
 
     def drafted(self, depth: int, width: int, begin: float) -> None:
-        """Since `begin`, see `clock`, the inner drafter has made such a draft, and it was filled."""
+        """Since `begin`, see `clock`, the inner drafter made such a draft, and it was filled."""
         prices = self.prices.now
         if begin and prices is not None and self.table is not None:
             predicted = self.table.drafted(depth, width) * self.table.plain
