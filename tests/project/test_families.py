@@ -75,7 +75,12 @@ def test_a_class_that_is_named_elsewhere_is_noticed(planted):
 
 def classes_of(family: ModelFamily) -> list[object]:
     """Those of its classes that the family's rows give a use."""
-    names = [family.attention, family.mlp, family.norm, family.layer] * bool(family.native)
+    names = [family.attention, family.layer] * bool(family.native)
+    if family.native and not family.norms.startswith("nn."):
+        names.append(family.norm)
+    if family.native:  # of experts alone, of gated MLPs alone, or of both
+        sparse = [family.sparse_mlp, family.router, family.experts]
+        names += [family.mlp] if hasattr(family.modeling, family.mlp) else sparse
     names += [family.delta_net] * (family.native == "hybrid")
     return [family.config_class, family.causal_class, *(getattr(family.modeling, n) for n in names)]
 

@@ -31,7 +31,7 @@ GATE = "shared_expert_gate"
 
 
 class MLPFinder(Protocol):
-    """What a Finder knows of other modules."""
+    """A Finder, which knows other modules."""
 
     @property
     def family(self) -> ModelFamily: ...
@@ -100,7 +100,7 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
 
 
 def _correction(module: Any, router: Any) -> Tensor | None:
-    """What is added to scores where experts are chosen; several classes hold it."""
+    """The correction of scores where experts are chosen; several classes hold it."""
     holders = (module, router, getattr(router, "moe_statics", None))
     found = [x for h in holders if (x := getattr(h, CORRECTION, None)) is not None]
     if len(found) > 1:

@@ -355,7 +355,7 @@ def _scale(factor: float) -> float:
 
 
 def _limits(decoder: Decoder) -> dict[str, float]:
-    """What a clamped activation needs."""
+    """The numbers of a clamped activation."""
     of_experts = (f.mlp for f in decoder.layers if isinstance(f.mlp, ExpertsMLP))
     experts = next(of_experts, None)
     if experts is None or experts.limit is None:

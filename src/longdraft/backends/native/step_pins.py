@@ -91,7 +91,7 @@ class StepPins(pins.Pins):
 
 
 def _halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Those of gates and those of up, of x [count,outputs,...]."""
+    """The parts of x [count,outputs,...] for gates and for up."""
     if interleaved:
         return x[:, ::2], x[:, 1::2]
     size = x.shape[1] // 2

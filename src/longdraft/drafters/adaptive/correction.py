@@ -1,4 +1,4 @@
-"""What measurements of one part of a step have shown: by how much its predictions are wrong."""
+"""By how much the predictions of one part of a step are wrong, as measured."""
 
 from __future__ import annotations
 
