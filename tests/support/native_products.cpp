@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "coded_products.h"
+#include "integer_attention.h"
 #include "integer_products.h"
 #include "pair_products.h"
 #include "vector_products.h"
@@ -179,36 +179,73 @@ static double decoded(const CodedBlock<4>* slot, int64_t d) {
     return double(number(block.scale)) * code + number(block.offset);
 }
 
-// Codes of n slots, and products with them.
+// That these are the codes nearest to x [D].
+template <int BITS>
+static void nearest(const CodedBlock<BITS>* slot, const float* x, int64_t D, int64_t j, int64_t n) {
+    for (int64_t d = 0; d < D; d++) {
+        const double step = number(slot[d / 32].scale), error = decoded(slot, d) - x[d];
+        require(std::fabs(error) <= step * 0.51 + (BITS == 4 ? 0.004 : 0), "codes", j, d, n);
+    }
+}
+
+// The largest of `size` numbers, over this many steps and two: how far one is at most from its code.
+static double half_step(const float* x, int64_t size, int64_t steps) {
+    double top = 0;
+    for (int64_t i = 0; i < size; i++) top = std::max<double>(top, std::fabs(x[i]));
+    return 0.51 * top / steps;
+}
+
+// Codes of n slots, and products with them; queries are rounded for each block, weights for each group.
 template <int BITS, int ND>
 static void coded(int64_t R, int64_t n) {
     constexpr int64_t D = 16 * ND, KEY = coded_blocks(D);
+    using Products = IntegerVectors<ND, BITS>;
     const auto x = numbers<float>(n * D), q = numbers<float>(R * D), before = numbers<float>(R * D), keep = numbers<float>(R);
-    std::vector<CodedBlock<BITS>> codes(n * KEY);
+    std::vector<CodedBlock<BITS>> keys(n * KEY), values(n * KEY);
     for (int64_t j = 0; j < n; j++) {
-        encode<BITS>(&x[j * D], D, &codes[j * KEY]);
-        for (int64_t d = 0; d < D; d++) {
-            const double step = number(codes[j * KEY + d / 32].scale), error = decoded(&codes[j * KEY], d) - x[j * D + d];
-            require(std::fabs(error) <= step * 0.51 + (BITS == 4 ? 0.004 : 0), "codes", j, d, n);
-        }
+        encode<BITS>(&x[j * D], D, &keys[j * KEY]), encode_value<BITS>(&x[j * D], D, &values[j * KEY]);
+        nearest(&keys[j * KEY], &x[j * D], D, j, n), nearest(&values[j * KEY], &x[j * D], D, j, n);
     }
-    std::vector<float> scores(R * CHUNK), out = before, weights = numbers<float>(R * CHUNK), memory(CodedVectors<BITS, ND>::floats(R));
+    auto weights = numbers<float>(R * CHUNK);
+    for (float& w : weights) w = std::fabs(w);
+    Buffer<float> memory;
+    memory.reserve(Products::floats(R));
     Prefetch none;
-    Queries rows = {};
-    rows.q = q.data(), rows.R = R;
-    CodedVectors<BITS, ND> products(rows, memory.data());
-    products.scores(codes.data(), n, scores.data(), none);
-    products.values(weights.data(), keep.data(), codes.data(), n, out.data(), none);
+    const auto run = [&](int64_t first, int64_t count, float* scores, float* out) {
+        Queries rows = {};
+        rows.q = &q[first * D], rows.R = count;
+        Products products(rows, memory.data());
+        products.scores(keys.data(), n, scores, none);
+        products.values(&weights[first * CHUNK], &keep[first], values.data(), n, out, none);
+    };
+    std::vector<float> scores(R * CHUNK), out = before;
+    run(0, R, scores.data(), out.data());
     for (int64_t r = 0; r < R; r++) {
+        std::vector<float> alone(CHUNK), own(before.begin() + r * D, before.begin() + (r + 1) * D), turned(&q[r * D], &q[r * D] + D);
+        run(r, 1, alone.data(), own.data());
+        require(!std::memcmp(alone.data(), &scores[r * CHUNK], n * sizeof(float)), "a row's scores of codes alone", r, R, n);
+        require(!std::memcmp(own.data(), &out[r * D], D * sizeof(float)), "a row's output of codes alone", r, R, n);
+        hadamard(turned.data(), D);
         for (int64_t j = 0; j < n; j++) {
-            double exact = 0;
-            for (int64_t d = 0; d < D; d++) exact += double(q[r * D + d]) * decoded(&codes[j * KEY], d);
-            require(std::fabs(scores[r * CHUNK + j] - exact) <= 1.6e-5 * D + 1e-4, "scores of codes", r, j, n);
+            double exact = 0, most = 1e-4;
+            for (int64_t d = 0; d < D; d++) {
+                const double key = decoded(&keys[j * KEY], d);
+                exact += turned[d] * key;
+                most += half_step(&turned[d / 32 * 32], std::min<int64_t>(32, D), 127) * std::fabs(key);
+            }
+            require(std::fabs(scores[r * CHUNK + j] - exact) <= most, "scores of codes", r, j, n);
         }
         for (int64_t d = 0; d < D; d++) {
-            double exact = double(before[r * D + d]) * keep[r];
-            for (int64_t j = 0; j < n; j++) exact += double(weights[r * CHUNK + j]) * decoded(&codes[j * KEY], d);
-            require(near(out[r * D + d], exact), "values of codes", r, d, n);
+            double exact = double(before[r * D + d]) * keep[r], most = 1e-4 * n;
+            for (int64_t j = 0; j < n; j++) {
+                const CodedBlock<BITS>* slot = &values[j * KEY];
+                exact += double(weights[r * CHUNK + j]) * decoded(slot, d);
+                float sizes[GROUP] = {};
+                for (int64_t i = j / GROUP * GROUP; i < std::min(n, (j / GROUP + 1) * GROUP); i++)
+                    sizes[i % GROUP] = weights[r * CHUNK + i] * number(values[i * KEY].scale);
+                most += half_step(sizes, GROUP, 255) * (BITS == 8 ? 127 : 15);
+            }
+            require(std::fabs(out[r * D + d] - exact) <= most, "values of codes", r, d, n);
         }
     }
 }

@@ -67,9 +67,3 @@ static inline __m512i six_bit_codes(const uint8_t* low, const uint8_t* high) {
     return _mm512_sub_epi8(_mm512_and_si512(both, _mm512_set1_epi8(63)), _mm512_set1_epi8(32));
 }
 #endif
-
-// Number step..step+V of a group of 32 codes.
-template <int BITS>
-static inline vec codes_at(const uint8_t* group, int step) {
-    return BITS == 8 ? signed_bytes(group + step) : nibbles(group + step % 16, step < 16);
-}

@@ -68,7 +68,7 @@ ONE_COPY static void add_integer_values(const RoundedWeights& weights, const Val
 
 // So few rows that neither turning keys nor weaving values pays. The sums are the same integers, so every bit is the same:
 // those of values are computed in floats, which are exact below 2^24.
-constexpr int64_t FEW_ROWS = 1;
+constexpr int64_t FEW_QUERIES = 1;
 
 template <int D, int RB>
 ONE_COPY static void score_few(const RoundedQueries<D>& q, const CodedBlock<8>* k, int64_t n, float* scores, Prefetch& prefetch) {
@@ -143,14 +143,14 @@ class IntegerVectors {
     IntegerVectors(const Queries& x, float* memory)
         : q(x, memory), R(x.R), memory(memory + RoundedQueries<D>::floats(x.R)) {}
 
-    bool few() const { return BITS == 8 && R <= FEW_ROWS; }
+    bool few() const { return BITS == 8 && R <= FEW_QUERIES; }
 
     // As in Vectors.
     void scores(const CodedBlock<BITS>* k, int64_t n, float* scores, Prefetch& prefetch) {
         if constexpr (BITS == 8)
             if (few())
                 return in_blocks(R, [&](auto rows, int64_t) {
-                    if constexpr (decltype(rows)::value <= FEW_ROWS) score_few<D, decltype(rows)::value>(q, k, n, scores, prefetch);
+                    if constexpr (decltype(rows)::value <= FEW_QUERIES) score_few<D, decltype(rows)::value>(q, k, n, scores, prefetch);
                 });
         KeyPanel<D> panel(memory);
         for (int64_t j = 0; j < n; j += panel.KEYS) {
@@ -178,7 +178,7 @@ class IntegerVectors {
                 const float more = BITS == 8 ? 0.0f : panel.of_offsets(own, n);
                 for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) * keep[first + r] + more);
             }
-            if constexpr (BITS == 8 && RB <= FEW_ROWS)
+            if constexpr (BITS == 8 && RB <= FEW_QUERIES)
                 if (few()) return add_few_values<D, RB>(rounded, v, n, out, prefetch);
             add_integer_values<D, RB>(rounded, panel, n, out + first * D);
         });
