@@ -39,12 +39,12 @@ def test_where_passes_are_exact_nothing_is_tolerated_and_nothing_is_found(name, 
 
 def test_what_ties_by_default():
     assert (
-        default_tolerance(tiny.target("gpt-oss"))
+        default_tolerance(tiny.target("deepseek"))
         == default_tolerance(tiny.target("llama-torch"))
         == 1e-3
     )
     assert (
-        default_tolerance(half("gpt-oss", True)) == default_tolerance(half("llama", False)) == 0.25
+        default_tolerance(half("deepseek", True)) == default_tolerance(half("llama", False)) == 0.25
     )
 
 
