@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
+from dataclasses import replace
 
 import torch
 from support import tiny
@@ -14,7 +14,7 @@ from longdraft import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters import Drafter, Fill, Suffix
-from longdraft.drafters.fill import shape
+from longdraft.drafters.adaptive.constants import DEFAULTS
 from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.continuations import Continuations
 from longdraft.drafters.fill.filled_rows import FilledRows
@@ -115,9 +115,10 @@ def check_filled_draft_is_followed(name: str) -> None:
     has seen every token.
     """
     # text in circles is copied well: with a margin, the inner drafter would not be asked
-    with torch.inference_mode(), patch.object(shape, "COPY_MARGIN", 1.0):
+    constants = replace(DEFAULTS, copy_margin=1.0)
+    with torch.inference_mode():
         target = tiny.target("llama-loops")
-        fill = Fill([BY_NAME[name](target)], Stated(**CHEAP))
+        fill = Fill([BY_NAME[name](target)], Stated(**CHEAP), constants=constants)
         seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
         while True:
             assert not bool(seqs.done.any()), "no path has left the drafted nodes"

@@ -65,6 +65,9 @@ class Constants:
 
     # A draft must promise this many times plain decoding's rate: predictions err (simulated).
     margin: float = 1.02
+    # Beside what can be copied, it must promise this many times what the copy alone does: a copy
+    # costs next to nothing.
+    copy_margin: float = 1.05
     # More for each further row: what many rows cost together is predicted less well (simulated).
     margin_per_row: float = 0.02
     # Tokens drafted to test whether drafting that was turned off pays again (simulated).

@@ -8,9 +8,6 @@ from longdraft.drafters.adaptive.decision import Draft
 from longdraft.drafters.adaptive.pace import Pace, Rated, kept
 from longdraft.drafters.fill.growth import Prefix
 
-# A draft must promise this many times what a copy alone does.
-COPY_MARGIN = 1.05
-
 
 def best_shape(
     pace: Pace,
@@ -31,7 +28,7 @@ def best_shape(
     table = pace.table
     assert table is not None
     accepted = pace.acceptance
-    rate = max(copy.rate * COPY_MARGIN, pace.margin)
+    rate = max(copy.rate * pace.constants.copy_margin, pace.margin)
     best: Rated | None = None
     means = accepted.means([table.sizes[w] for w in table.widths])
     left = kept(pace.stays, pace.constants)
