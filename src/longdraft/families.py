@@ -146,7 +146,7 @@ FAMILIES = (
     ModelFamily("Qwen2", "qwen2", native="decoder", fused=True, tested=True, gguf="qwen2"),
     QWEN3,
     QWEN3_5,
-    ModelFamily("Qwen3Moe", "qwen3_moe", native="decoder", tested=True),
+    ModelFamily("Qwen3Moe", "qwen3_moe", native="decoder", tested=True, gguf="qwen3moe"),
     ModelFamily("Qwen2Moe", "qwen2_moe", native="decoder"),
     ModelFamily(
         "Qwen3_5Moe",

@@ -20,7 +20,8 @@ from longdraft import InputError, generate, row_seed, serve
 from longdraft.backends.eager import EagerPass
 from longdraft.backends.features import latent
 from longdraft.backends.features.latent import Latent, Latents, absorbed_linears, latents_of
-from longdraft.backends.packed_linear import PackedLinear, quantize_linears
+from longdraft.backends.packed_linear import PackedLinear
+from longdraft.backends.quantize import quantize
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
@@ -253,7 +254,7 @@ def test_what_expands_latents_is_not_packed():
     config = hf.config
     config.kv_lora_rank = 32
     hf = tiny_models.build(config)
-    quantize_linears(hf, "int8")
+    quantize(hf, "int8")
     attention = hf.model.layers[0].self_attn
     assert (
         isinstance(attention.o_proj, PackedLinear) and type(attention.kv_b_proj) is torch.nn.Linear

@@ -46,7 +46,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(x, right[n]) for n, x in left.items())
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3_moe"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
 def test_weights_stay_where_they_are_put(tmp_path, loaded, monkeypatch, arch, tied, kind):

@@ -15,8 +15,9 @@ from support.another_target import check_audit, check_bench
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import InputError, Sampler, Stats, build, generate
-from longdraft.backends import packed_linear
-from longdraft.backends.packed_linear import PackedLinear, quantize_linears
+from longdraft.backends import quantize as quantization
+from longdraft.backends.packed_linear import PackedLinear
+from longdraft.backends.quantize import quantize
 from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
@@ -48,8 +49,8 @@ def same_numbers(kind: str):
     hf = tiny.stock("llama")
     head = hf.get_output_embeddings()
     for m in [m for m in hf.modules() if isinstance(m, torch.nn.Linear)]:
-        bits = 8 if m is head else packed_linear.BITS[kind]
-        m.weight = torch.nn.Parameter(packed_linear.quantized(m.weight, bits).dequantized())
+        bits = 8 if m is head else quantization.BITS[kind]
+        m.weight = torch.nn.Parameter(quantization.quantized(m.weight, bits).dequantized())
     return hf
 
 
@@ -76,7 +77,7 @@ def test_a_drafter_unpacks_the_output_matrix_once(folder, monkeypatch):
 def test_the_target_is_the_quantized_model(folder, kind):
     lm, [prompt] = load_lm(folder, "float32", "cpu", weights=kind), tiny.prompts(60)
     assert len(packed(lm)) == 3 * 7 + 1 and lm.weights == kind
-    assert {m.bits for m in packed(lm).values()} == {8, packed_linear.BITS[kind]}
+    assert {m.bits for m in packed(lm).values()} == {8, quantization.BITS[kind]}
     assert not any(p.data_ptr() % LINE for p in lm.hf.parameters())
     assert lm.nbytes() < 0.45 * load_lm(folder, "float32", "cpu").nbytes()
     want = same_numbers(kind)(torch.tensor([prompt])).logits[0]
@@ -175,9 +176,9 @@ def test_one_layer_is_quantized_after_the_other(monkeypatch):
         assert sum(ref() is not None for ref in seen) <= 2
         return original(weight, bits)
 
-    original = packed_linear.quantized
-    monkeypatch.setattr(packed_linear, "quantized", watched)
-    quantize_linears(hf, "int4")
+    original = quantization.quantized
+    monkeypatch.setattr(quantization, "quantized", watched)
+    quantize(hf, "int4")
     assert len(seen) == 22
 
 
@@ -302,7 +303,7 @@ def test_subclasses_of_linear_are_quantized_if_they_compute_what_linear_does(mon
     falcon = tiny_models.build(tiny_models.config("falcon"))
     ids = torch.arange(3, 12)[None]
     logits = falcon(ids).logits
-    quantize_linears(falcon, "int8")
+    quantize(falcon, "int8")
     assert isinstance(falcon.transformer.h[0].self_attention.dense, PackedLinear)
     assert (falcon(ids).logits - logits).abs().max() < 0.05 * logits.abs().max()
     config = tiny_models.config("phimoe")
@@ -310,10 +311,10 @@ def test_subclasses_of_linear_are_quantized_if_they_compute_what_linear_does(mon
     phimoe = tiny_models.build(config)
     routers = [name for name, m in phimoe.named_modules() if type(m).__name__ == "PhimoeTopKRouter"]
     assert routers
-    quantize_linears(phimoe, "int8")
+    quantize(phimoe, "int8")
     assert not any(isinstance(phimoe.get_submodule(name), PackedLinear) for name in routers)
     phimoe(ids)
-    monkeypatch.setattr(packed_linear, "_is_linear", lambda module: True)
-    quantize_linears(phimoe, "int8")
+    monkeypatch.setattr(quantization, "_is_linear", lambda module: True)
+    quantize(phimoe, "int8")
     with pytest.raises((ValueError, TypeError)):
         phimoe(ids)

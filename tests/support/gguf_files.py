@@ -5,7 +5,7 @@ test_gguf_damage.py.
 from __future__ import annotations
 
 import struct
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 
@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from support.tiny import BASE
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
@@ -241,7 +247,14 @@ def tokenizer() -> dict:
 
 def sizes(config, arch: str) -> dict:
     c = config
-    return {
+    of_experts = {}
+    if hasattr(c, "moe_intermediate_size"):
+        of_experts = {
+            f"{arch}.expert_count": (U32, c.num_experts),
+            f"{arch}.expert_used_count": (U32, c.num_experts_per_tok),
+            f"{arch}.expert_feed_forward_length": (U32, c.moe_intermediate_size),
+        }
+    return of_experts | {
         "general.architecture": (STRING, arch),
         f"{arch}.block_count": (U32, c.num_hidden_layers),
         f"{arch}.context_length": (U32, c.max_position_embeddings),
@@ -265,6 +278,8 @@ PARTS |= {
     "post_attention_layernorm": "ffn_norm",
 }
 PARTS |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+PARTS |= {"mlp.gate": "ffn_gate_inp"}
+PARTS |= {f"mlp.experts.{part}": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -274,6 +289,20 @@ def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
         return f"{TOP[module]}.{leaf}"
     layer, part = module.removeprefix("model.layers.").split(".", 1)
     return f"blk.{layer}.{parts[part]}.{leaf}"
+
+
+def parameters(hf):
+    """(name, numbers) of each parameter; of experts as files have them."""
+    for name, p in hf.named_parameters():
+        x = p.detach()
+        if name.endswith("experts.gate_up_proj"):
+            holder = name.removesuffix("gate_up_proj")
+            for part, rows in zip(("gate", "up"), x.chunk(2, 1), strict=True):
+                yield f"{holder}{part}.weight", rows
+        elif name.endswith("experts.down_proj"):
+            yield f"{name.removesuffix('_proj')}.weight", x
+        else:
+            yield name, x
 
 
 def of_model(
@@ -286,15 +315,15 @@ def of_model(
     other.
     """
     c = hf.config
-    arch = hf.config.model_type
+    arch = ARCHITECTURES.get(hf.config.model_type, hf.config.model_type)
     tensors = {}
-    for name, p in hf.named_parameters():
-        x = p.detach()
+    for name, x in parameters(hf):
         stored = name_of(name)
         if arch == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             heads = c.num_attention_heads if ".attn_q." in stored else c.num_key_value_heads
             x = x.view(heads, 2, c.head_dim // 2, -1).transpose(1, 2).reshape(x.shape)
-        if quantized and x.dim() == 2:
+        is_matrix = x.dim() > 1 and not stored.endswith("ffn_gate_inp.weight")
+        if quantized and is_matrix:
             scale = (
                 0.0004
                 if SIZES[quantized][0] == 256
@@ -309,9 +338,9 @@ def of_model(
             )
         else:
             tensors[stored] = (
-                kind if x.dim() == 2 else "F32",
+                kind if is_matrix else "F32",
                 tuple(x.shape),
-                plain(kind if x.dim() == 2 else "F32", x),
+                plain(kind if is_matrix else "F32", x),
             )
     return sizes(c, arch) | (tokenizer() if words else {}), tensors
 
@@ -324,7 +353,19 @@ def write(path: Path, metadata: dict, tensors: dict, version: int = 3) -> Path:
 # Tiny models in files -----------------------------------------------------------------------------
 
 VOCAB = 262
-KINDS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+KINDS = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": partial(
+        Qwen3MoeConfig,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
+}
+ARCHITECTURES = {"qwen3_moe": "qwen3moe"}  # in files, where the name differs
 
 
 @cache

@@ -53,7 +53,8 @@ from transformers import (
 )
 
 from longdraft.backends.describe_experts import CORRECTION
-from longdraft.backends.packed_linear import quantize_linears, round_inputs
+from longdraft.backends.packed_linear import round_inputs
+from longdraft.backends.quantize import quantize
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import Glide, random_glide
@@ -210,7 +211,8 @@ CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])
 CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
 
 
-A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8")  # inputs in 8 bits
+# inputs in 8 bits
+A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8", "qwen3-moe-a8", "gpt-oss-a8")
 # keys and values in 8 bits
 KV8 = (
     "llama-torch-kv8",
@@ -269,7 +271,7 @@ def target(name: str) -> LM:
     plain = stored.removesuffix("-kv8")
     hf = stock(plain, dtype=torch.float32 if wide == name else torch.bfloat16)
     if stored != wide:
-        quantize_linears(hf, "int4")
+        quantize(hf, "int4")
         round_inputs(hf)
     lm = LM(
         hf,

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from longdraft.backends.packed_linear import PackedLinear
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -161,6 +163,8 @@ class ExpertsMLP:
 
     gate_up, down: the matrices of all experts, [count,outputs,inputs], or [count,inputs,outputs] if
     `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
+    Packed ones are layers of gates, up and down, each with the rows of one expert after the other's
+    and with their biases.
     shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it.
     activation: as in GatedMLP; or "clamped": gate and up are limited to `limit`, the gate goes
     through x * sigmoid(slope * x), and up is increased by 1.
@@ -170,8 +174,8 @@ class ExpertsMLP:
     count: int
     chosen: int
     normalized: bool
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | tuple[PackedLinear, PackedLinear]
+    down: Tensor | PackedLinear
     activation: str
     router_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
@@ -191,14 +195,24 @@ class ExpertsMLP:
     @property
     def inner(self) -> int:
         """The numbers inside one expert."""
+        if isinstance(self.down, PackedLinear):
+            return self.down.in_features
         return self.down.shape[1 if self.transposed else 2]
 
     @property
     def products(self) -> int:
         """Multiply-adds of one node in its experts, with their biases."""
-        held = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
-        of_experts = sum(part.numel() for part in held if part is not None)
+        gate_up = self.gate_up if isinstance(self.gate_up, tuple) else (self.gate_up,)
+        held = (*gate_up, self.down, self.gate_up_bias, self.down_bias)
+        of_experts = sum(_numbers(part) for part in held if part is not None)
         return self.router.numel() + self.chosen * of_experts // self.count
+
+
+def _numbers(weights: Tensor | PackedLinear) -> int:
+    if isinstance(weights, Tensor):
+        return weights.numel()
+    of_bias = 0 if weights.bias is None else weights.bias.numel()
+    return weights.in_features * weights.out_features + of_bias
 
 
 @dataclass(frozen=True)

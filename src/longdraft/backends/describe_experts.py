@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from longdraft.backends.decoder_layer import ExpertsMLP, GatedMLP, Linear
 from longdraft.backends.known_modules import Unknown, check, class_of, name_of, reads
+from longdraft.backends.packed_experts import PackedExperts
 from longdraft.families import ModelFamily
 
 # Attributes that are read below, or change nothing in a pass without gradients.
@@ -51,9 +52,11 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
     known = {*SHARED, GATE, CORRECTION}
     check(module, class_of(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP, known)
     router = getattr(module, name)
-    inner = module.experts
+    held_by = module.experts
+    packed = isinstance(held_by, PackedExperts)
+    inner = held_by.own if packed else held_by
     activations = {"act_fn"} if hasattr(inner, "act_fn") else set[str]()
-    parts = {"gate_up_proj", "down_proj", *activations}
+    matrices = {"gate_up_proj", "down_proj"}
     biases = {"gate_up_proj_bias", "down_proj_bias"}
     of_router = {"bias", CORRECTION, "moe_statics"}
     matrix = getattr(router, "wg", router)
@@ -61,7 +64,8 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
     check(router, class_of(family, family.router), held, OF_ROUTER, of_router)
     if matrix is not router:
         finder.linear(matrix, "wg", (router.num_experts, finder.config.hidden_size))
-    check(inner, class_of(family, family.experts), parts, OF_EXPERTS, biases)
+    parts = activations if packed else activations | matrices
+    check(inner, class_of(family, family.experts), parts, OF_EXPERTS, set() if packed else biases)
     # older versions of Transformers lack them
     layout = ("has_gate", "is_transposed", "is_concatenated")
     if not all(hasattr(inner, attribute) for attribute in layout):
@@ -85,18 +89,27 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
         correction=_correction(module, router),
         groups=groups,
         chosen_groups=router.topk_group if groups > 1 else 1,
-        gate_up=inner.gate_up_proj,
-        gate_up_bias=getattr(inner, "gate_up_proj_bias", None),
-        down=inner.down_proj,
-        down_bias=getattr(inner, "down_proj_bias", None),
-        transposed=inner.is_transposed,
-        interleaved=not inner.is_concatenated,
+        **_matrices(held_by),
         activation=name_of(inner.act_fn) if activations else "clamped",
         limit=getattr(inner, "limit", None),
         slope=getattr(inner, "alpha", 1.0),
         shared=_shared(finder, module),
         shared_gate=_shared_gate(finder, module),
     )
+
+
+def _matrices(experts: Any) -> dict[str, Any]:
+    """The fields of a description that say where its matrices lie."""
+    if isinstance(experts, PackedExperts):
+        return {"gate_up": (experts.gate, experts.up), "down": experts.down}
+    return {
+        "gate_up": experts.gate_up_proj,
+        "gate_up_bias": getattr(experts, "gate_up_proj_bias", None),
+        "down": experts.down_proj,
+        "down_bias": getattr(experts, "down_proj_bias", None),
+        "transposed": experts.is_transposed,
+        "interleaved": not experts.is_concatenated,
+    }
 
 
 def _correction(module: Any, router: Any) -> Tensor | None:

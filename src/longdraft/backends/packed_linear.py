@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longdraft.backends.features.latent import absorbed_linears
-from longdraft.errors import InputError
 from longdraft.ops import interleaved
 from longdraft.ops.in_threads import in_threads
-from longdraft.ops.packed import BLOCK, GROUP, Packed, quantized
+from longdraft.ops.packed import Packed
 
-BITS = {"int8": 8, "int4": 4}
 FEWEST_OUTPUTS = 16  # that the kernels compute at once
-SCALES = {8: 2, 4: 4}  # bytes of a group's scale, and of its offset if it has one, as halves
 
 
 class PackedLinear(nn.Module):
@@ -113,14 +108,15 @@ def round_inputs(
         # the last reference to it: memory holds few layers twice
         layer = hf.get_submodule(name)
         if not isinstance(layer, EightBitInputs):
-            _replace(hf, name, EightBitInputs(layer, in_place))
+            replace(hf, name, EightBitInputs(layer, in_place))
 
     for done, _ in enumerate(in_threads(round_those_of, names), 1):
         report(done / len(names))
     return len(names)
 
 
-def _replace(hf: nn.Module, name: str, new: nn.Module) -> None:
+def replace(hf: nn.Module, name: str, new: nn.Module) -> None:
+    """Put another module in this one's place."""
     parent, _, leaf = name.rpartition(".")
     module = hf.get_submodule(parent)
     # The hooks join the parts of several processes; torch has no public way to hand them on.
@@ -141,6 +137,16 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
     return some
 
 
+def part_of(layer: PackedLinear, rows: slice, x: Tensor) -> Tensor:
+    """Some outputs of a layer, whose rows begin and end with whole sixteens if it rounds inputs."""
+    packed = layer.stored.rows(rows)
+    if isinstance(layer, EightBitInputs):
+        packed = interleaved.apart(packed)
+        x = interleaved.rounded(x).to(x.dtype)
+    bias = None if layer.bias is None else layer.bias[rows].to(x.dtype)
+    return F.linear(x, packed.dequantized().to(x.dtype), bias)
+
+
 @torch.no_grad()
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes
@@ -148,88 +154,4 @@ def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None
     """
     for name, weights in packed:
         old: Any = hf.get_submodule(name)
-        _replace(hf, name, PackedLinear(weights, old.bias))
-
-
-@torch.no_grad()
-def quantize_linears(hf: Any, kind: str) -> None:
-    """Quantize a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
-
-    Layers that have as few bits already, whose inputs are no multiple of 32, or that have fewer
-    than 16 outputs (the gate of a shared expert) stay unchanged, as do experts that are kept in one
-    tensor, what expands latents, and linear layers that compute more than a product. One layer
-    after the other, so that memory never holds two whole models.
-    Raises InputError where a model has nothing to quantize.
-    """
-    head = hf.get_output_embeddings()
-    if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
-        raise InputError(
-            f"no layer of this {hf.config.model_type} can be quantized: use its weights unchanged"
-        )
-    bits = _finer(hf, kind)
-    replace_linears(
-        hf, ((name, quantized(hf.get_submodule(name).weight, b)) for name, b in bits.items())
-    )
-
-
-def bytes_saved(hf: Any, kind: str) -> float:
-    """How many bytes of weights fewer a step reads after `quantize_linears`; computed from
-    shapes.
-    """
-    layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
-    now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
-    return now - sum(m.out_features * _row_bytes(m.in_features, bits) for m, bits in layers)
-
-
-def _row_bytes(inputs: int, bits: int) -> float:
-    """Bytes of a quantized row, which has codes and scales of whole blocks."""
-    return -(-inputs // BLOCK) * BLOCK * (bits / 8 + SCALES[bits] / GROUP)
-
-
-def _finer(hf: Any, kind: str) -> dict[str, int]:
-    """The names of linear layers that have more bits than `kind` gives them, with those bits."""
-    head = hf.get_output_embeddings()
-    matrices = absorbed_linears(hf)
-    layers = {name: m for name, m in hf.named_modules() if _can_be_packed(m) and m not in matrices}
-    bits = {name: 8 if m is head else BITS[kind] for name, m in layers.items()}
-    return {name: b for name, b in bits.items() if getattr(hf.get_submodule(name), "bits", 32) > b}
-
-
-def _can_be_packed(module: nn.Module) -> bool:
-    if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not _is_linear(module):
-        return False
-    if not isinstance(module, nn.Linear | PackedLinear):
-        return False
-    return module.in_features % GROUP == 0 and module.out_features >= FEWEST_OUTPUTS
-
-
-@torch.no_grad()
-def _is_linear(module: nn.Linear) -> bool:
-    """Whether a subclass computes what nn.Linear does: routers of experts return several tensors,
-    for example.
-    """
-    if module.weight.dim() != 2 or module.weight.shape != (module.out_features, module.in_features):
-        return False
-    x = torch.linspace(
-        -1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype
-    )[None]
-    try:
-        out: Any = type(module).forward(module, x)
-    except (RuntimeError, TypeError, ValueError, IndexError):  # it wants other inputs
-        return False
-    expected = F.linear(x, module.weight, module.bias)
-    return (
-        isinstance(out, Tensor)
-        and out.shape == expected.shape
-        and torch.allclose(out, expected, 0.02, 0.02)
-    )
-
-
-def quantized_copy(hf: Any, kind: str) -> Any:
-    """A model with quantized linear layers that shares everything else with hf, which is not
-    changed.
-    """
-    shared = {id(x): x for x in (*hf.parameters(), *hf.buffers())}
-    copy = deepcopy(hf, shared)
-    quantize_linears(copy, kind)
-    return copy
+        replace(hf, name, PackedLinear(weights, old.bias))

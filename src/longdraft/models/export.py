@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longdraft.backends.packed_experts import PackedExperts
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.places import new_folder
 from longdraft.errors import InputError
@@ -54,7 +55,11 @@ def _plain(lm: LM) -> Any:
     """The same model with Transformers' own layers only."""
     weights = {name: x.detach() for name, x in lm.hf.state_dict().items()}
     for name, module in lm.hf.named_modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, PackedExperts):
+            for key in [key for key in weights if key.startswith(f"{name}.")]:
+                del weights[key]
+            weights |= {f"{name}.{key}": x for key, x in module.matrices(lm.dtype).items()}
+        elif isinstance(module, PackedLinear) and f"{name}.{module.parts[0]}" in weights:
             for key in module.parts:
                 del weights[f"{name}.{key}"]
             weights[f"{name}.weight"] = module.weight.to(lm.dtype)

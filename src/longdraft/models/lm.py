@@ -16,14 +16,9 @@ from longdraft.backends.eager import Eager
 from longdraft.backends.head import without_layers
 from longdraft.backends.key_offsets import key_offsets
 from longdraft.backends.layer_configs import layer_configs
-from longdraft.backends.packed_linear import (
-    PackedLinear,
-    bytes_saved,
-    quantized_copy,
-    round_inputs,
-    rows_of,
-)
+from longdraft.backends.packed_linear import PackedLinear, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
+from longdraft.backends.quantize import bytes_saved, quantized_copy
 from longdraft.core import (
     Captures,
     CaptureSpec,

@@ -15,7 +15,8 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoTokenizer
 
-from longdraft.backends.packed_linear import BITS, quantize_linears, round_inputs
+from longdraft.backends.packed_linear import round_inputs
+from longdraft.backends.quantize import BITS, quantize
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
@@ -173,7 +174,7 @@ def _read(
     verify(hf)
     stored = None if weights is None else digest(hf)
     if weights is not None:
-        quantize_linears(hf, weights)
+        quantize(hf, weights)
     rounds = activations == "int8" or (activations is None and file is not None and _can_round(hf))
     # later it would have to restore the order of all weights
     whole = digest(hf) if rounds else whole

@@ -48,20 +48,16 @@ class StepPins(pins.Pins):
 
     def experts(self, mlp: ExpertsMLP) -> Any:
         """A pointer to its experts; what it points to is kept."""
-        gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
-        down = mlp.down.mT if mlp.transposed else mlp.down
-        gate, up = _halves(gate_up, mlp.interleaved)
-        bias = mlp.gate_up_bias
-        biases = (None, None) if bias is None else _halves(bias, mlp.interleaved)
+        gate, up, down = self._matrices(mlp)
         shared = mlp.shared_gate and mlp.shared_gate.module.weight[0]
         return ctypes.pointer(
             native.Experts(
                 count=mlp.count,
                 chosen=mlp.chosen,
                 router=self._router(mlp),
-                gate=self._each(gate, biases[0]),
-                up=self._each(up, biases[1]),
-                down=self._each(down, mlp.down_bias),
+                gate=gate,
+                up=up,
+                down=down,
                 scoring=native.Scoring[mlp.scoring.upper()],
                 normalized=mlp.normalized,
                 scale=mlp.share_scale,
@@ -71,6 +67,35 @@ class StepPins(pins.Pins):
                 shared_gate=self.float(shared),
             )
         )
+
+    def _matrices(self, mlp: ExpertsMLP) -> tuple[Any, Any, Any]:
+        """[count] layers each: the gates of all experts, what is up, and what is down."""
+        if isinstance(mlp.gate_up, tuple) and isinstance(mlp.down, PackedLinear):
+            gate, up, down = (self._parts(x, mlp.count) for x in (*mlp.gate_up, mlp.down))
+            return gate, up, down
+        assert isinstance(mlp.gate_up, Tensor) and isinstance(mlp.down, Tensor)
+        gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
+        down = mlp.down.mT if mlp.transposed else mlp.down
+        gate, up = _halves(gate_up, mlp.interleaved)
+        bias = mlp.gate_up_bias
+        biases = (None, None) if bias is None else _halves(bias, mlp.interleaved)
+        return (
+            self._each(gate, biases[0]),
+            self._each(up, biases[1]),
+            self._each(down, mlp.down_bias),
+        )
+
+    def _parts(self, layer: PackedLinear, count: int) -> Any:
+        """A layer with the rows of one expert after the other's, as [count] layers."""
+        size = layer.out_features // count
+        stored = layer.stored
+        rounds = isinstance(layer, EightBitInputs)
+        layers = []
+        for first in range(0, layer.out_features, size):
+            rows = slice(first, first + size)
+            bias = None if layer.bias is None else layer.bias[rows]
+            layers.append(self.packed(stored.rows(rows), self.float(bias), rounds))
+        return (native.Linear * count)(*layers)
 
     def _router(self, mlp: ExpertsMLP) -> native.Linear:
         """In float32, and filled up to the outputs that a product has at least."""

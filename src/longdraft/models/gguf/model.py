@@ -18,7 +18,7 @@ from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
 from longdraft.families import FAMILIES
 from longdraft.models.alignment import LINE, Area, lines
-from longdraft.models.gguf import gemma3, marks, rope
+from longdraft.models.gguf import experts, gemma3, marks, rope
 from longdraft.models.gguf.blocks import Make, outside
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
@@ -49,7 +49,11 @@ def module_of(name: str, kind: str) -> str | None:
     """
     if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
         layer, part, leaf = match.groups()
-        modules = IN_LAYER | gemma3.NORMS if kind == gemma3.KIND else IN_LAYER
+        modules = IN_LAYER
+        if kind == gemma3.KIND:
+            modules = IN_LAYER | gemma3.NORMS
+        elif kind in experts.KINDS:
+            modules = IN_LAYER | experts.MODULES
         return f"model.layers.{layer}.{modules[part]}.{leaf}" if part in modules else None
     part, _, leaf = name.rpartition(".")
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
@@ -71,7 +75,8 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
 
 
 def _stays_packed(stored: Stored, kind: str) -> bool:
-    return stored.type.is_packed and len(stored.shape) == 2 and kind not in UNPACKED
+    is_matrix = len(stored.shape) == (3 if experts.is_matrix(stored.name) else 2)
+    return stored.type.is_packed and is_matrix and kind not in UNPACKED
 
 
 def _is_only_table(stored: Stored, file: GGUF) -> bool:
@@ -98,6 +103,7 @@ def build(
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)
     packed, plain = _weights(file, config, dtype, report, make)
+    experts.put(hf, packed, plain)
     for name, tensor in plain.items():
         module, _, leaf = name.rpartition(".")
         hf.get_submodule(module).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
@@ -132,8 +138,7 @@ def config_of(file: GGUF) -> Any:
             f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does "
             f"not read from GGUF: use one of {', '.join(CONFIGS)}, or the model's safetensors"
         )
-    if file.get(f"{kind}.expert_count", int, 0):
-        raise InputError(f"{file.path} contains a mixture of experts: use the model's safetensors")
+    of_experts = experts.options(file, kind)
     width = file.required(f"{kind}.embedding_length", int)
     layers = file.required(f"{kind}.block_count", int)
     heads = file.required(f"{kind}.attention.head_count", int)
@@ -153,16 +158,20 @@ def config_of(file: GGUF) -> Any:
             "rotates all"
         )
     table = _tensor(file, TABLE)
-    for name, rows, inputs in (
-        (TABLE, table.shape[0], width),
-        ("blk.0.attn_q.weight", heads * dim, width),
-        ("blk.0.attn_k.weight", keys * dim, width),
-        ("blk.0.ffn_up.weight", mlp, width),
+    up = ("blk.0.ffn_up.weight", (mlp, width))
+    if of_experts:
+        inner = of_experts["moe_intermediate_size"]
+        up = ("blk.0.ffn_up_exps.weight", (of_experts["num_experts"], inner, width))
+    for name, wanted in (
+        (TABLE, (table.shape[0], width)),
+        ("blk.0.attn_q.weight", (heads * dim, width)),
+        ("blk.0.attn_k.weight", (keys * dim, width)),
+        up,
     ):
-        if _tensor(file, name).shape != (rows, inputs):
-            shape = "x".join(map(str, _tensor(file, name).shape))
+        if _tensor(file, name).shape != wanted:
+            shape, right = ("x".join(map(str, x)) for x in (_tensor(file, name).shape, wanted))
             raise InputError(
-                f"{file.path}: {name} is {shape}, but the metadata implies {rows}x{inputs}: {AGAIN}"
+                f"{file.path}: {name} is {shape}, but the metadata implies {right}: {AGAIN}"
             )
     positions = file.get(f"{kind}.context_length", int, 2048)
     if not 0 < positions <= MAX_POSITIONS:
@@ -178,10 +187,10 @@ def config_of(file: GGUF) -> Any:
     tied = HEAD not in file.tensors and is_plain
     config: Any = CONFIGS[kind]
     rotations = rope.parameters(file, kind, positions)
-    own: dict[str, Any] = {"rope_parameters": rotations}
+    own: dict[str, Any] = {"rope_parameters": rotations} | of_experts
     if kind == gemma3.KIND:
         own = gemma3.options(file, rotations, dim)
-    if kind in ("llama", "qwen3"):
+    if kind in ("llama", "qwen3", *experts.KINDS):
         own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config(
         vocab_size=table.shape[0],
@@ -227,7 +236,8 @@ def _tensor(file: GGUF, name: str) -> Stored:
 
 def _check(file: GGUF, hf: Any) -> None:
     """Raises InputError unless the file has exactly the weights of the model, in their shapes."""
-    wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
+    shapes = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
+    wanted = experts.separate(shapes)
     kind = file.required("general.architecture", str)
     given = {
         module_of(name, kind) or name: stored

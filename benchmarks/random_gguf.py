@@ -1,0 +1,245 @@
+"""Writes a GGUF file of random weights in a real model's shape, to measure speed without the model.
+
+    python benchmarks/random_gguf.py qwen3-30b-a3b --layers 12 --to runs/moe.gguf
+
+Matrices have the types that llama.cpp's mixture Q4_K_M gives them. Their codes are random, and the
+scales such that entries have a mean of 0 and a standard deviation near 0.02, as in a model before
+training; so the file loads and decodes in llama.cpp as well, and both must choose the same tokens
+(`longdraft bench peers -m FILE --peers llama.cpp`). The tokenizer has the 256 bytes, and names for
+the other tokens. Without all its layers a model has the speed of its layers' share, and nearly the
+same ratios between methods and engines.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from arguments import Arguments, at_least, status
+from tokenizers.pre_tokenizers import ByteLevel
+
+from longdraft.errors import InputError
+
+STD = 0.02  # of the entries of matrices
+CHUNK = 1 << 16  # blocks that are random; they repeat after this many
+ALIGNMENT = 32
+# types of metadata; the integers of lists are signed
+UINT32, INT32, FLOAT32, STRING, ARRAY = 4, 5, 6, 8, 9
+FORMS = {int: "<I", float: "<f"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's config says of its sizes."""
+
+    architecture: str
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    dim: int
+    mlp: int
+    experts: int
+    chosen: int
+    inner: int
+    vocab: int
+    rope: float = 1e6
+    positions: int = 32768
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 6144, 128, 8, 768, 151936),
+    "qwen3-235b-a22b": Shape("qwen3moe", 94, 4096, 64, 4, 128, 12288, 128, 8, 1536, 151936),
+}
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """number: its number in files. entries, size: of a block, which has `size` bytes."""
+
+    number: int
+    entries: int
+    size: int
+
+
+F32 = BlockType(0, 1, 4)
+Q4_K = BlockType(12, 256, 144)
+Q6_K = BlockType(14, 256, 210)
+
+
+def blocks(kind: BlockType, count: int, random: np.random.Generator) -> np.ndarray:
+    """Random blocks [count,size]; entries have the mean 0."""
+    made = random.integers(0, 256, (count, kind.size), dtype=np.uint8)
+    scales = random.integers(24, 41, (count, 16), dtype=np.uint8)
+    if kind is Q4_K:  # (code - 7.5) * scale; codes from 0 to 15 have a deviation of 4.6
+        step = np.full((count, 1), STD / (32 * 4.6), "<f2")
+        made[:, :2] = step.view(np.uint8)
+        made[:, 2:4] = (step * np.float16(7.5)).astype("<f2").view(np.uint8)
+        low, high = scales[:, :4], scales[:, 4:8]
+        made[:, 4:8] = made[:, 8:12] = low | high >> 4 << 6
+        made[:, 12:16] = high & 15 | (high & 15) << 4
+    else:  # (code - 32) * scale; codes from 0 to 63 have a deviation of 18.5
+        made[:, 192:208] = scales * random.choice(np.array([1, 255], np.uint8), (count, 16))
+        made[:, 208:] = np.full((count, 1), STD / (32 * 18.5), "<f2").view(np.uint8)
+    return made
+
+
+def finer(layer: int, layers: int) -> bool:
+    """Whether Q4_K_M stores a layer's values, and what is down, with 6 bits."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def tensors(s: Shape) -> Iterator[tuple[str, tuple[int, ...], BlockType]]:
+    """Names, shapes as in torch, and types."""
+    yield "token_embd.weight", (s.vocab, s.width), Q4_K
+    yield "output_norm.weight", (s.width,), F32
+    yield "output.weight", (s.vocab, s.width), Q6_K
+    for i in range(s.layers):
+        more = Q6_K if finer(i, s.layers) else Q4_K
+        queries, keys = s.heads * s.dim, s.key_heads * s.dim
+        parts: dict[str, tuple[tuple[int, ...], BlockType]] = {
+            "attn_norm": ((s.width,), F32),
+            "attn_q": ((queries, s.width), Q4_K),
+            "attn_k": ((keys, s.width), Q4_K),
+            "attn_v": ((keys, s.width), more),
+            "attn_output": ((s.width, queries), Q4_K),
+            "attn_q_norm": ((s.dim,), F32),
+            "attn_k_norm": ((s.dim,), F32),
+            "ffn_norm": ((s.width,), F32),
+            "ffn_gate_inp": ((s.experts, s.width), F32),
+            "ffn_gate_exps": ((s.experts, s.inner, s.width), Q4_K),
+            "ffn_up_exps": ((s.experts, s.inner, s.width), Q4_K),
+            "ffn_down_exps": ((s.experts, s.width, s.inner), more),
+        }
+        yield from ((f"blk.{i}.{name}.weight", *rest) for name, rest in parts.items())
+
+
+def metadata(s: Shape) -> dict[str, Any]:
+    of_model = {
+        "block_count": s.layers,
+        "context_length": s.positions,
+        "embedding_length": s.width,
+        "feed_forward_length": s.mlp,
+        "attention.head_count": s.heads,
+        "attention.head_count_kv": s.key_heads,
+        "attention.key_length": s.dim,
+        "attention.value_length": s.dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": s.rope,
+        "expert_count": s.experts,
+        "expert_used_count": s.chosen,
+        "expert_feed_forward_length": s.inner,
+    }
+    letters = sorted(ByteLevel.alphabet())
+    words = [*letters, "he", *(f"<{i}>" for i in range(len(letters) + 1, s.vocab))]
+    of_tokenizer = {
+        "model": "gpt2",
+        "pre": "qwen2",
+        "tokens": words,
+        "token_type": [1] * (len(letters) + 1) + [5] * (s.vocab - len(letters) - 1),
+        "merges": ["h e"],
+        "eos_token_id": s.vocab - 1,
+    }
+    return {
+        "general.architecture": s.architecture,
+        **{f"{s.architecture}.{key}": value for key, value in of_model.items()},
+        **{f"tokenizer.ggml.{key}": value for key, value in of_tokenizer.items()},
+    }
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def packed(value: Any) -> tuple[int, bytes]:
+    """A value of the metadata: its type, and its bytes."""
+    if isinstance(value, str):
+        return STRING, text(value)
+    if isinstance(value, list):
+        each = [packed(item) for item in value]
+        kind = INT32 if each[0][0] == UINT32 else each[0][0]
+        head = struct.pack("<IQ", kind, len(each))
+        return ARRAY, head + b"".join(data for _, data in each)
+    kind = UINT32 if isinstance(value, int) else FLOAT32
+    return kind, struct.pack(FORMS[type(value)], value)
+
+
+def write(shape: Shape, out: Path, seed: int) -> int:
+    """Write the file -> its size in bytes."""
+    random = np.random.default_rng(seed)
+    known = {kind: blocks(kind, CHUNK, random) for kind in (Q4_K, Q6_K)}
+    listed = list(tensors(shape))
+    facts = metadata(shape)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(facts))
+    for key, value in facts.items():
+        kind, data = packed(value)
+        head += text(key) + struct.pack("<I", kind) + data
+    at = 0
+    for name, sizes, kind in listed:
+        form = f"<I{len(sizes)}QIQ"
+        head += text(name) + struct.pack(form, len(sizes), *sizes[::-1], kind.number, at)
+        at += _whole(prod(sizes) // kind.entries * kind.size)
+    with out.open("wb") as file:
+        file.write(head + bytes(-len(head) % ALIGNMENT))
+        for name, sizes, kind in listed:
+            for data in _data(name, sizes, kind, known, random):
+                file.write(data)
+            file.write(bytes(-file.tell() % ALIGNMENT))
+        return file.tell()
+
+
+def _whole(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _data(
+    name: str,
+    sizes: tuple[int, ...],
+    kind: BlockType,
+    known: dict[BlockType, np.ndarray],
+    random: np.random.Generator,
+) -> Iterator[bytes]:
+    """The bytes of a tensor: norms of 1, routers of random numbers, else random blocks."""
+    if kind is F32:
+        is_norm = len(sizes) == 1
+        numbers = np.ones(sizes) if is_norm else random.normal(0, STD, sizes)
+        yield numbers.astype("<f4").tobytes()
+        return
+    left = prod(sizes) // kind.entries
+    while left:
+        begin = int(random.integers(0, CHUNK))
+        some = known[kind][begin : begin + left]
+        left -= len(some)
+        yield some.tobytes()
+
+
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("shape", choices=list(SHAPES), help="the model whose shape it has")
+    parser.add_argument("--layers", type=at_least(1), metavar="N", help="layers (default: all)")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file")
+    parser.share("seed")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
+    shape = SHAPES[given.shape]
+    if given.layers is not None:
+        shape = replace(shape, layers=given.layers)
+    if given.to.exists():
+        raise InputError(f"{given.to} exists: give another --to")
+    given.to.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{given.to}: {write(shape, given.to, given.seed) / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    sys.exit(status(main))
