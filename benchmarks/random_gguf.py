@@ -2,12 +2,12 @@
 
     python benchmarks/random_gguf.py qwen3-30b-a3b --layers 12 --to runs/moe.gguf
 
-Matrices have the types that llama.cpp's mixture Q4_K_M gives them. Their codes are random, and the
-scales such that entries have a mean of 0 and a standard deviation near 0.02, as in a model before
-training; so the file loads and decodes in llama.cpp as well, and both must choose the same tokens
-(`longdraft bench peers -m FILE --peers llama.cpp`). The tokenizer has the 256 bytes, and names for
-the other tokens. Without all its layers a model has the speed of its layers' share, and nearly the
-same ratios between methods and engines.
+Matrices have the types that llama.cpp's mixture Q4_K_M (of Gemma 3: Q4_0) gives them.
+Their codes are random, and the scales such that entries have a mean near 0 and a standard deviation
+of 0.02, as in a model before training; so the file loads and decodes in llama.cpp as well, and both
+must choose the same tokens (`longdraft bench peers -m FILE --peers llama.cpp`). The tokenizer has
+the 256 bytes, and names for the other tokens. Without all its layers a model has the speed of its
+layers' share, and nearly the same ratios between methods and engines.
 """
 
 from __future__ import annotations
@@ -45,17 +45,23 @@ class Shape:
     key_heads: int
     dim: int
     mlp: int
-    experts: int
-    chosen: int
-    inner: int
     vocab: int
+    experts: int = 0
+    chosen: int = 0
+    inner: int = 0
+    window: int = 0
     rope: float = 1e6
     positions: int = 32768
 
+    @property
+    def is_gemma(self) -> bool:
+        return self.architecture == "gemma3"
+
 
 SHAPES = {
-    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 6144, 128, 8, 768, 151936),
-    "qwen3-235b-a22b": Shape("qwen3moe", 94, 4096, 64, 4, 128, 12288, 128, 8, 1536, 151936),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, 128, 8, 768),
+    "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 128, 9728, 151936),
+    "gemma-3-4b": Shape("gemma3", 34, 2560, 8, 4, 256, 10240, 262144, window=1024),
 }
 
 
@@ -69,6 +75,7 @@ class BlockType:
 
 
 F32 = BlockType(0, 1, 4)
+Q4_0 = BlockType(2, 32, 18)
 Q4_K = BlockType(12, 256, 144)
 Q6_K = BlockType(14, 256, 210)
 
@@ -77,7 +84,9 @@ def blocks(kind: BlockType, count: int, random: np.random.Generator) -> np.ndarr
     """Random blocks [count,size]; entries have the mean 0."""
     made = random.integers(0, 256, (count, kind.size), dtype=np.uint8)
     scales = random.integers(24, 41, (count, 16), dtype=np.uint8)
-    if kind is Q4_K:  # (code - 7.5) * scale; codes from 0 to 15 have a deviation of 4.6
+    if kind is Q4_0:  # (code - 8) * scale
+        made[:, :2] = np.full((count, 1), STD / 4.6, "<f2").view(np.uint8)
+    elif kind is Q4_K:  # (code - 7.5) * scale; codes from 0 to 15 have a deviation of 4.6
         step = np.full((count, 1), STD / (32 * 4.6), "<f2")
         made[:, :2] = step.view(np.uint8)
         made[:, 2:4] = (step * np.float16(7.5)).astype("<f2").view(np.uint8)
@@ -90,7 +99,7 @@ def blocks(kind: BlockType, count: int, random: np.random.Generator) -> np.ndarr
     return made
 
 
-def finer(layer: int, layers: int) -> bool:
+def has_more_bits(layer: int, layers: int) -> bool:
     """Whether Q4_K_M stores a layer's values, and what is down, with 6 bits."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
@@ -98,27 +107,46 @@ def finer(layer: int, layers: int) -> bool:
 
 def tensors(s: Shape) -> Iterator[tuple[str, tuple[int, ...], BlockType]]:
     """Names, shapes as in torch, and types."""
-    yield "token_embd.weight", (s.vocab, s.width), Q4_K
+    most = Q4_0 if s.is_gemma else Q4_K
+    yield "token_embd.weight", (s.vocab, s.width), Q6_K if s.is_gemma else most
     yield "output_norm.weight", (s.width,), F32
-    yield "output.weight", (s.vocab, s.width), Q6_K
+    if not s.is_gemma:  # its output matrix is the embedding
+        yield "output.weight", (s.vocab, s.width), Q6_K
     for i in range(s.layers):
-        more = Q6_K if finer(i, s.layers) else Q4_K
+        finer = Q6_K if most is Q4_K and has_more_bits(i, s.layers) else most
         queries, keys = s.heads * s.dim, s.key_heads * s.dim
         parts: dict[str, tuple[tuple[int, ...], BlockType]] = {
             "attn_norm": ((s.width,), F32),
-            "attn_q": ((queries, s.width), Q4_K),
-            "attn_k": ((keys, s.width), Q4_K),
-            "attn_v": ((keys, s.width), more),
-            "attn_output": ((s.width, queries), Q4_K),
+            "attn_q": ((queries, s.width), most),
+            "attn_k": ((keys, s.width), most),
+            "attn_v": ((keys, s.width), finer),
+            "attn_output": ((s.width, queries), most),
             "attn_q_norm": ((s.dim,), F32),
             "attn_k_norm": ((s.dim,), F32),
             "ffn_norm": ((s.width,), F32),
-            "ffn_gate_inp": ((s.experts, s.width), F32),
-            "ffn_gate_exps": ((s.experts, s.inner, s.width), Q4_K),
-            "ffn_up_exps": ((s.experts, s.inner, s.width), Q4_K),
-            "ffn_down_exps": ((s.experts, s.width, s.inner), more),
         }
+        if s.is_gemma:
+            parts |= {f"post_{name}_norm": ((s.width,), F32) for name in ("attention", "ffw")}
         yield from ((f"blk.{i}.{name}.weight", *rest) for name, rest in parts.items())
+        yield from ((f"blk.{i}.{name}.weight", *rest) for name, rest in mlp(s, most, finer).items())
+
+
+def mlp(
+    s: Shape, most: BlockType, finer: BlockType
+) -> dict[str, tuple[tuple[int, ...], BlockType]]:
+    """The tensors of a layer's MLP, or of its experts."""
+    if not s.experts:
+        return {
+            "ffn_gate": ((s.mlp, s.width), most),
+            "ffn_up": ((s.mlp, s.width), most),
+            "ffn_down": ((s.width, s.mlp), finer),
+        }
+    return {
+        "ffn_gate_inp": ((s.experts, s.width), F32),
+        "ffn_gate_exps": ((s.experts, s.inner, s.width), most),
+        "ffn_up_exps": ((s.experts, s.inner, s.width), most),
+        "ffn_down_exps": ((s.experts, s.width, s.inner), finer),
+    }
 
 
 def metadata(s: Shape) -> dict[str, Any]:
@@ -133,10 +161,15 @@ def metadata(s: Shape) -> dict[str, Any]:
         "attention.value_length": s.dim,
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": s.rope,
-        "expert_count": s.experts,
-        "expert_used_count": s.chosen,
-        "expert_feed_forward_length": s.inner,
     }
+    if s.experts:
+        of_model |= {
+            "expert_count": s.experts,
+            "expert_used_count": s.chosen,
+            "expert_feed_forward_length": s.inner,
+        }
+    if s.window:
+        of_model["attention.sliding_window"] = s.window
     letters = sorted(ByteLevel.alphabet())
     words = [*letters, "he", *(f"<{i}>" for i in range(len(letters) + 1, s.vocab))]
     of_tokenizer = {
@@ -175,7 +208,7 @@ def packed(value: Any) -> tuple[int, bytes]:
 def write(shape: Shape, out: Path, seed: int) -> int:
     """Write the file -> its size in bytes."""
     random = np.random.default_rng(seed)
-    known = {kind: blocks(kind, CHUNK, random) for kind in (Q4_K, Q6_K)}
+    known = {kind: blocks(kind, CHUNK, random) for kind in (Q4_0, Q4_K, Q6_K)}
     listed = list(tensors(shape))
     facts = metadata(shape)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(facts))

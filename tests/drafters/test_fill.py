@@ -5,6 +5,7 @@ copying leaves the drafter alone.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from longdraft.drafters.adaptive.prices import CostTable
 from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
 from longdraft.drafters.fill.growth import Growth, Prefix, best_prefix
+from longdraft.drafters.fill.model_source import ModelSource
 from longdraft.drafters.fill.rest import Rest
 from longdraft.drafters.fill.shape import best_shape
 from longdraft.drafters.kinds import KINDS
@@ -156,12 +158,13 @@ def test_a_draft_is_asked_for_where_it_adds_to_what_is_copied():
     pace = priced(0.2, 0.8)
     nothing = Prefix(0, 1.0, 1.0)
     best = best_shape(pace, nothing, {}, 1.0, 9, 9.0)
-    assert best and best.decision.depth >= 2 and best.rate > 1.2
+    assert best and best.draft.depth >= 2 and best.rate > 1.2
+    assert 0 < best.gain < best.rate * 4
     deep = {depth: 0.9**depth for depth in range(1, 9)}
     tokens = 1 + sum(deep.values())
     assert best_shape(pace, Prefix(8, tokens, tokens / 1.08), deep, 1.08, 9, 9.0) is None
     short = best_shape(pace, nothing, {}, 1.0, 1, 9.0)
-    assert short and short.decision.depth == 1
+    assert short and short.draft.depth == 1
     assert best_shape(pace, nothing, {}, 1.0, 9, 1.1) is None
 
 
@@ -407,3 +410,32 @@ def test_the_method_fills_a_trained_drafter_if_there_is_one():
 def test_a_drafter_that_never_drafts_is_not_asked():
     assert isinstance(Fill().now.drafter, PlainDecoding) and Fill().max_depth == 48
     assert isinstance(Fill().copying, Calibration)
+
+
+def check_captures_cost_no_more_than_drafts_save() -> None:
+    """A drafter that is seldom worth asking beside copies is given no dear captures, until it is
+    worth asking again.
+    """
+    source = Fill([BUILD["vegas"](tiny.target("llama"))], Stated(**CHEAP)).now
+    source.pace = priced(0.05, 0.9)
+    table = replace(source.pace.table, look=0.4)
+    assert source.is_wanted(table)
+    source.expect(1.0)
+    assert source.is_wanted(table)
+    for _ in range(10):
+        source.expect(0.0)
+    assert not source.is_wanted(table)
+    assert source.is_wanted(replace(table, look=0.0))
+    for _ in range(10):
+        source.expect(1.0)
+    assert source.is_wanted(table)
+
+
+def test_captures_cost_no_more_than_drafts_save():
+    check_captures_cost_no_more_than_drafts_save()
+
+
+def test_captures_that_are_always_made_are_noticed(monkeypatch):
+    monkeypatch.setattr(ModelSource, "expect", lambda self, gain: None)
+    with pytest.raises(AssertionError):
+        check_captures_cost_no_more_than_drafts_save()

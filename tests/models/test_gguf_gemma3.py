@@ -14,8 +14,10 @@ from support.tiny import BASE
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from longdraft import InputError, build, generate, load
+from longdraft.backends.packed_linear import PackedLinear
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import gemma3, model
+from longdraft.ops import native
 from longdraft.ops.packed import Packed
 
 # the last layer sees all tokens
@@ -127,14 +129,14 @@ def test_each_difference_to_llama_matters(tmp_path, monkeypatch, patch, options)
 
 
 @pytest.mark.full
-def test_a_quantized_file_is_the_dequantized_model(tmp_path):
+def test_a_quantized_file_is_the_model_and_stays_packed(tmp_path):
     path = saved(tmp_path, quantized="Q8_0")
-    lm, tokenizer = load(str(path), "float32")
-    assert (
-        "gemma3: its weights are dequantized to float32" in str(lm.note)
-        and tokenizer.eos_token == "<|end|>"
-    )
-    assert lm.hf.lm_head.weight is lm.hf.model.embed_tokens.weight
+    lm, tokenizer = load(str(path), "float32", activations="full")
+    assert tokenizer.eos_token == "<|end|>"
+    linears = [m for m in lm.hf.modules() if isinstance(m, torch.nn.Linear | PackedLinear)]
+    assert len(linears) == 7 * LAYERS + 1 and all(isinstance(m, PackedLinear) for m in linears)
+    if native.library() is not None:
+        assert lm.backend.name == "native"
     theirs = AutoModelForCausalLM.from_config(stock().config, attn_implementation="eager").eval()
     stored = gguf.read(path).tensors
     with torch.no_grad():

@@ -242,7 +242,7 @@ def _from_gguf(
     path = file.path
     kind = file.required("general.architecture", str)
     notes = [marks.note(file)]
-    if kind not in gguf_model.CONFIGS or kind in gguf_model.UNPACKED:
+    if kind not in gguf_model.CONFIGS:
         notes.append(
             f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
         )

@@ -14,6 +14,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.provenance import checkout, command, now, processor, relative, versions
 from longdraft.host import environment
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import weights_of
 from longdraft.ops.threads import are_pinned
 
 
@@ -61,5 +62,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
 
 
 def bytes_per_step(lm: LM, cache: KVCache, length: float, batch: int) -> int:
-    """The bytes that one step of plain decoding reads: the weights once, and each row's cache."""
-    return lm.nbytes() + batch * cache.nbytes(round(length))
+    """The bytes that one step of plain decoding reads: the weights once, of experts those that are
+    needed, and each row's cache.
+    """
+    return round(weights_of(lm).read(batch)) + batch * cache.nbytes(round(length))

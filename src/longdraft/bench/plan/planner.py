@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from longdraft.backends.packed_linear import BITS
+from longdraft.backends.quantize import BITS
 from longdraft.bench.plan.acceptance import (
     Acceptance,
     from_records,

@@ -68,6 +68,8 @@ class Constants:
     # Beside what can be copied, it must promise this many times what the copy alone does: a copy
     # costs next to nothing.
     copy_margin: float = 1.05
+    # How fast the gain of drafts beside copies is learned: copying begins and ends within a text.
+    gain_rate: float = 0.15
     # More for each further row: what many rows cost together is predicted less well (simulated).
     margin_per_row: float = 0.02
     # Tokens drafted to test whether drafting that was turned off pays again (simulated).

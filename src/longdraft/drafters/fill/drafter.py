@@ -31,7 +31,7 @@ from longdraft.drafters.fill.filled_rows import FilledRows, guesses_of
 from longdraft.drafters.fill.growth import FilledNode, Growth, Prefix, best_prefix
 from longdraft.drafters.fill.model_source import NOTHING, RETAINED, ModelSource
 from longdraft.drafters.fill.rest import Rest
-from longdraft.drafters.fill.shape import best_shape
+from longdraft.drafters.fill.shape import Shape, best_shape
 from longdraft.drafters.fill.step_costs import StepCosts
 from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.plain import PlainDecoding
@@ -180,7 +180,9 @@ class Fill(Combined[Drafter]):
         copy = best_prefix(copied.reaches(1), 1.0, cost, dearest)
         if copy.rate < source.pace.margin:
             copy = Prefix(0, 1.0, 1.0)
-        draft = self._worth_asking(copied, copy, cost(copy.count), seqs, limits, dearest)
+        best = self._worth_asking(copied, copy, cost(copy.count), seqs, limits, dearest)
+        source.expect(best.gain if best else 0.0)
+        draft = best.draft if best and source.fed else None
         self._wanted = draft is not None or source.is_wanted(table)
         self._feeds = source.captures_nothing or self._wanted
         if self._wanted or copy.count:
@@ -202,18 +204,13 @@ class Fill(Combined[Drafter]):
         seqs: Sequences,
         limits: DraftLimits,
         dearest: float,
-    ) -> Draft | None:
-        """The draft that the model drafter in use is asked for beside the copied nodes; None: these
-        promise as much alone. spent: the cost of a step with them.
+    ) -> Shape | None:
+        """The draft that the model drafter in use is asked for beside the copied nodes, if it was
+        given captures; None: these promise as much alone. spent: the cost of a step with them.
         """
-        source = self.now
-        if not source.fed:
-            return None
         levels = copied.levels(copy.count)
-        best = best_shape(source.pace, copy, levels, spent, limits.depth, dearest)
-        if best and isinstance(best.decision, Draft) and source.pays(best.rate, copy.rate, seqs):
-            return best.decision
-        return None
+        best = best_shape(self.now.pace, copy, levels, spent, limits.depth, dearest)
+        return best if best and self.now.pays(best.rate, copy.rate, seqs) else None
 
     def _filled(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> FilledRows:
         """The nodes of this tree and those that may fill it, the likeliest first."""

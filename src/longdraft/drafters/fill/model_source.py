@@ -28,7 +28,8 @@ class ModelSource:
 
     pace: the depth and width of its drafts. nodes: the chances of its nodes. captures_nothing:
     whether it needs no captures. fed: whether it was given those of the step before. asked: its
-    drafts so far.
+    drafts so far. gain: the plain steps that its next draft is expected to save beside what is
+    copied, where it may turn out not to be asked; captures that cost more are not made.
     """
 
     def __init__(
@@ -51,11 +52,14 @@ class ModelSource:
         self.captures_nothing = drafter.captures() == NOTHING
         self.fed = False
         self.asked = 0
+        self.gain = 0.0
+        self._expected = 0  # steps of these rows from which that is known
         self._unasked = 0  # steps without a draft, since what was seen was faded
 
     def begin(self, seqs: Sequences) -> None:
         """Rows begin."""
         self.fed = False
+        self._expected = 0
         self.nodes.fade(RETAINED)
         if len(seqs.length):
             self.pace.acceptance.usual = self.drafter.price().usual[int(not seqs.sampler.greedy)]
@@ -74,9 +78,17 @@ class ModelSource:
         self.table(seqs)
         return self.pace.forecast(remaining(seqs))
 
+    def expect(self, gain: float) -> None:
+        """In this step a draft saves so much; 0: it would not be asked."""
+        self._expected += 1
+        share = max(1 / self._expected, self.constants.gain_rate)
+        self.gain += share * (gain - self.gain)
+
     def is_wanted(self, table: CostTable) -> bool:
-        """Whether it would be asked next if nothing could be copied."""
+        """Whether its next draft is worth what must be captured for it."""
         if not isinstance(self.pace.best().decision, Draft):
+            return False
+        if self._expected and self.gain < table.look / self.pace.stays:
             return False
         smallest = table.look + table.draft[table.widths[0]][1] + table.verify(1) - 1
         return self.pace.budget.allows(smallest)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from longdraft.drafters.adaptive.decision import Draft
-from longdraft.drafters.adaptive.pace import Pace, Rated, kept
+from longdraft.drafters.adaptive.pace import Pace, kept
 from longdraft.drafters.fill.growth import Prefix
+
+
+class Shape(NamedTuple):
+    """What a draft promises. rate: tokens per plain step. gain: plain steps that it saves beside
+    the copied nodes, if what it needs has been captured already.
+    """
+
+    rate: float
+    draft: Draft
+    gain: float
 
 
 def best_shape(
@@ -16,7 +27,7 @@ def best_shape(
     copy_cost: float,
     deepest: int,
     dearest: float,
-) -> Rated | None:
+) -> Shape | None:
     """The shape that promises the most tokens per plain step beside the copied nodes; None: these
     alone promise as much.
 
@@ -29,7 +40,7 @@ def best_shape(
     assert table is not None
     accepted = pace.acceptance
     rate = max(copy.rate * pace.constants.copy_margin, pace.margin)
-    best: Rated | None = None
+    best: Shape | None = None
     means = accepted.means([table.sizes[w] for w in table.widths])
     left = kept(pace.stays, pace.constants)
     look = table.look / pace.stays
@@ -47,5 +58,6 @@ def best_shape(
                 break
             if tokens > rate * cost:
                 rate = tokens / cost
-                best = Rated(rate, Draft(depth, width))
+                gain = tokens / max(copy.rate, 1.0) - (cost - look)
+                best = Shape(rate, Draft(depth, width), gain)
     return best

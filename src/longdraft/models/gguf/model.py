@@ -26,7 +26,6 @@ from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
-UNPACKED = [gemma3.KIND]  # architectures whose weights are not kept packed
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -64,7 +63,7 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
     size = 0
     kind = file.required("general.architecture", str)
     for stored in file.tensors.values() if kind in CONFIGS else ():
-        packed = _stays_packed(stored, kind) and not _is_only_table(stored, file)
+        packed = _stays_packed(stored) and not _is_only_table(stored, file)
         if packed:
             # rows may get another block, and each of at most four tensors begins at a line
             rows = prod(stored.shape[:-1])
@@ -74,9 +73,9 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
     return Area(size)
 
 
-def _stays_packed(stored: Stored, kind: str) -> bool:
-    is_matrix = len(stored.shape) == (3 if experts.is_matrix(stored.name) else 2)
-    return stored.type.is_packed and is_matrix and kind not in UNPACKED
+def _stays_packed(stored: Stored) -> bool:
+    dimensions = 3 if experts.is_matrix(stored.name) else 2
+    return stored.type.is_packed and len(stored.shape) == dimensions
 
 
 def _is_only_table(stored: Stored, file: GGUF) -> bool:
@@ -93,9 +92,9 @@ def build(
 ) -> Any:
     """The model of a file and its config.
 
-    Matrices that are packed in the file stay packed, except in architectures of UNPACKED; all else
-    is in `dtype`. The embedding is always in `dtype`, because single rows of it are read. Weights
-    are put into `area`, as far as their size is known beforehand. Raises InputError.
+    Matrices that are packed in the file stay packed; all else is in `dtype`. The embedding is
+    always in `dtype`, because single rows of it are read. Weights are put into `area`, as far as
+    their size is known beforehand. Raises InputError.
     """
     make = outside if area is None else area.take
     with torch.device("meta"):
@@ -183,7 +182,7 @@ def config_of(file: GGUF) -> Any:
             f"{file.path} has a sliding window, which longdraft does not read from GGUF: "
             "use safetensors"
         )
-    is_plain = table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED
+    is_plain = table.type.name in ("F32", "F16", "BF16")
     tied = HEAD not in file.tensors and is_plain
     config: Any = CONFIGS[kind]
     rotations = rope.parameters(file, kind, positions)
@@ -293,7 +292,7 @@ def _weight(
     """One tensor of a file: packed, or in `dtype`."""
     kind = file.required("general.architecture", str)
     name = module_of(stored.name, kind) or ""
-    stays = _stays_packed(stored, kind)
+    stays = _stays_packed(stored)
     if stays and _is_only_table(stored, file):
         return stored.dequantized(make(stored.shape, dtype))
     rotated = config.model_type == "llama" and re.search(r"\.attn_([qk])\.", stored.name)
