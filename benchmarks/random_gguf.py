@@ -2,7 +2,8 @@
 
     python benchmarks/random_gguf.py qwen3-30b-a3b --layers 12 --to runs/moe.gguf
 
-Matrices have the types that llama.cpp's mixture Q4_K_M (of Gemma 3: Q4_0) gives them.
+Matrices have the types that llama.cpp's mixture Q4_K_M (of Gemma 3: Q4_0; gpt-oss: Q8_0
+and for experts MXFP4) gives them.
 Their codes are random, and the scales such that entries have a mean near 0 and a standard deviation
 of 0.02, as in a model before training; so the file loads and decodes in llama.cpp as well, and both
 must choose the same tokens (`longdraft bench peers -m FILE --peers llama.cpp`). The tokenizer has
@@ -54,6 +55,10 @@ class Shape:
     positions: int = 32768
 
     @property
+    def is_oss(self) -> bool:
+        return self.architecture == "gpt-oss"
+
+    @property
     def is_gemma(self) -> bool:
         return self.architecture == "gemma3"
 
@@ -61,6 +66,9 @@ class Shape:
 SHAPES = {
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, 128, 8, 768),
     "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 128, 9728, 151936),
+    "gpt-oss-20b": Shape(
+        "gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, 32, 4, 2880, 128, 150000.0, 131072
+    ),
     "gemma-3-4b": Shape("gemma3", 34, 2560, 8, 4, 256, 10240, 262144, window=1024),
 }
 
@@ -76,6 +84,8 @@ class BlockType:
 
 F32 = BlockType(0, 1, 4)
 Q4_0 = BlockType(2, 32, 18)
+Q8_0 = BlockType(8, 32, 34)
+MXFP4 = BlockType(39, 32, 17)
 Q4_K = BlockType(12, 256, 144)
 Q6_K = BlockType(14, 256, 210)
 
@@ -86,6 +96,10 @@ def blocks(kind: BlockType, count: int, random: np.random.Generator) -> np.ndarr
     scales = random.integers(24, 41, (count, 16), dtype=np.uint8)
     if kind is Q4_0:  # (code - 8) * scale
         made[:, :2] = np.full((count, 1), STD / 4.6, "<f2").view(np.uint8)
+    elif kind is Q8_0:  # signed codes have a deviation of 74
+        made[:, :2] = np.full((count, 1), STD / 74, "<f2").view(np.uint8)
+    elif kind is MXFP4:  # values up to 12 have a deviation of 6; 2^-8 is the nearest power of 2
+        made[:, 0] = 120
     elif kind is Q4_K:  # (code - 7.5) * scale; codes from 0 to 15 have a deviation of 4.6
         step = np.full((count, 1), STD / (32 * 4.6), "<f2")
         made[:, :2] = step.view(np.uint8)
@@ -107,28 +121,47 @@ def has_more_bits(layer: int, layers: int) -> bool:
 
 def tensors(s: Shape) -> Iterator[tuple[str, tuple[int, ...], BlockType]]:
     """Names, shapes as in torch, and types."""
-    most = Q4_0 if s.is_gemma else Q4_K
-    yield "token_embd.weight", (s.vocab, s.width), Q6_K if s.is_gemma else most
+    most = Q4_0 if s.is_gemma else Q8_0 if s.is_oss else Q4_K
+    table, head = (Q6_K, None) if s.is_gemma else (Q8_0, Q8_0) if s.is_oss else (Q4_K, Q6_K)
+    yield "token_embd.weight", (s.vocab, s.width), table
     yield "output_norm.weight", (s.width,), F32
-    if not s.is_gemma:  # its output matrix is the embedding
-        yield "output.weight", (s.vocab, s.width), Q6_K
+    if head is not None:  # else it is the embedding
+        yield "output.weight", (s.vocab, s.width), head
     for i in range(s.layers):
         finer = Q6_K if most is Q4_K and has_more_bits(i, s.layers) else most
-        queries, keys = s.heads * s.dim, s.key_heads * s.dim
-        parts: dict[str, tuple[tuple[int, ...], BlockType]] = {
-            "attn_norm": ((s.width,), F32),
-            "attn_q": ((queries, s.width), most),
-            "attn_k": ((keys, s.width), most),
-            "attn_v": ((keys, s.width), finer),
-            "attn_output": ((s.width, queries), most),
-            "attn_q_norm": ((s.dim,), F32),
-            "attn_k_norm": ((s.dim,), F32),
-            "ffn_norm": ((s.width,), F32),
+        for name, rest in (attention(s, most, finer) | mlp(s, most, finer)).items():
+            leaf = "" if "." in name else ".weight"
+            yield (f"blk.{i}.{name}{leaf}", *rest)
+
+
+Parts = dict[str, tuple[tuple[int, ...], BlockType]]
+
+
+def attention(s: Shape, most: BlockType, finer: BlockType) -> Parts:
+    """A layer's tensors around its attention; a name with a dot is of no weight."""
+    queries, keys = s.heads * s.dim, s.key_heads * s.dim
+    parts: Parts = {
+        "attn_norm": ((s.width,), F32),
+        "attn_q": ((queries, s.width), most),
+        "attn_k": ((keys, s.width), most),
+        "attn_v": ((keys, s.width), finer),
+        "attn_output": ((s.width, queries), most),
+    }
+    if s.is_oss:
+        biases = {"q": queries, "k": keys, "v": keys, "output": s.width}
+        parts |= {f"attn_{name}.bias": ((n,), F32) for name, n in biases.items()}
+        return parts | {
+            "attn_sinks": ((s.heads,), F32),
+            "post_attention_norm": ((s.width,), F32),
         }
-        if s.is_gemma:
-            parts |= {f"post_{name}_norm": ((s.width,), F32) for name in ("attention", "ffw")}
-        yield from ((f"blk.{i}.{name}.weight", *rest) for name, rest in parts.items())
-        yield from ((f"blk.{i}.{name}.weight", *rest) for name, rest in mlp(s, most, finer).items())
+    parts |= {
+        "attn_q_norm": ((s.dim,), F32),
+        "attn_k_norm": ((s.dim,), F32),
+        "ffn_norm": ((s.width,), F32),
+    }
+    if s.is_gemma:
+        parts |= {f"post_{name}_norm": ((s.width,), F32) for name in ("attention", "ffw")}
+    return parts
 
 
 def mlp(
@@ -141,12 +174,22 @@ def mlp(
             "ffn_up": ((s.mlp, s.width), most),
             "ffn_down": ((s.width, s.mlp), finer),
         }
-    return {
+    if s.is_oss:
+        most = finer = MXFP4
+    parts: Parts = {
         "ffn_gate_inp": ((s.experts, s.width), F32),
         "ffn_gate_exps": ((s.experts, s.inner, s.width), most),
         "ffn_up_exps": ((s.experts, s.inner, s.width), most),
         "ffn_down_exps": ((s.experts, s.width, s.inner), finer),
     }
+    if s.is_oss:
+        parts |= {
+            "ffn_gate_inp.bias": ((s.experts,), F32),
+            "ffn_gate_exps.bias": ((s.experts, s.inner), F32),
+            "ffn_up_exps.bias": ((s.experts, s.inner), F32),
+            "ffn_down_exps.bias": ((s.experts, s.width), F32),
+        }
+    return parts
 
 
 def metadata(s: Shape) -> dict[str, Any]:
@@ -167,6 +210,12 @@ def metadata(s: Shape) -> dict[str, Any]:
             "expert_count": s.experts,
             "expert_used_count": s.chosen,
             "expert_feed_forward_length": s.inner,
+        }
+    if s.is_oss:
+        of_model |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
         }
     if s.window:
         of_model["attention.sliding_window"] = s.window
@@ -208,7 +257,7 @@ def packed(value: Any) -> tuple[int, bytes]:
 def write(shape: Shape, out: Path, seed: int) -> int:
     """Write the file -> its size in bytes."""
     random = np.random.default_rng(seed)
-    known = {kind: blocks(kind, CHUNK, random) for kind in (Q4_0, Q4_K, Q6_K)}
+    known = {kind: blocks(kind, CHUNK, random) for kind in (Q4_0, Q8_0, MXFP4, Q4_K, Q6_K)}
     listed = list(tensors(shape))
     facts = metadata(shape)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(facts))
@@ -242,7 +291,7 @@ def _data(
 ) -> Iterator[bytes]:
     """The bytes of a tensor: norms of 1, routers of random numbers, else random blocks."""
     if kind is F32:
-        is_norm = len(sizes) == 1
+        is_norm = name.endswith("norm.weight")
         numbers = np.ones(sizes) if is_norm else random.normal(0, STD, sizes)
         yield numbers.astype("<f4").tobytes()
         return

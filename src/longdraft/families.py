@@ -159,7 +159,7 @@ FAMILIES = (
         rotary="TextRotaryEmbedding",
     ),
     ModelFamily("Mixtral", "mixtral", native="decoder"),
-    ModelFamily("GptOss", "gpt_oss", native="decoder", tested=True, sparse="MLP"),
+    ModelFamily("GptOss", "gpt_oss", native="decoder", tested=True, sparse="MLP", gguf="gpt-oss"),
     ModelFamily("Olmoe", "olmoe", native="decoder"),
     ModelFamily("FlexOlmo", "flex_olmo", native="decoder"),
     ModelFamily("MiniMaxM2", "minimax_m2", native="decoder", partial=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,30 +23,65 @@ from longdraft.ops import native
 from longdraft.ops.packed import Packed
 
 KIND = "qwen3_moe"
+KINDS = (KIND, "gpt_oss")
 IDS = files.IDS
 
 
-def check_plain(tmp_path) -> None:
-    hf = stock(KIND)
+def check_plain(tmp_path, model: str) -> None:
+    hf = stock(model)
     assert torch.equal(ours(saved(tmp_path, hf=hf)), logits(hf))
 
 
-def test_a_file_of_plain_weights_is_the_model_it_was_made_from(tmp_path):
-    check_plain(tmp_path)
+@pytest.mark.parametrize("model", KINDS)
+def test_a_file_of_plain_weights_is_the_model_it_was_made_from(tmp_path, model):
+    check_plain(tmp_path, model)
 
 
-def test_gates_that_are_taken_for_up_are_noticed(tmp_path, monkeypatch):
+def no_sinks(name: str, kind: str) -> str | None:
+    """The fault: sinks are not known."""
+    found = module_of(name, kind)
+    return None if found and found.endswith("sinks") else found
+
+
+module_of = gguf_model.module_of
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_gates_that_are_taken_for_up_are_noticed(tmp_path, model, monkeypatch):
     monkeypatch.setattr(experts, "MATRICES", ("up", "gate", "down"))
     with pytest.raises(AssertionError):
-        check_plain(tmp_path)
+        check_plain(tmp_path, model)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_each_part_of_gpt_oss_matters(tmp_path, monkeypatch):
+    """Planted faults: without its sinks the file is refused, and with another window, or a rounded
+    ramp of rotations, logits differ.
+    """
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_model, "module_of", no_sinks)
+        with pytest.raises(InputError, match="attn_sinks"):
+            check_plain(tmp_path, "gpt_oss")
+    hf = stock("gpt_oss")
+    for key, kind, value in (
+        ("attention.sliding_window", U32, 9),
+        ("rope.freq_base", F32, 1e4),
+        ("rope.scaling.factor", F32, 8.0),
+    ):
+        change = partial(changed, f"gpt-oss.{key}", kind, value)
+        assert not torch.allclose(ours(saved(tmp_path, hf=hf, change=change)), logits(hf))
+
+
+def changed(key: str, kind: int, value, metadata, tensors) -> None:
+    metadata[key] = (kind, value)
+
+
+@pytest.mark.parametrize("model", KINDS)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4"])
 @torch.inference_mode()
-def test_experts_stay_packed(tmp_path, kind):
-    lm = load_lm(str(saved(tmp_path, hf=stock(KIND), quantized=kind)), "float32")
+def test_experts_stay_packed(tmp_path, model, kind):
+    lm = load_lm(str(saved(tmp_path, hf=stock(model), quantized=kind)), "float32")
     packed = [m for m in lm.hf.modules() if isinstance(m, PackedExperts)]
-    assert len(packed) == 3
+    assert len(packed) == lm.config.num_hidden_layers
     assert all(isinstance(x, PackedLinear) for m in packed for x in (m.gate, m.up, m.down))
     assert not any(p.is_meta for p in lm.hf.parameters())
     if native.library() is None:
@@ -87,9 +123,10 @@ def test_experts_of_which_one_matrix_is_not_packed_are_unpacked(tmp_path):
     assert torch.isfinite(logits(hf)).all()
 
 
+@pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("method", ["vegas", "fill"])
-def test_a_packed_model_decodes_losslessly(tmp_path, method):
-    lm = load_lm(str(saved(tmp_path, hf=stock(KIND), quantized="Q4_0")), "bfloat16")
+def test_a_packed_model_decodes_losslessly(tmp_path, model, method):
+    lm = load_lm(str(saved(tmp_path, hf=stock(model), quantized="MXFP4")), "bfloat16")
     prompt = (IDS[0].tolist() * 3)[:90]
     made = generate(lm, [prompt], build(method, lm), max_new_tokens=24, eos=())
     assert made == generate(lm, [prompt], max_new_tokens=24, eos=())
@@ -108,7 +145,7 @@ def test_a_packed_model_decodes_losslessly(tmp_path, method):
     ],
 )
 def test_what_is_not_read_is_one_line(tmp_path, key, kind, value, names):
-    change = lambda metadata, tensors: metadata.update({f"qwen3moe.{key}": (kind, value)})  # noqa: E731
+    change = partial(changed, f"qwen3moe.{key}", kind, value)
     path = saved(tmp_path, hf=stock(KIND), change=change)
     with pytest.raises(InputError, match=names) as found:
         load_lm(str(path), "float32")

@@ -15,6 +15,7 @@ from support.tiny import BASE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     Qwen2Config,
     Qwen3Config,
@@ -43,7 +44,7 @@ NUMBER = {
     "Q4_K": 12,
     "Q5_K": 13,
 }
-NUMBER |= {"Q2_K": 10, "Q3_K": 11, "IQ4_XS": 23, "Q6_K": 14, "IQ4_NL": 20, "BF16": 30}
+NUMBER |= {"MXFP4": 39, "Q2_K": 10, "Q3_K": 11, "IQ4_XS": 23, "Q6_K": 14, "IQ4_NL": 20, "BF16": 30}
 SIZES = {
     "F32": (1, 4),
     "F16": (1, 2),
@@ -59,7 +60,13 @@ SIZES |= {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
-SIZES |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "Q2_K": (256, 84), "Q3_K": (256, 110)}
+SIZES |= {
+    "MXFP4": (32, 17),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+}
 # where scales are; others: 0
 HALVES = {
     "Q4_1": (0, 2),
@@ -111,6 +118,9 @@ def blocks(kind: str, shape: tuple[int, ...], seed: int = 0, scale: float = 0.01
     entries, size = SIZES[kind]
     g = np.random.default_rng(seed)
     made = g.integers(0, 256, (prod(shape) // entries, size), dtype=np.uint8)
+    if kind == "MXFP4":  # powers of 2 near the scale
+        made[:, 0] = round(np.log2(scale)) + 128 + g.integers(-2, 3, len(made))
+        return made.tobytes()
     for at in HALVES.get(kind, (0,)):
         made[:, at : at + 2] = (g.normal(0, scale, len(made)).astype("<f2"))[:, None].view(np.uint8)
     return made.tobytes()
@@ -135,6 +145,10 @@ def decoded(kind: str, data: bytes) -> list[float]:
             return q[j] & 63, q[j + 4] & 63
         return q[j + 4] & 15 | (q[j - 4] >> 6) << 4, q[j + 4] >> 4 | (q[j] >> 6) << 4
 
+    if kind == "MXFP4":
+        step = np.ldexp(np.float32(1), data[0] - 128)
+        codes = [x & 15 for x in data[1:]] + [x >> 4 for x in data[1:]]
+        return [step * np.float32(FP4[code & 7] * (-1 if code & 8 else 1)) for code in codes]
     d = half(0)
     q = data[2:]
     if kind == "Q8_0":
@@ -220,6 +234,7 @@ def decoded(kind: str, data: bytes) -> list[float]:
     return found
 
 
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -248,11 +263,21 @@ def tokenizer() -> dict:
 def sizes(config, arch: str) -> dict:
     c = config
     of_experts = {}
-    if hasattr(c, "moe_intermediate_size"):
+    if getattr(c, "num_experts", 0):
+        inner = getattr(c, "moe_intermediate_size", c.intermediate_size)
         of_experts = {
             f"{arch}.expert_count": (U32, c.num_experts),
             f"{arch}.expert_used_count": (U32, c.num_experts_per_tok),
-            f"{arch}.expert_feed_forward_length": (U32, c.moe_intermediate_size),
+            f"{arch}.expert_feed_forward_length": (U32, inner),
+        }
+    if arch == "gpt-oss":
+        rope = c.rope_parameters
+        original = rope["original_max_position_embeddings"]
+        of_experts |= {
+            f"{arch}.attention.sliding_window": (U32, c.sliding_window),
+            f"{arch}.rope.scaling.type": (STRING, "yarn"),
+            f"{arch}.rope.scaling.factor": (F32, float(rope["factor"])),
+            f"{arch}.rope.scaling.original_context_length": (U32, original),
         }
     return of_experts | {
         "general.architecture": (STRING, arch),
@@ -266,7 +291,7 @@ def sizes(config, arch: str) -> dict:
         f"{arch}.attention.value_length": (U32, c.head_dim),
         f"{arch}.rope.dimension_count": (U32, c.head_dim),
         f"{arch}.rope.freq_base": (F32, float(c.rope_parameters["rope_theta"])),
-        f"{arch}.attention.layer_norm_rms_epsilon": (F32, 1e-6),
+        f"{arch}.attention.layer_norm_rms_epsilon": (F32, c.rms_norm_eps),
     }
 
 
@@ -278,13 +303,16 @@ PARTS |= {
     "post_attention_layernorm": "ffn_norm",
 }
 PARTS |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-PARTS |= {"mlp.gate": "ffn_gate_inp"}
+PARTS |= {"mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp"}
 PARTS |= {f"mlp.experts.{part}": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
+OF_OSS = PARTS | {"post_attention_layernorm": "post_attention_norm"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
     module, _, leaf = parameter.rpartition(".")
+    if leaf == "sinks":
+        return f"blk.{module.split('.')[2]}.attn_sinks.weight"
     if module in TOP:
         return f"{TOP[module]}.{leaf}"
     layer, part = module.removeprefix("model.layers.").split(".", 1)
@@ -295,14 +323,20 @@ def parameters(hf):
     """(name, numbers) of each parameter; of experts as files have them."""
     for name, p in hf.named_parameters():
         x = p.detach()
-        if name.endswith("experts.gate_up_proj"):
-            holder = name.removesuffix("gate_up_proj")
-            for part, rows in zip(("gate", "up"), x.chunk(2, 1), strict=True):
-                yield f"{holder}{part}.weight", rows
-        elif name.endswith("experts.down_proj"):
-            yield f"{name.removesuffix('_proj')}.weight", x
-        else:
+        holder, _, leaf = name.rpartition(".")
+        if not holder.endswith("experts"):
             yield name, x
+            continue
+        module = hf.get_submodule(holder)
+        is_bias = leaf.endswith("_bias")
+        rows = x.mT if module.is_transposed and not is_bias else x
+        kind = "bias" if is_bias else "weight"
+        if leaf.startswith("down"):
+            yield f"{holder}.down.{kind}", rows
+            continue
+        halves = rows.chunk(2, 1) if module.is_concatenated else (rows[:, ::2], rows[:, 1::2])
+        for part, half in zip(("gate", "up"), halves, strict=True):
+            yield f"{holder}.{part}.{kind}", half
 
 
 def of_model(
@@ -318,11 +352,11 @@ def of_model(
     arch = ARCHITECTURES.get(hf.config.model_type, hf.config.model_type)
     tensors = {}
     for name, x in parameters(hf):
-        stored = name_of(name)
+        stored = name_of(name, OF_OSS if arch == "gpt-oss" else PARTS)
         if arch == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             heads = c.num_attention_heads if ".attn_q." in stored else c.num_key_value_heads
             x = x.view(heads, 2, c.head_dim // 2, -1).transpose(1, 2).reshape(x.shape)
-        is_matrix = x.dim() > 1 and not stored.endswith("ffn_gate_inp.weight")
+        is_matrix = x.dim() > 1 and stored.endswith("weight") and "ffn_gate_inp" not in stored
         if quantized and is_matrix:
             scale = (
                 0.0004
@@ -364,8 +398,15 @@ KINDS = {
         moe_intermediate_size=64,
         norm_topk_prob=True,
     ),
+    "gpt_oss": partial(
+        GptOssConfig,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        max_position_embeddings=131072,
+    ),
 }
-ARCHITECTURES = {"qwen3_moe": "qwen3moe"}  # in files, where the name differs
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # in files, where the name differs
 
 
 @cache

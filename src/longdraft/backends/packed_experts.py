@@ -62,7 +62,7 @@ class PackedExperts(nn.Module):
         for expert in chosen.unique().tolist():
             node, rank = torch.where(chosen == expert)
             parts = [self._some(layer, expert, hidden[node]) for layer in (self.gate, self.up)]
-            inner = self.own._apply_gate(_joined(self.own, parts, -1))
+            inner = self.own._apply_gate(joined(self.own, parts, -1))
             down = self._some(self.down, expert, inner)
             out.index_add_(0, node, (down * shares[node, rank, None]).to(out.dtype))
         return out
@@ -72,11 +72,11 @@ class PackedExperts(nn.Module):
         found = dict[str, Tensor]()
         for name, layers in (("gate_up_proj", (self.gate, self.up)), ("down_proj", (self.down,))):
             each = [layer.weight.to(dtype).unflatten(0, (self.count, -1)) for layer in layers]
-            matrix = _joined(self.own, each, 1)
+            matrix = joined(self.own, each, 1)
             found[name] = (matrix.mT if self.own.is_transposed else matrix).contiguous()
             biases = [x.unflatten(0, (self.count, -1)) for y in layers if (x := y.bias) is not None]
             if biases:
-                found[f"{name}_bias"] = _joined(self.own, biases, 1)
+                found[f"{name}_bias"] = joined(self.own, biases, 1)
         return found
 
 
@@ -127,8 +127,8 @@ def _part(module: Any, rows: Tensor, which: int) -> Tensor:
     return rows.chunk(2)[which] if module.is_concatenated else rows[which::2]
 
 
-def _joined(module: Any, parts: Sequence[Tensor], dim: int) -> Tensor:
-    """The inverse, along this dimension: of a gate and up, or of down alone."""
+def joined(module: Any, parts: Sequence[Tensor], dim: int) -> Tensor:
+    """The rows of gates and up, or of down alone, in the module's order, along this dimension."""
     if len(parts) == 1 or module.is_concatenated:
         return torch.cat(list(parts), dim)
     dim %= parts[0].dim()

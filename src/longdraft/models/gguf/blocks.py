@@ -19,6 +19,7 @@ from longdraft.ops.packed import Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, Scales, SixBitScales
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
 PART = 1 << 20  # bytes of blocks that are regrouped at a time
 # (shape, dtype) -> a tensor for values
@@ -165,6 +166,14 @@ def _iq4_xs(blocks: Tensor) -> Packed:
     return _packed(_levels(_nibbles(codes.unflatten(-1, (8, 16)))), _half(d)[..., None] * scale)
 
 
+def _mxfp4(blocks: Tensor) -> Packed:
+    """Values up to 12, times a power of 2: codes of 5 bits hold them."""
+    exponent, codes = _parts(blocks, 1, 16)
+    values = torch.tensor(FP4_VALUES, dtype=torch.int8)[_nibbles(codes).int()]
+    scale = torch.ldexp(torch.ones(()), exponent.flatten(1).int() - 128)
+    return pack(5, (values + 16).view(torch.uint8).flatten(1), PlainScales(scale, None))
+
+
 def _pairs(field: Tensor) -> Tensor:
     """[..,N] bytes -> [..,4,N]: the two lowest bits of each, the next two, and so on."""
     return field[..., None, :] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
@@ -246,9 +255,10 @@ TYPES = {
     14: Type("Q6_K", 256, 210, _q6_k),
     20: Type("IQ4_NL", 32, 18, _iq4_nl),
     23: Type("IQ4_XS", 256, 136, _iq4_xs),
+    39: Type("MXFP4", 32, 17, _mxfp4),
 }
 NAMES = {  # of types that are not supported, for messages
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip

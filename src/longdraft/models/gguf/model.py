@@ -26,6 +26,7 @@ from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
+WITH_WINDOWS = (gemma3.KIND, experts.OSS)
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -48,11 +49,13 @@ def module_of(name: str, kind: str) -> str | None:
     """
     if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
         layer, part, leaf = match.groups()
+        if kind == experts.OSS and name.endswith(experts.SINKS):
+            return f"model.layers.{layer}.self_attn.sinks"
         modules = IN_LAYER
         if kind == gemma3.KIND:
             modules = IN_LAYER | gemma3.NORMS
         elif kind in experts.KINDS:
-            modules = IN_LAYER | experts.MODULES
+            modules = IN_LAYER | experts.MODULES[kind]
         return f"model.layers.{layer}.{modules[part]}.{leaf}" if part in modules else None
     part, _, leaf = name.rpartition(".")
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
@@ -159,8 +162,7 @@ def config_of(file: GGUF) -> Any:
     table = _tensor(file, TABLE)
     up = ("blk.0.ffn_up.weight", (mlp, width))
     if of_experts:
-        inner = of_experts["moe_intermediate_size"]
-        up = ("blk.0.ffn_up_exps.weight", (of_experts["num_experts"], inner, width))
+        up = ("blk.0.ffn_up_exps.weight", (*experts.inside(file, kind), width))
     for name, wanted in (
         (TABLE, (table.shape[0], width)),
         ("blk.0.attn_q.weight", (heads * dim, width)),
@@ -177,7 +179,7 @@ def config_of(file: GGUF) -> Any:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{token}_token_id", int) for token in ("bos", "padding")]
-    if file.get(f"{kind}.attention.sliding_window", int) and kind != gemma3.KIND:
+    if file.get(f"{kind}.attention.sliding_window", int) and kind not in WITH_WINDOWS:
         raise InputError(
             f"{file.path} has a sliding window, which longdraft does not read from GGUF: "
             "use safetensors"
@@ -186,10 +188,12 @@ def config_of(file: GGUF) -> Any:
     tied = HEAD not in file.tensors and is_plain
     config: Any = CONFIGS[kind]
     rotations = rope.parameters(file, kind, positions)
+    if kind == experts.OSS and rotations["rope_type"] == "yarn":
+        rotations["truncate"] = False  # its makers' code does not round where the ramp begins
     own: dict[str, Any] = {"rope_parameters": rotations} | of_experts
     if kind == gemma3.KIND:
         own = gemma3.options(file, rotations, dim)
-    if kind in ("llama", "qwen3", *experts.KINDS):
+    if kind in ("llama", "qwen3", experts.QWEN):
         own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config(
         vocab_size=table.shape[0],
@@ -235,8 +239,7 @@ def _tensor(file: GGUF, name: str) -> Stored:
 
 def _check(file: GGUF, hf: Any) -> None:
     """Raises InputError unless the file has exactly the weights of the model, in their shapes."""
-    shapes = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
-    wanted = experts.separate(shapes)
+    wanted = experts.separate(hf)
     kind = file.required("general.architecture", str)
     given = {
         module_of(name, kind) or name: stored

@@ -54,12 +54,7 @@ def parameters(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
 
 
 def check_unscaled(file: GGUF, kind: str) -> None:
-    """Raises InputError for a file whose rotations Transformers would read without their scaling.
-
-    Of the architectures that it reads, this is all but gpt-oss.
-    """
-    if kind == "gpt-oss":
-        return
+    """Raises InputError for a file whose rotations Transformers would read unscaled."""
     scaling, factor = _scaling(file, kind)
     if scaling != "none":
         raise _refused(file, kind, "scaling.factor", factor)
