@@ -2,13 +2,13 @@
 
     python benchmarks/random_gguf.py qwen3-30b-a3b --layers 12 --to runs/moe.gguf
 
-Matrices have the types that llama.cpp's mixture Q4_K_M (of Gemma 3: Q4_0; gpt-oss: Q8_0
-and for experts MXFP4) gives them.
-Their codes are random, and the scales such that entries have a mean near 0 and a standard deviation
-of 0.02, as in a model before training; so the file loads and decodes in llama.cpp as well, and both
-must choose the same tokens (`longdraft bench peers -m FILE --peers llama.cpp`). The tokenizer has
-the 256 bytes, and names for the other tokens. Without all its layers a model has the speed of its
-layers' share, and nearly the same ratios between methods and engines.
+Matrices have the types that llama.cpp's mixture Q4_K_M (of Gemma 3: Q4_0; of
+gpt-oss: Q8_0, and MXFP4 for experts) gives them. Their codes are random, and the scales such that
+entries have a mean near 0 and a standard deviation of 0.02 or less, as in a model before training;
+so the file loads and decodes in llama.cpp as well (`longdraft bench peers -m FILE --peers
+llama.cpp`), and both compute nearly the same probabilities. The tokenizer has the 256 bytes, and
+names for the other tokens. Without all its layers a model has the speed of its layers' share, and
+nearly the same ratios between methods and engines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from math import log2, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +90,18 @@ Q4_K = BlockType(12, 256, 144)
 Q6_K = BlockType(14, 256, 210)
 
 
-def blocks(kind: BlockType, count: int, random: np.random.Generator) -> np.ndarray:
-    """Random blocks [count,size]; entries have the mean 0."""
+def blocks(kind: BlockType, count: int, std: float, random: np.random.Generator) -> np.ndarray:
+    """Random blocks [count,size]; entries have a mean near 0."""
     made = random.integers(0, 256, (count, kind.size), dtype=np.uint8)
     scales = random.integers(24, 41, (count, 16), dtype=np.uint8)
     if kind is Q4_0:  # (code - 8) * scale
-        made[:, :2] = np.full((count, 1), STD / 4.6, "<f2").view(np.uint8)
+        made[:, :2] = np.full((count, 1), std / 4.6, "<f2").view(np.uint8)
     elif kind is Q8_0:  # signed codes have a deviation of 74
-        made[:, :2] = np.full((count, 1), STD / 74, "<f2").view(np.uint8)
-    elif kind is MXFP4:  # values up to 12 have a deviation of 6; 2^-8 is the nearest power of 2
-        made[:, 0] = 120
+        made[:, :2] = np.full((count, 1), std / 74, "<f2").view(np.uint8)
+    elif kind is MXFP4:  # values up to 12, of a deviation of 6, times a power of 2
+        made[:, 0] = 128 + round(log2(std / 6))
     elif kind is Q4_K:  # (code - 7.5) * scale; codes from 0 to 15 have a deviation of 4.6
-        step = np.full((count, 1), STD / (32 * 4.6), "<f2")
+        step = np.full((count, 1), std / (32 * 4.6), "<f2")
         made[:, :2] = step.view(np.uint8)
         made[:, 2:4] = (step * np.float16(7.5)).astype("<f2").view(np.uint8)
         low, high = scales[:, :4], scales[:, 4:8]
@@ -109,7 +109,7 @@ def blocks(kind: BlockType, count: int, random: np.random.Generator) -> np.ndarr
         made[:, 12:16] = high & 15 | (high & 15) << 4
     else:  # (code - 32) * scale; codes from 0 to 63 have a deviation of 18.5
         made[:, 192:208] = scales * random.choice(np.array([1, 255], np.uint8), (count, 16))
-        made[:, 208:] = np.full((count, 1), STD / (32 * 18.5), "<f2").view(np.uint8)
+        made[:, 208:] = np.full((count, 1), std / (32 * 18.5), "<f2").view(np.uint8)
     return made
 
 
@@ -254,10 +254,44 @@ def packed(value: Any) -> tuple[int, bytes]:
     return kind, struct.pack(FORMS[type(value)], value)
 
 
+class Weights:
+    """The data of tensors. Matrices that add to the residual stream have smaller entries, as before
+    training, or the smallest difference would decide what a deep model says.
+    """
+
+    def __init__(self, layers: int, seed: int):
+        self.random = np.random.default_rng(seed)
+        self.added = STD / sqrt(2 * layers)
+        self._known: dict[tuple[BlockType, float], np.ndarray] = {}
+
+    def of(self, name: str, sizes: tuple[int, ...], kind: BlockType) -> Iterator[bytes]:
+        """The bytes of a tensor: norms of 1, other vectors and routers of random numbers, else
+        random blocks, which repeat except in embeddings and outputs: these would tie.
+        """
+        if kind is F32:
+            is_norm = name.endswith("norm.weight")
+            numbers = np.ones(sizes) if is_norm else self.random.normal(0, STD, sizes)
+            yield numbers.astype("<f4").tobytes()
+            return
+        std = self.added if "attn_output" in name or "ffn_down" in name else STD
+        left = prod(sizes) // kind.entries
+        while left:
+            some = self._some(kind, std, repeats=name.startswith("blk."))[:left]
+            left -= len(some)
+            yield some.tobytes()
+
+    def _some(self, kind: BlockType, std: float, repeats: bool) -> np.ndarray:
+        if not repeats:
+            return blocks(kind, CHUNK, std, self.random)
+        key = (kind, std)
+        if key not in self._known:
+            self._known[key] = blocks(kind, CHUNK, std, self.random)
+        return self._known[key][int(self.random.integers(0, CHUNK)) :]
+
+
 def write(shape: Shape, out: Path, seed: int) -> int:
     """Write the file -> its size in bytes."""
-    random = np.random.default_rng(seed)
-    known = {kind: blocks(kind, CHUNK, random) for kind in (Q4_0, Q8_0, MXFP4, Q4_K, Q6_K)}
+    weights = Weights(shape.layers, seed)
     listed = list(tensors(shape))
     facts = metadata(shape)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(facts))
@@ -272,7 +306,7 @@ def write(shape: Shape, out: Path, seed: int) -> int:
     with out.open("wb") as file:
         file.write(head + bytes(-len(head) % ALIGNMENT))
         for name, sizes, kind in listed:
-            for data in _data(name, sizes, kind, known, random):
+            for data in weights.of(name, sizes, kind):
                 file.write(data)
             file.write(bytes(-file.tell() % ALIGNMENT))
         return file.tell()
@@ -280,27 +314,6 @@ def write(shape: Shape, out: Path, seed: int) -> int:
 
 def _whole(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _data(
-    name: str,
-    sizes: tuple[int, ...],
-    kind: BlockType,
-    known: dict[BlockType, np.ndarray],
-    random: np.random.Generator,
-) -> Iterator[bytes]:
-    """The bytes of a tensor: norms of 1, routers of random numbers, else random blocks."""
-    if kind is F32:
-        is_norm = name.endswith("norm.weight")
-        numbers = np.ones(sizes) if is_norm else random.normal(0, STD, sizes)
-        yield numbers.astype("<f4").tobytes()
-        return
-    left = prod(sizes) // kind.entries
-    while left:
-        begin = int(random.integers(0, CHUNK))
-        some = known[kind][begin : begin + left]
-        left -= len(some)
-        yield some.tobytes()
 
 
 def options() -> Arguments:

@@ -170,7 +170,7 @@ def _mxfp4(blocks: Tensor) -> Packed:
     """Values up to 12, times a power of 2: codes of 5 bits hold them."""
     exponent, codes = _parts(blocks, 1, 16)
     values = torch.tensor(FP4_VALUES, dtype=torch.int8)[_nibbles(codes).int()]
-    scale = torch.ldexp(torch.ones(()), exponent.flatten(1).int() - 128)
+    scale = torch.exp2(exponent.flatten(1).double() - 128).float()
     return pack(5, (values + 16).view(torch.uint8).flatten(1), PlainScales(scale, None))
 
 
