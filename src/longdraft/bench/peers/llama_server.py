@@ -99,6 +99,18 @@ class LlamaServer:
         body |= {"return_tokens": True, "response_fields": ["tokens", "timings"], **sampler}
         return self._ask("POST", "/completion", body)
 
+    def likeliest(self, prompt: list[int], count: int) -> dict[int, float]:
+        """The log-probabilities of the `count` likeliest tokens after these."""
+        body = {
+            "prompt": prompt,
+            "n_predict": 1,
+            "temperature": 0.0,
+            "n_probs": count,
+            "cache_prompt": False,
+        }
+        [first] = self._ask("POST", "/completion", body)["completion_probabilities"]
+        return {each["id"]: each["logprob"] for each in first["top_logprobs"]}
+
     def save(self) -> None:
         """Write the prompt's keys and values to its folder (`slot_save_path`)."""
         self._ask("POST", "/slots/0?action=save", {"filename": SAVED})
