@@ -39,16 +39,9 @@ class PackedExperts(nn.Module):
     @torch.no_grad()
     def of(module: Any, bits: int) -> PackedExperts:
         """These experts with weights of so many bits, one expert after the other."""
-        biases = (getattr(module, f"{name}_bias", None) for name in MATRICES)
-        gate_up, down = biases
-        layers = []
-        for which, (matrix, bias) in enumerate(
-            [(module.gate_up_proj, gate_up)] * 2 + [(module.down_proj, down)]
-        ):
-            each = [_part(module, _oriented(module, w), which) for w in matrix]
-            packed = _stacked([quantized(w, bits) for w in each])
-            rows = None if bias is None else torch.cat([_part(module, x, which) for x in bias])
-            layers.append(PackedLinear(packed, rows))
+        gate_up, down = MATRICES
+        parts = enumerate((gate_up, gate_up, down))
+        layers = [_packed(module, name, which, bits) for which, name in parts]
         return PackedExperts(without_matrices(module), len(module.down_proj), *layers)
 
     def _some(self, layer: PackedLinear, expert: int, x: Tensor) -> Tensor:
@@ -115,13 +108,21 @@ def shapes(module: Any) -> list[tuple[Tensor, tuple[int, int]]]:
     return found
 
 
+def _packed(module: Any, name: str, which: int, bits: int) -> PackedLinear:
+    """A part of all experts, see `_part`, from the matrices of this name."""
+    bias = getattr(module, f"{name}_bias", None)
+    each = [_part(module, _oriented(module, w), which) for w in getattr(module, name)]
+    rows = None if bias is None else torch.cat([_part(module, x, which) for x in bias])
+    return PackedLinear(_stacked([quantized(w, bits) for w in each]), rows)
+
+
 def _oriented(module: Any, matrix: Tensor) -> Tensor:
     """An expert's matrix as [outputs,inputs]."""
     return matrix.mT if module.is_transposed else matrix
 
 
 def _part(module: Any, rows: Tensor, which: int) -> Tensor:
-    """Of an expert's rows those of its gate (0) or of up (1), or all of down's (2)."""
+    """An expert's rows: those of its gate (0) or of up (1), or all of down's (2)."""
     if which == 2:
         return rows
     return rows.chunk(2)[which] if module.is_concatenated else rows[which::2]

@@ -31,7 +31,7 @@ from longdraft.drafters.fill.filled_rows import FilledRows, guesses_of
 from longdraft.drafters.fill.growth import FilledNode, Growth, Prefix, best_prefix
 from longdraft.drafters.fill.model_source import NOTHING, RETAINED, ModelSource
 from longdraft.drafters.fill.rest import Rest
-from longdraft.drafters.fill.shape import Shape, best_shape
+from longdraft.drafters.fill.shape import Promise, best_shape
 from longdraft.drafters.fill.step_costs import StepCosts
 from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.plain import PlainDecoding
@@ -204,7 +204,7 @@ class Fill(Combined[Drafter]):
         seqs: Sequences,
         limits: DraftLimits,
         dearest: float,
-    ) -> Shape | None:
+    ) -> Promise | None:
         """The draft that the model drafter in use is asked for beside the copied nodes, if it was
         given captures; None: these promise as much alone. spent: the cost of a step with them.
         """

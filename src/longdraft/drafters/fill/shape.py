@@ -10,8 +10,8 @@ from longdraft.drafters.adaptive.pace import Pace, kept
 from longdraft.drafters.fill.growth import Prefix
 
 
-class Shape(NamedTuple):
-    """What a draft promises. rate: tokens per plain step. gain: plain steps that it saves beside
+class Promise(NamedTuple):
+    """A draft and what it promises. rate: tokens per plain step. gain: plain steps that it saves beside
     the copied nodes, if what it needs has been captured already.
     """
 
@@ -27,7 +27,7 @@ def best_shape(
     copy_cost: float,
     deepest: int,
     dearest: float,
-) -> Shape | None:
+) -> Promise | None:
     """The shape that promises the most tokens per plain step beside the copied nodes; None: these
     alone promise as much.
 
@@ -40,7 +40,7 @@ def best_shape(
     assert table is not None
     accepted = pace.acceptance
     rate = max(copy.rate * pace.constants.copy_margin, pace.margin)
-    best: Shape | None = None
+    best: Promise | None = None
     means = accepted.means([table.sizes[w] for w in table.widths])
     left = kept(pace.stays, pace.constants)
     look = table.look / pace.stays
@@ -59,5 +59,5 @@ def best_shape(
             if tokens > rate * cost:
                 rate = tokens / cost
                 gain = tokens / max(copy.rate, 1.0) - (cost - look)
-                best = Shape(rate, Draft(depth, width), gain)
+                best = Promise(rate, Draft(depth, width), gain)
     return best
