@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from longdraft.backends.features.latent import latents_of
+from longdraft.backends.quantize import bytes_saved
 from longdraft.core.states import ROOM
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of, slot_bytes, weights_of
@@ -279,7 +280,8 @@ class HybridBytes:
         keys = self.slot * context
         count = len(self.model.architecture.with_keys)
         int8, int4 = (
-            one - self.model.nbytes() * self.model.saving(kind) for kind in ("int8", "int4")
+            one - bytes_saved(self.model.hf, kind, weights_of(self.model).each)
+            for kind in ("int8", "int4")
         )
         size = self.model.config.head_dim
         return {

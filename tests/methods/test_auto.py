@@ -81,6 +81,13 @@ def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
 
 
 @NATIVE
+def test_no_copy_is_made_of_experts():
+    """It would save as much of the memory as a dense model's."""
+    target = tiny.target("qwen3-moe-bf16")
+    assert target.saving("int8") > 0.25
+    assert by_a_copy(target) == []
+
+
 def test_all_keys_are_read_while_they_are_few_beside_the_weights():
     """Its least number of slots holds a quarter of the bytes of the copy's weights."""
     small = lm_of()

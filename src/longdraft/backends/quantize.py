@@ -43,15 +43,17 @@ def quantize(hf: Any, kind: str) -> None:
         replace(hf, name, PackedExperts.of(hf.get_submodule(name), BITS[kind]))
 
 
-def bytes_saved(hf: Any, kind: str) -> float:
-    """How many bytes of weights a model has fewer after `quantize`; computed from shapes."""
+def bytes_saved(hf: Any, kind: str, each: float = 1.0) -> float:
+    """How many bytes of weights a model has fewer after `quantize`, or a step reads fewer that
+    reads this fraction of the experts; computed from shapes.
+    """
     layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
     now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
     then = sum(m.out_features * _row_bytes(m.in_features, bits) for m, bits in layers)
     for name in _experts(hf):
         for matrix, shape in shapes(hf.get_submodule(name)):
-            now += matrix.nbytes
-            then += shape[0] * _row_bytes(shape[1], BITS[kind])
+            now += each * matrix.nbytes
+            then += each * shape[0] * _row_bytes(shape[1], BITS[kind])
     return now - then
 
 

@@ -159,10 +159,11 @@ def kind_of_copy(target: LM) -> str | None:
     """The kind of the copy by which `auto` drafts.
 
     8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log), unless
-    the target has 8 bits itself. None where a copy saves too little or the kernels that read packed
-    weights do not compute the target.
+    the target has 8 bits itself. None where a copy saves too little, the kernels that read packed
+    weights do not compute the target, or it has experts: a copy has all of them, and a step reads
+    few.
     """
-    kinds = ("int8", "int4") if target.backend.name == "native" else ()
+    kinds = () if target.experts or target.backend.name != "native" else ("int8", "int4")
     return next((k for k in kinds if target.saving(k) >= WORTH), None)
 
 

@@ -11,8 +11,8 @@ from longdraft.drafters.fill.growth import Prefix
 
 
 class Promise(NamedTuple):
-    """A draft and what it promises. rate: tokens per plain step. gain: plain steps that it saves beside
-    the copied nodes, if what it needs has been captured already.
+    """A draft and what it promises. rate: tokens per plain step. gain: plain steps that it saves
+    beside the copied nodes, if what it needs has been captured already.
     """
 
     rate: float
