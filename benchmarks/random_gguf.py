@@ -223,7 +223,7 @@ def metadata(s: Shape) -> dict[str, Any]:
     words = [*letters, "he", *(f"<{i}>" for i in range(len(letters) + 1, s.vocab))]
     of_tokenizer = {
         "model": "gpt2",
-        "pre": "qwen2",
+        "pre": "gpt-4o" if s.is_oss else "qwen2",
         "tokens": words,
         "token_type": [1] * (len(letters) + 1) + [5] * (s.vocab - len(letters) - 1),
         "merges": ["h e"],

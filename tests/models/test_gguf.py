@@ -426,6 +426,24 @@ def test_tokens_equal_those_of_transformers(tmp_path, change):
     assert tokenizer.chat_template == theirs.chat_template
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-4o", "don't HELLO'S camelCase 12345", ["don't", " HELLO'S", " camel", "Case"]),
+        ("tekken", "don't camelCase 12345", ["don", "'t", " camel", "Case"]),
+        ("qwen2", "don't camelCase 12345", ["don", "'t", " camelCase"]),
+    ],
+)
+def test_text_is_split_by_the_rule_that_the_file_names(tmp_path, pre, text, pieces):
+    def named(metadata, tensors):
+        metadata["tokenizer.ggml.pre"] = (STRING, pre)
+
+    made = gguf_tokenizer.build(gguf.read(saved(tmp_path, change=named)))
+    split = made.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    digits = {"gpt-4o": [" ", "123", "45"]}.get(pre, [" ", *"12345"])
+    assert [text[a:b] for _, (a, b) in split] == pieces + digits
+
+
 # The real model -----------------------------------------------------------------------------------
 
 
