@@ -54,8 +54,8 @@ def test_gates_that_are_taken_for_up_are_noticed(tmp_path, model, monkeypatch):
 
 
 def test_each_part_of_gpt_oss_matters(tmp_path, monkeypatch):
-    """Planted faults: without its sinks the file is refused, and with another window, or a rounded
-    ramp of rotations, logits differ.
+    """Planted faults: without its sinks the file is refused, and with another window, base or
+    factor of its rotations, logits differ.
     """
     with monkeypatch.context() as patch:
         patch.setattr(gguf_model, "module_of", no_sinks)

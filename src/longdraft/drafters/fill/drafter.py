@@ -94,7 +94,7 @@ class Fill(Combined[Drafter]):
         self.text = Continuations(self.suffix)
         self.copying = Calibration()
         self._slowest = SlowestRow()
-        self._wanted = True  # whether the drafter in use would be asked if nothing could be copied
+        self._wanted = True  # whether the next draft of the drafter in use is worth its captures
         self._feeds = True  # whether it is given the current step's captures
         self._step: FillStep | None = None
         self._first = 1  # the first node of the latest draft that no model drafter proposed

@@ -40,8 +40,8 @@ class DrafterInUse:
         return (self.constants.doubts if doubted else 1.0) * source.promise(seqs)
 
     def step(self, seqs: Sequences, wanted: bool) -> bool:
-        """A step has ended. wanted: whether the drafter in use would be asked next if nothing
-        could be copied -> whether another one takes over.
+        """A step has ended. wanted: whether the next draft of the drafter in use is worth its
+        captures -> whether another one takes over.
         """
         if len(self.sources) == 1:
             return False

@@ -54,7 +54,7 @@ def parameters(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
 
 
 def check_unscaled(file: GGUF, kind: str) -> None:
-    """Raises InputError for a file whose rotations Transformers would read unscaled."""
+    """Raises InputError for a file whose scaled rotations Transformers would read as plain ones."""
     scaling, factor = _scaling(file, kind)
     if scaling != "none":
         raise _refused(file, kind, "scaling.factor", factor)
