@@ -25,10 +25,14 @@ class ModelFamily:
     gguf: its architecture in GGUF files, if longdraft reads these itself.
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
-    the name of its class of an MLP of experts. routing: the same of its router. norms: the
-    same of its norms, or torch's class. rotary: the ending of the name of its rotation's
-    class. interleaved: numbers that are rotated together lie side by side. partial: it may rotate a
-    part of each head. turns_windows: where some layers have windows, the others do not rotate.
+    the name of its class of an MLP of experts. routing: the same of its router. layers: the same
+    of its layers. rotary: the same of its rotation. interleaved: numbers that are rotated together
+    lie side by side. partial: it may rotate a part of each head. turns_back: its rotations are the
+    other way round. turns_windows: where some layers have windows, the others do not rotate.
+    late_norms: queries and keys are normalized behind the rotation. norms_embeddings: its final
+    norm comes before the first layer too. scales_logits: logits are multiplied by its
+    logits_scaling, by which other families divide. corrects_scores: its router's correction is
+    added to scores, not to shares.
     """
 
     stem: str
@@ -44,11 +48,16 @@ class ModelFamily:
     scaled: bool = False
     sparse: str = "SparseMoeBlock"
     routing: str = "TopKRouter"
-    norms: str = "RMSNorm"
+    layers: str = "DecoderLayer"
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
     partial: bool = False
+    turns_back: bool = False
     turns_windows: bool = False
+    late_norms: bool = False
+    norms_embeddings: bool = False
+    scales_logits: bool = False
+    corrects_scores: bool = False
 
     @property
     def causal(self) -> str:
@@ -56,7 +65,7 @@ class ModelFamily:
 
     @property
     def layer(self) -> str:
-        return f"{self.stem}DecoderLayer"
+        return self.stem + self.layers
 
     @property
     def attention(self) -> str:
@@ -65,6 +74,10 @@ class ModelFamily:
     @property
     def delta_net(self) -> str:
         return f"{self.stem}GatedDeltaNet"
+
+    @property
+    def convolution(self) -> str:
+        return f"{self.stem}ShortConv"
 
     @property
     def mlp(self) -> str:
@@ -88,7 +101,7 @@ class ModelFamily:
 
     @property
     def norm(self) -> str:
-        return self.stem + self.norms
+        return f"{self.stem}RMSNorm"
 
     @property
     def gated_norm(self) -> str:
@@ -187,12 +200,19 @@ FAMILIES = (
     ModelFamily("Exaone4", "exaone4", native="decoder", turns_windows=True),
     ModelFamily("Arcee", "arcee", native="decoder"),
     ModelFamily("VaultGemma", "vaultgemma", native="decoder", plus_one=True, scaled=True),
-    ModelFamily("HunYuanDenseV1", "hunyuan_v1_dense", native="decoder"),
-    ModelFamily("HunYuanMoEV1", "hunyuan_v1_moe", native="decoder", sparse="Moe", routing="Gate"),
+    ModelFamily("HunYuanDenseV1", "hunyuan_v1_dense", native="decoder", late_norms=True),
+    ModelFamily(
+        "HunYuanMoEV1",
+        "hunyuan_v1_moe",
+        native="decoder",
+        sparse="Moe",
+        routing="Gate",
+        late_norms=True,
+    ),
     ModelFamily("HYV3", "hy_v3", native="decoder", sparse="MoE"),
     ModelFamily("SolarOpen", "solar_open", native="decoder", sparse="MoE", routing="TopkRouter"),
     ModelFamily("Flint", "flint", native="decoder", turns_windows=True),
-    ModelFamily("Jais2", "jais2", native="decoder", norms="nn.LayerNorm"),
+    ModelFamily("Jais2", "jais2", native="decoder"),
     ModelFamily(
         "ExaoneMoe",
         "exaone_moe",
@@ -201,19 +221,48 @@ FAMILIES = (
         routing="TopkRouter",
         turns_windows=True,
     ),
-    ModelFamily("Starcoder2", "starcoder2", native="decoder", norms="nn.LayerNorm"),
+    ModelFamily("Starcoder2", "starcoder2", native="decoder"),
     ModelFamily(
-        "Nemotron", "nemotron", native="decoder", norms="LayerNorm1P", plus_one=True, partial=True
+        "Nemotron", "nemotron", native="decoder", plus_one=True, partial=True
     ),
-    ModelFamily("Cohere", "cohere", native="decoder", norms="LayerNorm", interleaved=True),
+    ModelFamily("Cohere", "cohere", native="decoder", interleaved=True),
     ModelFamily(
         "Cohere2",
         "cohere2",
         native="decoder",
-        norms="LayerNorm",
         interleaved=True,
         turns_windows=True,
     ),
+    ModelFamily("Cohere2Moe", "cohere2_moe", native="decoder", interleaved=True, turns_windows=True),
+    ModelFamily("CohereCompass", "cohere_compass_text", "cohere_compass", native="decoder"),
+    ModelFamily("Ministral3", "ministral3", native="decoder"),
+    ModelFamily("Mellum", "mellum", native="decoder"),
+    ModelFamily(
+        "Kolibri1", "kolibri1", native="decoder", corrects_scores=True, turns_windows=True
+    ),
+    ModelFamily("Laguna", "laguna", native="decoder", partial=True),
+    ModelFamily("Afmoe", "afmoe", native="decoder", routing="TokenChoiceRouter", turns_windows=True),
+    ModelFamily("Apertus", "apertus", native="decoder"),
+    ModelFamily("GraniteSWA", "granite_swa", native="decoder"),
+    ModelFamily("GraniteMoeShared", "granitemoeshared", native="decoder", sparse="MoE"),
+    ModelFamily("GraniteMoeSWA", "granitemoe_swa", native="decoder", sparse="MoE"),
+    ModelFamily("HyperCLOVAX", "hyperclovax", native="decoder", scales_logits=True),
+    ModelFamily(
+        "NanoChat",
+        "nanochat",
+        native="decoder",
+        turns_back=True,
+        late_norms=True,
+        norms_embeddings=True,
+    ),
+    ModelFamily("Olmo", "olmo", native="decoder"),
+    ModelFamily("Phi", "phi", native="decoder", partial=True),
+    ModelFamily("Persimmon", "persimmon", native="decoder", partial=True),
+    ModelFamily("GPTNeoX", "gpt_neox", native="decoder", layers="Layer", partial=True),
+    ModelFamily("Lfm2", "lfm2", native="hybrid"),
+    ModelFamily("Lfm2Moe", "lfm2_moe", native="hybrid"),
+    ModelFamily("Lfm3", "lfm3", native="hybrid"),
+    ModelFamily("Qwen3Next", "qwen3_next", native="hybrid", plus_one=True, gated=True),
 )
 
 

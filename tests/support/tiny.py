@@ -52,7 +52,9 @@ from transformers import (
     VaultGemmaConfig,
 )
 
-from longdraft.backends.describe_experts import CORRECTION
+from support import tiny_families
+
+from longdraft.backends.describe_experts import CORRECTIONS
 from longdraft.backends.packed_linear import round_inputs
 from longdraft.backends.quantize import quantize
 from longdraft.core.capture import Captures, CaptureSpec
@@ -115,7 +117,9 @@ if hasattr(GEMMA.modeling, GEMMA.scaled_embedding):  # older versions scale embe
     DESCRIBED += ["gemma", "gemma2-softcap"]
 EXPERTS = ["mixtral", "qwen2-moe", "olmoe", "flex-olmo", "glm4-moe", "dots1", "ernie-moe"]
 EXPERTS += ["minimax-m2", "granite-moe", "hunyuan-moe"]
-DESCRIBED += EXPERTS
+EXPERTS += tiny_families.there(tiny_families.EXPERTS)
+DESCRIBED += [*tiny_families.there(tiny_families.DENSE), *EXPERTS]
+HYBRIDS = ["qwen3.5", *tiny_families.there(tiny_families.HYBRIDS)]
 # what the whole lossless matrix runs on; of the others, single passes and a method or two
 MAIN = tuple(CONFIGS)
 CONFIGS |= {
@@ -206,6 +210,8 @@ CONFIGS |= {  # with recurrent layers
 CONFIGS["qwen3.5-moe"] = Qwen3_5MoeTextConfig(
     **{**CONFIGS["qwen3.5"].to_dict(), **SHARED, "model_type": "qwen3_5_moe_text"}
 )
+for rows in (tiny_families.DENSE, tiny_families.EXPERTS, tiny_families.HYBRIDS):
+    CONFIGS |= tiny_families.there(rows)
 # for texts beyond a drafter's window and a state's checkpoints
 CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])
 CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
@@ -241,18 +247,20 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
-        if ("gemma" in name or name == "nemotron") and key.endswith("norm.weight"):
+        if ("gemma" in name or name in ("nemotron", "qwen3-next")) and key.endswith("norm.weight"):
             torch.nn.init.normal_(p, std=0.25)  # added to one
         if key.endswith("A_log"):
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
         if key.endswith(("query_layernorm.weight", "key_layernorm.weight")):
             torch.nn.init.normal_(p, 1.0, 0.5)  # norms of equal weights do not show the rotation
-        if key.endswith((CORRECTION, "layernorm.bias")):
+        if key.endswith(("alpha_p", "alpha_n")):
+            torch.nn.init.normal_(p)
+        if key.endswith((*CORRECTIONS, "layernorm.bias")):
             torch.nn.init.normal_(p, std=0.1)
         if name == "qwen2" and key.endswith("k_proj.bias"):
             torch.nn.init.normal_(p, std=4.0)
     for key, buffer in model.named_buffers():
-        if key.endswith(CORRECTION):
+        if key.endswith(CORRECTIONS):
             torch.nn.init.normal_(buffer, std=0.1)
     if name == "llama-loops":
         for layer in model.model.layers:

@@ -90,8 +90,12 @@ class Attention:
     scale: of the scores. q_norm, k_norm: before the rotation, or behind it with late_norms; of each
     head, or with joint_norms of all heads together. gated: q has the
     numbers of a head, then gates: the sigmoid of a gate multiplies a number of the output.
-    window: how many positions a node sees; None: all. cap: of the scores, by cap * tanh(x / cap).
-    sinks: a further score of each head, whose share of the softmax has no value.
+    gates: the same of a projection of their own, with one gate of each number or of each head,
+    which goes through gate_function. window: how many positions a node sees; None: all. cap: of
+    the scores, by cap * tanh(x / cap). sinks: a further score of each head, whose share of the
+    softmax has no value. limit: queries, keys and values are limited to [-limit, limit], before
+    the rotation and behind joint norms. temperature (growth, span): scores of a node at position p
+    are multiplied by 1 + growth * log(1 + floor(p / span)).
     """
 
     q: Linear
@@ -111,6 +115,24 @@ class Attention:
     window: int | None = None
     cap: float | None = None
     sinks: Tensor | None = None
+    gates: Linear | None = None
+    gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
+    limit: float | None = None
+    temperature: tuple[float, float] | None = None
+
+    @property
+    def gates_heads(self) -> bool:
+        """Whether `gates` has one of each head."""
+        return self.gates is not None and self.gates.shape[0] == self.heads
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """o(c * convolution(b * x)) in place of attention. inputs: b, c and x, side by side."""
+
+    inputs: Linear
+    convolution: Any
+    o: Linear
 
 
 @dataclass(frozen=True)
@@ -141,13 +163,15 @@ class DeltaNet:
 @dataclass(frozen=True)
 class GatedMLP:
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate. activation:
-    "silu", or the name of another's class.
+    "silu", or the name of another's class. slopes (p, n, s) of an xIELU: p x^2 + s x of what is
+    positive, n (exp(x) - 1 - x) + s x of the rest.
     """
 
     gate: Linear | None
     up: Linear
     down: Linear
     activation: str
+    slopes: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +181,8 @@ class ExpertsMLP:
     router: weights [count,width]. chosen: how many of the experts a node goes through. Shares are
     the softmax of the router's scores, or by `scoring` the sigmoid of each. An expert's output is
     multiplied by its share, divided by the sum of the chosen experts' if `normalized`, and by
-    share_scale. correction [count]: is added to shares where experts are chosen, and nowhere else.
+    share_scale. correction [count]: is added to shares, or to the router's scores if
+    `corrects_scores`, where experts are chosen, and nowhere else.
     groups: experts lie in so many groups, and are chosen from the chosen_groups of them whose two
     best have the largest sum.
 
@@ -165,7 +190,8 @@ class ExpertsMLP:
     `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
     Packed ones are layers of gates, up and down, each with the rows of one expert after the other's
     and with their biases.
-    shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it.
+    shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it,
+    and shared_scale.
     activation: as in GatedMLP; or "clamped": gate and up are limited to `limit`, the gate goes
     through x * sigmoid(slope * x), and up is increased by 1.
     """
@@ -187,10 +213,12 @@ class ExpertsMLP:
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     share_scale: float = 1.0
     correction: Tensor | None = None
+    corrects_scores: bool = False
     groups: int = 1
     chosen_groups: int = 1
     shared: GatedMLP | None = None
     shared_gate: Linear | None = None
+    shared_scale: float = 1.0
 
     @property
     def inner(self) -> int:
@@ -218,10 +246,11 @@ def _numbers(weights: Tensor | PackedLinear) -> int:
 @dataclass(frozen=True)
 class DecoderLayer:
     """x + residual_scale * mixer_output_norm(mixer(input_norm(x))), then the same with `mlp` and
-    its norms. None: x itself. parallel: `mlp` reads what the mixer reads, and both are added to x.
+    its norms. None: x itself. parallel: `mlp` reads x too, through its own norm if it has one, else
+    what the mixer reads, and both are added to x.
     """
 
-    mixer: Attention | DeltaNet
+    mixer: Attention | DeltaNet | ShortConvolution
     mlp: GatedMLP | ExpertsMLP
     input_norm: Norm | None
     mlp_norm: Norm | None
@@ -242,7 +271,7 @@ class DecoderLayer:
     def products(self) -> int:
         """Multiply-adds of one node, without attention to keys."""
         total = sum(linear.numbers for linear in self.linears)
-        if isinstance(self.mixer, DeltaNet):
+        if not isinstance(self.mixer, Attention):
             total += self.mixer.convolution.weight.numel()
         if isinstance(self.mlp, ExpertsMLP):
             total += self.mlp.products
@@ -258,7 +287,7 @@ class DecoderLayer:
 class Decoder:
     """The layers of a model, with the embedding before them and norm and head behind them.
 
-    embedding_scale: multiplies embeddings. logit_divisor: divides the head's outputs. logit_cap: of
+    embedding_scale: multiplies embeddings, which then go through embedding_norm. logit_divisor: divides the head's outputs. logit_cap: of
     the logits, by cap * tanh(x / cap).
     """
 
@@ -267,6 +296,7 @@ class Decoder:
     norm: Norm
     head: Linear
     rotation: Rotation
+    embedding_norm: Norm | None = None
     embedding_scale: float = 1.0
     logit_divisor: float = 1.0
     logit_cap: float | None = None
@@ -276,8 +306,10 @@ class Decoder:
         return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
 
     @property
-    def delta_nets(self) -> list[DeltaNet]:
-        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaNet)]
+    def recurrent(self) -> list[DeltaNet | ShortConvolution]:
+        """What takes the place of attention in some layers."""
+        mixers = (layer.mixer for layer in self.layers)
+        return [mixer for mixer in mixers if not isinstance(mixer, Attention)]
 
     @property
     def norms(self) -> list[Norm]:

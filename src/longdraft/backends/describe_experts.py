@@ -2,68 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from longdraft.backends.decoder_layer import ExpertsMLP, GatedMLP, Linear
+from longdraft.backends.describe_parts import PartFinder
 from longdraft.backends.known_modules import Unknown, check, class_of, name_of, reads
 from longdraft.backends.packed_experts import PackedExperts
-from longdraft.families import ModelFamily
 
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_SPARSE_MLP = {
     *("config", "top_k", "jitter_noise", "hidden_dim", "num_experts", "input_size"),
-    "enable_moe_fp32_combine",
+    *("enable_moe_fp32_combine", "routed_scaling_factor", "use_expert_bias", "num_shared_experts"),
+    "shared_expert_combination_strategy",
 }
 OF_ROUTER = {
     *("config", "top_k", "num_experts", "norm_topk_prob", "hidden_dim", "norm_min"),
     *("routed_scaling_factor", "router_scaling_factor", "num_group", "topk_group", "layer_idx"),
+    *("router_logit_softcapping", "use_expert_bias", "expert_selection_fn", "route_scale"),
 }
 OF_EXPERTS = {
     *("config", "num_experts", "hidden_size", "hidden_dim", "intermediate_size"),
     *("intermediate_dim", "alpha", "limit", "is_transposed", "is_concatenated"),
-    *("has_gate", "has_bias", "has_post_expert_norm"),
+    *("has_gate", "has_bias", "has_post_expert_norm", "act_fn"),
 }
 CORRECTION = "e_score_correction_bias"
+CORRECTIONS = (CORRECTION, "expert_bias")
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-SCALES = ("routed_scaling_factor", "router_scaling_factor")
+SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+MATRICES = ("wg", "gate")  # of routers that have a linear layer
 GATE = "shared_expert_gate"
 
 
-class MLPFinder(Protocol):
-    """A Finder, which knows other modules."""
-
-    @property
-    def family(self) -> ModelFamily: ...
-
-    @property
-    def config(self) -> Any: ...
-
-    def mlp(self, module: Any, inner: int | None = None) -> GatedMLP: ...
-
-    def linear(self, module: Any, name: str, shape: tuple[int, int]) -> Linear: ...
-
-
-def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
+def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     """The description of this MLP. Raises Unknown."""
     family = finder.family
     name = "router" if hasattr(module, "router") else "gate"
-    known = {*SHARED, GATE, CORRECTION}
+    known = {*SHARED, GATE, *CORRECTIONS}
     check(module, class_of(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP, known)
     router = getattr(module, name)
     held_by = module.experts
     packed = isinstance(held_by, PackedExperts)
     inner = held_by.own if packed else held_by
-    activations = {"act_fn"} if hasattr(inner, "act_fn") else set[str]()
+    function = getattr(inner, "act_fn", None)
+    activations = {"act_fn"} if isinstance(function, nn.Module) else set[str]()
     matrices = {"gate_up_proj", "down_proj"}
     biases = {"gate_up_proj_bias", "down_proj_bias"}
     of_router = {"bias", CORRECTION, "moe_statics"}
-    matrix = getattr(router, "wg", router)
-    held = {"weight"} if matrix is router else {"wg"}
+    named = next((n for n in MATRICES if hasattr(router, n)), None)
+    matrix = getattr(router, named) if named else router
+    held = {named or "weight"}
     check(router, class_of(family, family.router), held, OF_ROUTER, of_router)
-    if matrix is not router:
-        finder.linear(matrix, "wg", (router.num_experts, finder.config.hidden_size))
+    if named:
+        finder.linear(matrix, named, (router.num_experts, finder.config.hidden_size))
+    if getattr(router, "router_logit_softcapping", None):
+        raise Unknown(f"{type(router).__name__} caps its scores")
     parts = activations if packed else activations | matrices
     check(inner, class_of(family, family.experts), parts, OF_EXPERTS, set() if packed else biases)
     # older versions of Transformers lack them
@@ -72,25 +67,26 @@ def experts_of(finder: MLPFinder, module: Any) -> ExpertsMLP:
         raise Unknown(f"{type(inner).__name__} does not say how its matrices are stored")
     if not inner.has_gate or getattr(inner, "has_post_expert_norm", False):
         raise Unknown(f"{type(inner).__name__} has no gates, or normalizes its outputs")
-    if bool(activations) == hasattr(inner, "limit"):
+    if (function is not None) == hasattr(inner, "limit"):
         raise Unknown(f"{type(inner).__name__} has no activation, or two")
-    scoring = [name for name in ("softmax", "sigmoid") if reads(router, name)]
-    if len(scoring) != 1:
-        raise Unknown(f"{type(router).__name__} has no shares that are known")
+    scoring = _scoring(router)
     groups = getattr(router, "num_group", None) or 1
     return ExpertsMLP(
         router=matrix.weight,
         router_bias=getattr(matrix, "bias", None),
         count=router.num_experts,
         chosen=router.top_k,
-        scoring="softmax" if scoring == ["softmax"] else "sigmoid",
-        normalized=getattr(router, "norm_topk_prob", True),
-        share_scale=next((getattr(router, x) for x in SCALES if hasattr(router, x)), 1.0),
+        scoring=scoring,
+        # the softmax of the chosen scores alone is that of all, divided by the sum of the chosen
+        normalized=getattr(router, "norm_topk_prob", True) or _is_of_chosen(router),
+        share_scale=_share_scale(module, router),
+        shared_scale=_shared_scale(module),
         correction=_correction(module, router),
+        corrects_scores=family.corrects_scores,
         groups=groups,
         chosen_groups=router.topk_group if groups > 1 else 1,
         **_matrices(held_by),
-        activation=name_of(inner.act_fn) if activations else "clamped",
+        activation="clamped" if function is None else _name_of(function),
         limit=getattr(inner, "limit", None),
         slope=getattr(inner, "alpha", 1.0),
         shared=_shared(finder, module),
@@ -112,16 +108,49 @@ def _matrices(experts: Any) -> dict[str, Any]:
     }
 
 
+def _name_of(function: Any) -> str:
+    return "silu" if function is F.silu else name_of(function)
+
+
+def _scoring(router: Any) -> Literal["softmax", "sigmoid"]:
+    read = [name for name in ("softmax", "sigmoid") if reads(router, name)]
+    chosen = getattr(router, "expert_selection_fn", None)
+    found = read if chosen is None else [name for name in read if name == chosen]
+    if len(found) != 1:
+        raise Unknown(f"{type(router).__name__} has no shares that are known")
+    return "softmax" if found == ["softmax"] else "sigmoid"
+
+
+def _is_of_chosen(router: Any) -> bool:
+    return getattr(router, "expert_selection_fn", None) == "softmax"
+
+
+def _share_scale(module: Any, router: Any) -> float:
+    scales = [getattr(h, x) for h in (router, module) for x in SCALES if hasattr(h, x)]
+    if len(scales) > 1:
+        raise Unknown(f"{type(module).__name__} has several scales of shares")
+    return (scales[0] if scales else 1.0) * _shared_scale(module)
+
+
+def _shared_scale(module: Any) -> float:
+    """By which the outputs of the MLP for all nodes are multiplied, and those of experts too."""
+    strategy = getattr(module, "shared_expert_combination_strategy", "sum")
+    if strategy not in ("sum", "average"):
+        raise Unknown(f"{type(module).__name__} combines its experts by {strategy}")
+    shared = any(getattr(module, name, None) is not None for name in SHARED)
+    return 0.5 if strategy == "average" and shared else 1.0
+
+
 def _correction(module: Any, router: Any) -> Tensor | None:
     """The correction of scores where experts are chosen; several classes hold it."""
     holders = (module, router, getattr(router, "moe_statics", None))
-    found = [x for h in holders if (x := getattr(h, CORRECTION, None)) is not None]
+    found = [x for h in holders for n in CORRECTIONS if (x := getattr(h, n, None)) is not None]
     if len(found) > 1:
         raise Unknown(f"{type(module).__name__} has several corrections of scores")
     return found[0].flatten() if found else None
 
 
-def _shared(finder: MLPFinder, module: Any) -> GatedMLP | None:
+def _shared(finder: PartFinder, module: Any) -> GatedMLP | None:
     """The MLP that all nodes go through."""
     found = [x for name in SHARED if (x := getattr(module, name, None)) is not None]
     if not found:
@@ -131,6 +160,6 @@ def _shared(finder: MLPFinder, module: Any) -> GatedMLP | None:
     return finder.mlp(found[0], int(getattr(up, "out_features", 0)))
 
 
-def _shared_gate(finder: MLPFinder, module: Any) -> Linear | None:
+def _shared_gate(finder: PartFinder, module: Any) -> Linear | None:
     gate = getattr(module, GATE, None)
     return None if gate is None else finder.linear(gate, GATE, (1, finder.config.hidden_size))

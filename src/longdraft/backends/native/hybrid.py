@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from longdraft.backends.decoder_layer import DecoderLayer, DeltaNet
+from longdraft.backends.decoder_layer import Attention, DecoderLayer, DeltaNet
 from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.backends.native.gated_delta import GatedDelta
+from longdraft.backends.native.short_convolution import GatedConvolution
 from longdraft.backends.native.step import NativeStep
 from longdraft.core import KVCache, Tree
 from longdraft.ops import native
@@ -20,14 +21,16 @@ class HybridStep(NativeStep):
     """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
-        self.mixers = dict[int, GatedDelta]()
+        self.mixers = dict[int, GatedDelta | GatedConvolution]()
         super().__init__(hf, windows)
         self.without_keys = set(self.mixers)
 
     def _layer(self, layer: DecoderLayer, number: int) -> native.Layer:
-        if not isinstance(layer.mixer, DeltaNet):
+        part = layer.mixer
+        if isinstance(part, Attention):
             return super()._layer(layer, number)
-        mixer = self.mixers[number] = GatedDelta(layer.mixer, self._pins)
+        kind = GatedDelta if isinstance(part, DeltaNet) else GatedConvolution
+        mixer = self.mixers[number] = kind(part, self._pins)
         return native.Layer(**self._around(layer), **mixer.linears, kind=native.LayerKind.RECURRENT)
 
     def _compute(self, p: native.Pass, tree: Tree, cache: KVCache, start: int) -> None:

@@ -19,6 +19,7 @@ from longdraft.backends.decoder_layer import (
     LinearRows,
     Norm,
     Rotation,
+    ShortConvolution,
     unread,
 )
 from longdraft.backends.describe import described
@@ -28,25 +29,34 @@ from longdraft.ops import native
 # The fields that NativeStep and HybridStep read. A model with anything in another field is refused.
 READ: Mapping[type, frozenset[str]] = {
     **LLAMA_LIKE,
-    Decoder: LLAMA_LIKE[Decoder] | {"embedding_scale", "logit_divisor", "logit_cap"},
+    Decoder: LLAMA_LIKE[Decoder]
+    | {"embedding_norm", "embedding_scale", "logit_divisor", "logit_cap"},
     DecoderLayer: LLAMA_LIKE[DecoderLayer]
     | {"mixer_output_norm", "mlp_output_norm", "residual_scale", "parallel"},
     Attention: LLAMA_LIKE[Attention]
-    | {"gated", "window", "cap", "joint_norms", "late_norms", "sinks"},
+    | {"gated", "window", "cap", "joint_norms", "late_norms", "sinks"}
+    | {"gates", "gate_function", "limit", "temperature"},
+    GatedMLP: LLAMA_LIKE[GatedMLP] | {"slopes"},
     LinearRows: frozenset({"weight", "bias"}),
     Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
     Norm: LLAMA_LIKE[Norm] | {"plus_one", "kind"},
     DeltaNet: frozenset(field.name for field in fields(DeltaNet)),
+    ShortConvolution: frozenset(field.name for field in fields(ShortConvolution)),
     ExpertsMLP: frozenset(field.name for field in fields(ExpertsMLP)),
 }
 
 
+PLAIN = {nn.Linear, LinearRows}
 # By their names in descriptions.
 ACTIVATIONS = {
     "silu": native.Activation.SILU,
+    "GELUActivation": native.Activation.GELU,
     "GELUTanh": native.Activation.GELU_TANH,
+    "NewGELUActivation": native.Activation.GELU_TANH,
     "PytorchGELUTanh": native.Activation.GELU_TANH,
+    "ReLU": native.Activation.RELU,
     "ReLUSquaredActivation": native.Activation.RELU2,
+    "XIELUActivation": native.Activation.XIELU,
     "clamped": native.Activation.CLAMPED,
 }
 
@@ -58,7 +68,7 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
     if family is None or decoder is None:
         return False
     seen = {i: attention_window(layer) for i, layer in enumerate(decoder.layers)}
-    step = "hybrid" if decoder.delta_nets else "decoder"
+    step = "hybrid" if decoder.recurrent else "decoder"
     return (
         not unread(decoder, READ)
         and all(knows(layer) for layer in decoder.layers)
@@ -81,9 +91,9 @@ def knows(layer: DecoderLayer) -> bool:
     if isinstance(layer.mlp, ExpertsMLP) and not knows_gate(layer.mlp):
         return False
     mixer = layer.mixer
-    if isinstance(mixer, Attention):
+    if not isinstance(mixer, DeltaNet):
         return True
-    plain = type(mixer.b.module) is type(mixer.a.module) is nn.Linear
+    plain = type(mixer.b.module) is type(mixer.a.module) and type(mixer.b.module) in PLAIN
     values = mixer.value_heads * mixer.value_dim
     return (
         plain
@@ -96,9 +106,7 @@ def knows(layer: DecoderLayer) -> bool:
 
 def without_bias(layer: DecoderLayer) -> list[Norm]:
     """The norms of which the kernels read no bias."""
-    mixer = layer.mixer
-    of_heads = [mixer.q_norm, mixer.k_norm] if isinstance(mixer, Attention) else []
-    found = (*of_heads, layer.mixer_output_norm, layer.mlp_output_norm)
+    found = (layer.mixer_output_norm, layer.mlp_output_norm)
     return [norm for norm in found if norm is not None]
 
 
@@ -131,10 +139,11 @@ def is_uniform(decoder: Decoder) -> bool:
     layer attends.
     """
     heads = {
-        (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms, a.late_norms)
+        (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms, a.late_norms, a.limit)
+        + (a.temperature,)
         for a in decoder.attentions
     }
-    rotated = {(len(r.frequencies), r.scaling, r.interleaved) for r in rotations(decoder)}
+    rotated = {(r.scaling, r.interleaved) for r in rotations(decoder)}
     mlps = [mlp for layer in decoder.layers for mlp in (layer.mlp, *gated_mlps(layer))]
     inside = {mlp.activation for mlp in mlps}
     limits = {(m.limit, m.slope) for m in mlps if isinstance(m, ExpertsMLP)} or {(None, 1.0)}

@@ -68,10 +68,11 @@ class NativeStep:
             gated=attention.gated,
             mlp=max((m.up.shape[0] for f in decoder.layers for m in gated_mlps(f)), default=0),
             vocab=vocab,
-            frequencies=len(decoder.rotation.frequencies),
+            frequencies=max(len(r.frequencies) for r in rotations(decoder)),
             interleaved=decoder.rotation.interleaved,
             joint_norms=attention.joint_norms,
             late_norms=attention.late_norms,
+            **_of_attention(attention),
             more_rotations=len(self._rows) - 1,
             activation=ACTIVATIONS[decoder.layers[0].mlp.activation],
             **_limits(decoder),
@@ -82,8 +83,9 @@ class NativeStep:
             eps=decoder.norm.eps,
             scale=attention.scale,
             rope_scale=decoder.rotation.scaling,
-            inv_freq=self._pins.float(torch.cat([r.frequencies for r in rotations(decoder)])),
+            inv_freq=self._pins.float(_rows(decoder)),
             embed=self._pins.raw(decoder.embedding.module.weight),
+            embedding_norm=self._pins.weights(decoder.embedding_norm),
             head=self._pins.linear(decoder.head.module),
             norm=self._pins.weights(decoder.norm),
             norm_bias=self._pins.bias(decoder.norm),
@@ -106,18 +108,24 @@ class NativeStep:
         attention = layer.mixer
         assert isinstance(attention, Attention)
         pins = self._pins
+        gates = attention.gates
+        rotation = attention.rotation
         return native.Layer(
             **self._around(layer),
             q=pins.linear(attention.q.module),
             k=pins.linear(attention.k.module),
             v=pins.linear(attention.v.module),
             o=pins.linear(attention.o.module),
+            gates=native.Linear() if gates is None else pins.filled(gates.module),
             q_norm=pins.weights(attention.q_norm),
             k_norm=pins.weights(attention.k_norm),
+            q_norm_bias=pins.bias(attention.q_norm),
+            k_norm_bias=pins.bias(attention.k_norm),
             window=attention.window or 0,
             sinks=pins.float(attention.sinks),
             cap=attention.cap or 0.0,
-            rotation=-1 if attention.rotation is None else self._rows[id(attention.rotation)],
+            rotation=-1 if rotation is None else self._rows[id(rotation)],
+            frequencies=0 if rotation is None else len(rotation.frequencies),
             kind=native.LayerKind.DECODER,
         )
 
@@ -134,6 +142,7 @@ class NativeStep:
             "mlp_norm_bias": pins.bias(layer.mlp_norm),
             "mixer_output_norm": pins.weights(layer.mixer_output_norm),
             "mlp_output_norm": pins.weights(layer.mlp_output_norm),
+            "slopes": pins.float(mlp and mlp.slopes and torch.tensor(mlp.slopes)),
             "experts": None if experts is None else pins.experts(experts),
             "gate": native.Linear() if gate is None else pins.linear(gate.module),
             "up": native.Linear() if mlp is None else pins.linear(mlp.up.module),
@@ -347,6 +356,28 @@ class NativeStep:
             )
 
         return [of(view.copied.get(place)) for place in where]
+
+
+def _rows(decoder: Decoder) -> Tensor:
+    """The frequencies of all rotations, in rows of the same length."""
+    each = [r.frequencies for r in rotations(decoder)]
+    return torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+
+
+def _of_attention(attention: Attention) -> dict[str, Any]:
+    """What all layers' attention has beside its heads."""
+    growth, span = attention.temperature or (0.0, 0.0)
+    functions = {
+        "sigmoid": native.GateFunction.SIGMOID_GATE,
+        "softplus": native.GateFunction.SOFTPLUS,
+    }
+    return {
+        "gates_heads": attention.gates_heads,
+        "gate_function": functions[attention.gate_function],
+        "limit": attention.limit or 0.0,
+        "growth": growth,
+        "span": span,
+    }
 
 
 def _scale(factor: float) -> float:

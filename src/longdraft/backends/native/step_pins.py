@@ -23,6 +23,8 @@ class StepPins(pins.Pins):
 
     def weights(self, norm: Norm | None) -> int | None:
         """The weights that a norm multiplies by."""
+        if norm is not None and not hasattr(norm.module, "weight"):
+            return self.float(torch.ones(norm.shape))
         if norm is None or not norm.plus_one:
             return self.norm(norm and norm.module)
         return self.raw(1 + norm.module.weight.detach().float())
@@ -36,6 +38,14 @@ class StepPins(pins.Pins):
                 module.stored, self.float(module.bias), isinstance(module, EightBitInputs)
             )
         return self.numbers(module.weight, self.float(module.bias))
+
+    def filled(self, module: Any) -> native.Linear:
+        """A layer of numbers without a bias, filled up to the outputs that a product has at
+        least.
+        """
+        if isinstance(module, PackedLinear) or module.out_features >= FEWEST_OUTPUTS:
+            return self.linear(module)
+        return self.numbers(_filled(module.weight.detach()), None)
 
     def drafting(self, module: Any) -> native.Linear:
         """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights
@@ -62,9 +72,11 @@ class StepPins(pins.Pins):
                 normalized=mlp.normalized,
                 scale=mlp.share_scale,
                 correction=self.float(mlp.correction),
+                corrects_scores=mlp.corrects_scores,
                 groups=mlp.groups,
                 chosen_groups=mlp.chosen_groups,
                 shared_gate=self.float(shared),
+                shared_scale=mlp.shared_scale,
             )
         )
 
@@ -100,11 +112,8 @@ class StepPins(pins.Pins):
     def _router(self, mlp: ExpertsMLP) -> native.Linear:
         """In float32, and filled up to the outputs that a product has at least."""
         weight, bias = mlp.router.detach().float(), mlp.router_bias
-        missing = max(FEWEST_OUTPUTS - len(weight), 0)
-        if missing:
-            weight = torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
-            bias = None if bias is None else torch.cat([bias.detach(), bias.new_zeros(missing)])
-        return self.numbers(weight, self.float(bias))
+        bias = None if bias is None else _filled(bias.detach())
+        return self.numbers(_filled(weight), self.float(bias))
 
     def _each(self, weights: Tensor, biases: Tensor | None) -> Any:
         """weights [count,outputs,inputs] -> [count] layers."""
@@ -113,6 +122,13 @@ class StepPins(pins.Pins):
             for e, w in enumerate(weights.detach())
         ]
         return (native.Linear * len(layers))(*layers)
+
+
+def _filled(x: Tensor) -> Tensor:
+    """x with rows of zeros behind its own, so that it has as many as a product has outputs at
+    least.
+    """
+    return torch.cat([x, x.new_zeros(max(FEWEST_OUTPUTS - len(x), 0), *x.shape[1:])])
 
 
 def _halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:

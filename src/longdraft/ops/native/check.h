@@ -16,13 +16,15 @@ static bool mlp_fits(const Layer& f, const Model& m) {
     const int64_t inner = f.up.outputs;
     if (!in_range(inner, 16, m.mlp) || inner % 16) return false;
     if (m.activation == CLAMPED && !f.gate.weight) return false;
+    if (m.activation == XIELU && !f.slopes) return false;
     return (!f.gate.weight || fits(f.gate, inner, m.width)) && fits(f.up, inner, m.width) && fits(f.down, m.width, inner);
 }
 
 static bool fits(const Experts& f, const Model& m) {
     if (!in_range(f.count, 1, MANY) || !in_range(f.chosen, 1, f.count) || !in_range(f.scoring, SOFTMAX, SIGMOID)) return false;
     if (f.router.format != NUMBERS || !in_range(f.router.outputs, std::max<int64_t>(f.count, 16), MANY) || !fits(f.router, f.router.outputs, m.width)) return false;
-    if (!f.gate || !f.up || !f.down || !std::isfinite(f.scale)) return false;
+    if (!f.gate || !f.up || !f.down || !std::isfinite(f.scale) || !std::isfinite(f.shared_scale)) return false;
+    if (m.activation == XIELU) return false;
     if (!in_range(f.groups, 1, f.count) || f.count % f.groups || !in_range(f.chosen_groups, 1, f.groups)) return false;
     if (f.chosen > f.count / f.groups * f.chosen_groups) return false;
     const int64_t inner = f.gate[0].outputs;
@@ -40,10 +42,18 @@ static bool second_half_fits(const Layer& f, const Model& m) {
 
 // A layer whose mixer the caller computes.
 static bool mixer_fits(const Layer& f, const Model& m) {
-    for (const Linear* const linear : {&f.q, &f.k, &f.v})
-        if (!in_range(linear->outputs, 16, MANY) || !fits(*linear, linear->outputs, m.width)) return false;
+    for (const Linear* const linear : {&f.q, &f.k, &f.v}) {
+        const bool left_out = linear != &f.q && !linear->weight && !linear->outputs;
+        if (!left_out && (!in_range(linear->outputs, 16, MANY) || !fits(*linear, linear->outputs, m.width))) return false;
+    }
     if (!in_range(f.o.inputs, 16, MANY) || f.o.inputs % 16 || !fits(f.o, m.width, f.o.inputs)) return false;
     return f.mlp_norm && !m.parallel && second_half_fits(f, m);
+}
+
+// Gates of attention's outputs, which have a projection of their own.
+static bool gates_fit(const Linear& f, const Model& m) {
+    const int64_t count = m.gates_heads ? m.heads : m.heads * m.head_dim;
+    return !m.gated && in_range(f.outputs, std::max<int64_t>(count, 16), MANY) && fits(f, f.outputs, m.width);
 }
 
 static bool has_features(const Model& m) { return m.start == FUSED || m.start == BESIDE; }
@@ -51,7 +61,8 @@ static bool has_features(const Model& m) { return m.start == FUSED || m.start ==
 static bool fits(const Layer& f, const Model& m) {
     const bool first = &f == m.layer, beside = first && m.start == BESIDE;
     const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim, width = beside ? 2 * m.width : m.width;
-    if (!in_range(f.rotation, -1, m.more_rotations)) return false;
+    if (!in_range(f.rotation, -1, m.more_rotations) || !in_range(f.frequencies, 0, m.frequencies)) return false;
+    if (f.gates.weight && (f.kind != DECODER || !gates_fit(f.gates, m))) return false;
     const bool begins = first && has_features(m);
     if (!in_range(f.kind, DECODER, KEYS) || f.window < 0 || !(f.cap >= 0 && std::isfinite(f.cap))) return false;
     if (!f.input_norm && !f.mixer_output_norm && !begins) return false;
@@ -81,9 +92,11 @@ static bool fits(const Model& m) {
     for (const int64_t n : {m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.vocab})
         if (!in_range(n, 1, MANY)) return false;
     if (!in_range(m.mlp, 0, MANY)) return false;
-    if (!in_range(m.more_rotations, 0, MANY) || !in_range(m.activation, SILU, CLAMPED)) return false;
-    for (const float x : {m.embedding_scale, m.residual_scale, m.logit_divisor, m.logit_cap})
+    if (!in_range(m.more_rotations, 0, MANY) || !in_range(m.activation, SILU, XIELU)) return false;
+    for (const float x : {m.embedding_scale, m.residual_scale, m.logit_divisor, m.logit_cap, m.growth})
         if (!std::isfinite(x)) return false;
+    if (!in_range(m.gates_heads, 0, 1) || !in_range(m.gate_function, SIGMOID_GATE, SOFTPLUS)) return false;
+    if (!(m.limit >= 0 && std::isfinite(m.limit)) || (m.growth && !(m.span > 0 && std::isfinite(m.span)))) return false;
     if (m.heads != m.key_heads * m.groups || !in_range(m.frequencies, 1, m.head_dim / 2)) return false;
     if (!std::isfinite(m.mlp_limit) || !std::isfinite(m.mlp_slope)) return false;
     if (m.width % 16 || m.vocab < 16) return false;

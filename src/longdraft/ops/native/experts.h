@@ -41,7 +41,7 @@ class Chooser {
         for (int64_t e = 0; e < f.count; e++) {
             if (f.scoring == SOFTMAX) share[e] /= total;
             // shares are in the order of products, which differ where shares have been rounded to one number
-            if (f.correction) choice[e] = share[e] + f.correction[e];
+            if (f.correction) choice[e] = (f.corrects_scores ? choice[e] : share[e]) + f.correction[e];
             else if (f.groups > 1) choice[e] = share[e];
             if (!(choice[e] >= -FLT_MAX)) choice[e] = -FLT_MAX;
         }
@@ -150,7 +150,7 @@ class ExpertsPass {
         for (int64_t unit = 0; unit < (inner + OUTPUTS - 1) / OUTPUTS; unit++)
             for (int64_t row = 0; row < count * inner; row += inner)
                 for (int64_t i = row + unit * OUTPUTS; i < row + std::min((unit + 1) * OUTPUTS, inner); i += V)
-                    store(gate + i, gated(m, load(gate + i), load(up + i)));
+                    store(gate + i, gated(m, nullptr, load(gate + i), load(up + i)));
     }
 
     void add_up(int64_t i, float* out) const {

@@ -33,7 +33,7 @@ class Forward {
     const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups;
     const int64_t width = m.width, HEAD = m.gated ? 2 * D : D;  // HEAD: numbers of a head in q
     float *const residual = t.residual.data(), *const normed = t.normed.data();
-    float *const q = t.projected.data(), *const k = q + T * H * HEAD, *const v = k + T * K * D;
+    float *const q = t.projected.data(), *const k = q + T * H * HEAD, *const v = k + T * K * D, *const gates = v + T * K * D;
 
    public:
     Forward(const Model& m, const Pass& p, Work& t, int64_t threads)
@@ -49,7 +49,7 @@ class Forward {
             const Layer& f = m.layer[layer];
             keep_states(layer, residual);
             if (layer || m.start != BESIDE) norm(f.input_norm, f.input_norm_bias);
-            if (m.parallel) keep_input();
+            if (m.parallel) keep_input(f);
             if (f.kind == RECURRENT) return before_mixer(f);
             project(f);
             if (m.joint_norms) norm_heads(f);
@@ -57,6 +57,7 @@ class Forward {
             if (f.kind == KEYS) continue;
             attend(x);
             if (m.gated) gate_heads();
+            if (f.gates.weight) gate_outputs(f);
             add(f.o, normed, f.mixer_output_norm, t.projected.data());
             second_half(f);
         }
@@ -104,17 +105,31 @@ class Forward {
     }
 
     // One head of q or k of node i: its norm and its rotation.
-    void turn(const Layer& f, const float* norm, int64_t i, float* x) {
+    void turn(const Layer& f, const float* norm, const float* bias, int64_t i, float* x) {
         const bool own = norm && !m.joint_norms;
-        if (own && !m.late_norms) normalize(x, norm, nullptr, D, x);
-        if (f.rotation >= 0) rotate(x, &t.rotation[(f.rotation * T + i) * D], D, m.frequencies, m.interleaved);
-        if (own && m.late_norms) normalize(x, norm, nullptr, D, x);
+        limit(x);
+        if (own && !m.late_norms) normalize(x, norm, bias, D, x);
+        const int64_t n = f.frequencies ? f.frequencies : m.frequencies;
+        if (f.rotation >= 0) rotate(x, &t.rotation[(f.rotation * T + i) * D], D, n, m.interleaved);
+        if (own && m.late_norms) normalize(x, norm, bias, D, x);
+    }
+
+    // One head of q, k or v.
+    void limit(float* x) const {
+        for (int64_t j = 0; m.limit && j < D; j += V) store(x + j, vmax(vmin(load(x + j), splat(m.limit)), splat(-m.limit)));
+    }
+
+    // By what the scores of a node are multiplied.
+    float score_scale(int64_t i) const {
+        if (!m.growth) return m.scale;
+        return m.scale * (1 + m.growth * std::log(1 + std::floor(static_cast<float>(p.position[i]) / m.span)));
     }
 
     void embed(int64_t i, float* to) {
         const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
         const float scale = m.embedding_scale ? m.embedding_scale : 1.0f;
         for (int64_t j = 0; j < width; j += V) store(to + j, load(from + j) * scale);
+        if (m.embedding_norm) normalize(to, m.embedding_norm, nullptr, width, to);
     }
 
     // Puts a node's embedding and its feature side by side in `normed`, each after its norm.
@@ -146,9 +161,15 @@ class Forward {
     }
 
     // What the MLP of a layer reads that lies beside its attention.
-    void keep_input() {
+    void keep_input(const Layer& f) {
 #pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < T; i++) std::memcpy(&t.kept_input[i * width], normed + i * width, sizeof(float) * width);
+        for (int64_t i = 0; i < T; i++) {
+            float* const to = &t.kept_input[i * width];
+            if (f.mlp_norm)
+                normalize(residual + i * width, f.mlp_norm, f.mlp_norm_bias, width, to);
+            else
+                std::memcpy(to, normed + i * width, sizeof(float) * width);
+        }
     }
 
     void norm(const float* weight, const float* bias) {
@@ -168,6 +189,7 @@ class Forward {
             multiply(f.k, normed, T, k, false);
             multiply(f.v, normed, T, v, false);
         }
+        if (f.gates.weight) multiply(f.gates, normed, T, gates, false);
         t.barrier.wait();
     }
 
@@ -176,8 +198,8 @@ class Forward {
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             float *const queries = q + i * H * D, *const keys = k + i * K * D;
-            if (f.q_norm) normalize(queries, f.q_norm, nullptr, H * D, queries);
-            if (f.k_norm) normalize(keys, f.k_norm, nullptr, K * D, keys);
+            if (f.q_norm) normalize(queries, f.q_norm, f.q_norm_bias, H * D, queries);
+            if (f.k_norm) normalize(keys, f.k_norm, f.k_norm_bias, K * D, keys);
         }
         t.barrier.wait();
     }
@@ -186,6 +208,7 @@ class Forward {
     void before_mixer(const Layer& f) {
         float* to = p.mixer_inputs;
         for (const Linear* const linear : {&f.q, &f.k, &f.v}) {
+            if (!linear->weight) continue;
             multiply(*linear, normed, T, to, false);
             to += T * linear->outputs;
         }
@@ -227,6 +250,22 @@ class Forward {
         t.barrier.wait();
     }
 
+    // The same with gates that have a projection of their own.
+    void gate_outputs(const Layer& f) {
+#pragma omp for schedule(static) nowait
+        for (int64_t unit = 0; unit < T * H; unit++) {
+            const float* const from = gates + unit / H * f.gates.outputs + unit % H * (m.gates_heads ? 1 : D);
+            float* const out = normed + unit * D;
+            for (int64_t j = 0; j < D; j++) out[j] *= opened(from[m.gates_heads ? 0 : j]);
+        }
+        t.barrier.wait();
+    }
+
+    float opened(float gate) const {
+        if (m.gate_function == SIGMOID_GATE) return 1 / (1 + std::exp(-gate));
+        return gate > 20 ? gate : std::log1p(std::exp(gate));  // as in torch
+    }
+
     // Puts queries in the order of attention, and keys and values into the cache.
     void rotate_all(const LayerPass& x, const Layer& f) {
 #pragma omp for schedule(static) nowait
@@ -243,8 +282,9 @@ class Forward {
     void query(const Layer& f, int64_t i, int64_t h) {
         const int64_t b = i / W, w = i % W;
         float *from = q + (i * H + h) * HEAD, *to = &t.queries[((b * K + h / G) * G * W + h % G * W + w) * D];
-        turn(f, f.q_norm, i, from);
-        for (int64_t j = 0; j < D; j += V) store(to + j, load(from + j) * m.scale);
+        turn(f, f.q_norm, f.q_norm_bias, i, from);
+        const float scale = score_scale(i);
+        for (int64_t j = 0; j < D; j += V) store(to + j, load(from + j) * scale);
     }
 
     void key_and_value(const LayerPass& x, const Layer& f, int64_t i, int64_t h) {
@@ -252,7 +292,8 @@ class Forward {
         const LayerCache& cache = p.cache[x.layer];
         const int64_t row = (b * K + h) * cache.slots + slot, to = row * D, bytes = row * coded_bytes(D, cache.bits);
         float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
-        turn(f, f.k_norm, i, key);
+        turn(f, f.k_norm, f.k_norm_bias, i, key);
+        limit(value);
         if (cache.bits) {
             encode_key<8>(key, cache.key_offset ? cache.key_offset + h * D : nullptr, D, static_cast<char*>(cache.k) + bytes);
             return encode_value<8>(value, D, static_cast<char*>(cache.v) + bytes);
@@ -341,7 +382,7 @@ class Forward {
             for (int64_t row = 0; row < T * inner; row += inner)
                 for (int64_t i = row + unit * OUTPUTS; i < row + std::min((unit + 1) * OUTPUTS, inner); i += V) {
                     const vec x = load(gate + i);
-                    store(gate + i, f.gate.weight ? gated(m, x, load(up + i)) : activated(m.activation, x));
+                    store(gate + i, f.gate.weight ? gated(m, f.slopes, x, load(up + i)) : activated(m.activation, f.slopes, x));
                 }
         t.barrier.wait();
     }
@@ -352,7 +393,7 @@ class Forward {
         float* const sum = t.beside.data();
         ExpertsPass<E>(m, *f.experts, p, t).run(normed, sum);
         if (f.down.weight) {
-            gate_shared(f.experts->shared_gate);
+            gate_shared(*f.experts);
             fill_inner(f);
             multiply(f.down, t.projected.data(), T, normed, false);
             t.barrier.wait();
@@ -367,12 +408,13 @@ class Forward {
     }
 
     // By how much a node's shared MLP counts.
-    void gate_shared(const float* weight) {
+    void gate_shared(const Experts& f) {
+        const float* const weight = f.shared_gate;
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             vec product = splat(0);
             for (int64_t j = 0; weight && j < width; j += V) product = fused(load(normed + i * width + j), load(weight + j), product);
-            t.shared_gate[i] = weight ? 1 / (1 + std::exp(-sum(product))) : 1.0f;
+            t.shared_gate[i] = (weight ? 1 / (1 + std::exp(-sum(product))) : 1.0f) * f.shared_scale;
         }
     }
 };

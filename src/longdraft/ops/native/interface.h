@@ -38,7 +38,11 @@ enum Start : int64_t { EMBEDDING, GIVEN, FUSED, BESIDE };
 
 // What the gate of an MLP goes through, or without gates its inner numbers. GELU_TANH: the approximation by tanh. RELU2: the
 // square of what is positive. CLAMPED: gate and up are limited, the gate goes through x sigmoid(slope x), and up is increased by 1.
-enum Activation : int64_t { SILU, GELU_TANH, RELU2, CLAMPED };
+// XIELU: with Layer.slopes (p, n, s), p x^2 + s x of what is positive, n (exp(x) - 1 - x) + s x of the rest.
+enum Activation : int64_t { SILU, GELU_TANH, RELU2, CLAMPED, GELU, RELU, XIELU };
+
+// What gates of attention's outputs go through. SOFTPLUS: log(1 + exp(x)).
+enum GateFunction : int64_t { SIGMOID_GATE, SOFTPLUS };
 
 // What makes shares of a router's products. SOFTMAX: over all experts. SIGMOID: of each.
 enum Scoring : int64_t { SOFTMAX, SIGMOID };
@@ -75,25 +79,32 @@ struct Experts {
     int64_t normalized;  // 1: the shares of the chosen experts are divided by their sum
     float scale;         // of shares
     const float* correction;        // [count]: added to shares where experts are chosen, and nowhere else; or null
+    int64_t corrects_scores;        // 1: it is added to the router's products instead
     int64_t groups, chosen_groups;  // experts are chosen from this many of these groups, those with the largest sums of two shares
     const float* shared_gate;       // [width]: what the layer's own MLP adds is multiplied by the sigmoid of a node's product; or null
+    float shared_scale;             // and by this
 };
 
 struct Layer {
-    Linear q, k, v, o, gate, up, down;  // an MLP may lack `gate`
+    Linear q, k, v, o, gate, up, down;  // an MLP may lack `gate`; RECURRENT layers k and v
+    Linear gates;             // of attention's outputs: of each number, or the first `heads` outputs are those of heads; or none
+    const float* slopes;      // [3]: XIELU
     const Experts* experts;  // beside the MLP, or in its place if there is no `down`; or null
     const float* input_norm;  // [width]; or null: none, if there is mixer_output_norm or the stream begins with a feature
     const float* input_norm_bias;  // [width], or null
-    const float* mlp_norm;    // [width]; null without an MLP, or if there is mlp_output_norm, or if the MLP lies beside attention
+    const float* mlp_norm;    // [width]; null without an MLP, or if there is mlp_output_norm, or if an MLP beside attention reads what that reads
     const float* mlp_norm_bias;  // [width], or null
     const float* q_norm;      // [D], or [H*D] with joint_norms; or null
     const float* k_norm;      // [D], or [K*D] with joint_norms; or null
+    const float* q_norm_bias;  // as q_norm, or null
+    const float* k_norm_bias;
     const float* mixer_output_norm;  // [width] of what the mixer and the MLP add to the stream, or null
     const float* mlp_output_norm;
     const float* sinks;  // [H]: a further score of each head's softmax, which has no value; or null
     int64_t window;    // how many positions a node sees; 0: all
     float cap;         // of the scores: cap tanh(x / cap); 0: none
     int64_t rotation;  // the row of inv_freq by which positions turn; -1: they do not
+    int64_t frequencies;  // how many numbers of that row are used; 0: all
     LayerKind kind;
 };
 
@@ -106,6 +117,10 @@ struct Model {
     int64_t joint_norms;  // 1: q_norm and k_norm are over all heads of a node; 0: over each head
     int64_t late_norms;   // 1: q_norm and k_norm come after the rotation; 0: before it
     int64_t gated;        // 1: q has the numbers of a head, then its output's gates
+    int64_t gates_heads;  // 1: Layer.gates has a gate of each head; 0: of each number
+    GateFunction gate_function;  // of Layer.gates
+    float limit;                 // of queries, keys and values before the rotation: [-limit, limit]; 0: none
+    float growth, span;          // scores of a node at position p are multiplied by 1 + growth log(1 + floor(p / span)); 0: they are not
     Activation activation;
     float mlp_limit, mlp_slope;  // CLAMPED
     float eps, scale, rope_scale;
@@ -113,13 +128,14 @@ struct Model {
     float logit_divisor, logit_cap;         // logits are divided, then capped: cap tanh(x / cap); 0: they are not
     const float* inv_freq;  // [1 + more_rotations,frequencies]
     const void* embed;  // E [vocab,width]
+    const float* embedding_norm;  // [width] of embeddings, or null
     Linear head;
     const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens;
                                  // or, where the stream does not begin with an embedding, logits are those of its rows
     const float* norm;           // [width], or null: none before the head
     const float* norm_bias;      // [width], or null
     int64_t layer_norms;         // 1: norms subtract the mean (LayerNorm); 0: they do not (RMSNorm)
-    int64_t parallel;            // 1: MLPs lie beside attention and read what it reads; 0: behind it
+    int64_t parallel;            // 1: MLPs lie beside attention and read the stream before it, through mlp_norm or as attention does; 0: behind it
     const Layer* layer;          // [layers]
     Start start;
     Linear fuse;                // FUSED: of [embedding, feature]; BESIDE and GIVEN: of Pass.sources, or none

@@ -19,7 +19,9 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention&
     const int64_t beside = m.start == FUSED || m.start == BESIDE ? 2 * m.width : 0;
     t.residual.reserve(T * m.width), t.normed.reserve(T * std::max({m.width, H * D, beside}));
     t.kept_input.reserve(m.parallel ? T * m.width : 0);
-    t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D, 2 * m.mlp, m.width}));
+    int64_t gates = 0;
+    for (int64_t layer = 0; layer < m.layers; layer++) gates = std::max(gates, m.layer[layer].gates.outputs);
+    t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D + gates, 2 * m.mlp, m.width}));
     t.queries.reserve(T * H * D), t.rotation.reserve((1 + m.more_rotations) * T * D), t.lse.reserve(T * H);
     const int64_t partials = pairs * widest * R;
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);

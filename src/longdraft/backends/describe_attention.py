@@ -1,0 +1,286 @@
+"""Describes attention and what some layers have in its place; see describe.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from longdraft.backends.decoder_layer import (
+    Attention,
+    DeltaNet,
+    Linear,
+    Norm,
+    Rotation,
+    ShortConvolution,
+)
+from longdraft.backends.describe_parts import PartFinder, first_of
+from longdraft.backends.known_modules import Unknown, check, class_of, read_by, reads
+from longdraft.families import ModelFamily
+
+# The names of q_norm and k_norm.
+HEAD_NORMS = (
+    ("q_norm", "k_norm"),
+    ("q_layernorm", "k_layernorm"),
+    ("query_layernorm", "key_layernorm"),
+)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+# All three in one layer: one after the other, or head by head.
+TOGETHER = "qkv_proj"
+BY_HEAD = "query_key_value"
+OUTPUTS = ("o_proj", "dense", "out_proj")
+GATES = ("g_proj", "gate_proj")
+GATE_FUNCTIONS = ("sigmoid", "softplus")
+# Attributes that are read below, or change nothing in a pass without gradients.
+OF_ATTENTION = {
+    *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
+    *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
+    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", "num_key_value_heads"),
+    *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
+    *("rope_parameters", "partial_rotary_factor", "rotary_ndims", "qk_layernorm", "head_size"),
+    *("is_local_attention", "gate_per_head", "force_rope"),
+}
+OF_DELTA_NET = {
+    *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
+    *("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "key_dim", "value_dim"),
+    *("activation", "layer_norm_epsilon"),
+}
+OF_CONVOLUTION = {"config", "layer_idx", "layer_type", "conv_kernel_size", "bias"}
+OF_ROTATION = {
+    *("config", "rope_type", "attention_scaling", "mrope_section"),
+    *("max_seq_len_cached", "original_max_seq_len"),
+}
+
+
+def attention_of(finder: PartFinder, module: Any) -> Attention:
+    """The description of this attention. Raises Unknown."""
+    c = finder.config
+    kind = type(module).__name__
+    dim = int(getattr(module, "head_dim", None) or module.head_size)
+    heads = getattr(module, "num_heads", None) or c.num_attention_heads
+    key_heads = getattr(c, "num_key_value_heads", None) or heads
+    sizes = {
+        "q_proj": heads * dim * (1 + finder.family.gated),
+        "k_proj": key_heads * dim,
+        "v_proj": key_heads * dim,
+    }
+    named = next((n for n in (TOGETHER, BY_HEAD) if hasattr(module, n)), None)
+    parts = {first_of(OUTPUTS, module), *((named,) if named else PROJECTIONS)}
+    optional = {*GATES, "sinks", "attention_dropout", *(n for pair in HEAD_NORMS for n in pair)}
+    cls = class_of(finder.family, finder.family.attention)
+    check(module, cls, parts, OF_ATTENTION, optional)
+    if module.is_causal is not True:
+        raise Unknown(f"{kind} is not causal")
+    width = c.hidden_size
+    if named == BY_HEAD and heads != key_heads:
+        raise Unknown(f"{kind} has other numbers of heads than are known")
+    if named:
+        by_head = heads if named == BY_HEAD else 1
+        q, k, v = finder.rows(getattr(module, named), sizes, by_head)
+    else:
+        q, k, v = [finder.linear(getattr(module, n), n, (sizes[n], width)) for n in PROJECTIONS]
+    out = first_of(OUTPUTS, module)
+    norms = _norms_of(finder, module, dim, heads, key_heads)
+    limit = getattr(c, "clip_qkv", None)
+    if limit is not None and norms.get("joint_norms") is False:
+        raise Unknown(f"{kind} limits what it normalizes head by head")
+    return Attention(
+        q=q,
+        k=k,
+        v=v,
+        o=finder.linear(getattr(module, out), out, (width, heads * dim)),
+        heads=heads,
+        key_heads=key_heads,
+        dim=dim,
+        scale=module.scaling,
+        rotation=_rotation_of(finder, module),
+        gated=finder.family.gated,
+        window=_window_of(finder, module),
+        cap=read_by(module, "attn_logit_softcapping", module),
+        sinks=read_by(module, "sinks", module),
+        limit=limit,
+        temperature=_temperature_of(finder, module),
+        late_norms=finder.family.late_norms,
+        **norms,
+        **_gates_of(finder, module, dim, heads),
+    )
+
+
+def _norms_of(
+    finder: PartFinder, module: Any, dim: int, heads: int, key_heads: int
+) -> dict[str, Any]:
+    """The fields of queries' and keys' norms."""
+    held = [n for n in HEAD_NORMS if getattr(module, n[0], None) is not None]
+    if not held:
+        return {}
+    if len(held) > 1 or not all(reads(module, name) for name in held[0]):
+        raise Unknown(f"{type(module).__name__} has several norms of queries, or reads none")
+    norms = [getattr(module, name) for name in held[0]]
+    weights: list[Any] = [getattr(norm, "weight", None) for norm in norms]
+    if any(x is not None and x.dim() > 1 for x in weights):
+        raise Unknown(f"{type(module).__name__} has norms with weights for each head")
+    joint = any(x is not None and len(x) != dim for x in weights)
+    sizes = (heads * dim, key_heads * dim) if joint else (dim, dim)
+    fields = zip(("q_norm", "k_norm"), norms, held[0], sizes, strict=True)
+    found = {field: finder.norm(norm, name, size) for field, norm, name, size in fields}
+    return found | {"joint_norms": joint}
+
+
+def _gates_of(finder: PartFinder, module: Any, dim: int, heads: int) -> dict[str, Any]:
+    """The fields of gates that have a projection of their own."""
+    name = next((n for n in GATES if getattr(module, n, None) is not None), None)
+    if name is None:
+        return {}
+    functions = [function for function in GATE_FUNCTIONS if reads(module, function)]
+    if len(functions) != 1:
+        raise Unknown(f"{type(module).__name__} has gates that are not known")
+    gates = getattr(module, name)
+    count = int(gates.out_features)
+    if count not in (heads, heads * dim):
+        raise Unknown(f"{type(module).__name__} has {count} gates")
+    described: Linear = finder.linear(gates, name, (count, finder.config.hidden_size))
+    return {"gates": described, "gate_function": functions[0]}
+
+
+def _temperature_of(finder: PartFinder, module: Any) -> tuple[float, float] | None:
+    if not reads(module, "get_llama_4_attn_scale"):
+        return None
+    rope = finder.config.rope_parameters
+    growth = rope.get("llama_4_scaling_beta")
+    span = rope.get("original_max_position_embeddings")
+    if growth is None or not span:
+        raise Unknown(f"{type(module).__name__} does not say how scores grow with positions")
+    return float(growth), float(span)
+
+
+def _window_of(finder: PartFinder, module: Any) -> int | None:
+    if reads(module, "is_sliding") and not module.is_sliding:
+        return None
+    of_config = getattr(finder.config, "sliding_window", None)
+    return getattr(module, "sliding_window", of_config) or None
+
+
+def _rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
+    c = finder.config
+    windows = getattr(c, "sliding_window", None) is not None
+    beside_windows = windows and _window_of(finder, module) is None
+    forced = read_by(module, "force_rope", module)
+    if finder.family.turns_windows and beside_windows and not forced:
+        return None
+    if read_by(module, "use_rope", module) in (0, False):
+        return None
+    bases = getattr(c, "layer_rope_theta", None)
+    if bases is not None:
+        return finder.rotations.get(bases[module.layer_idx])
+    kind = getattr(module, "layer_type", getattr(module, "attention_type", None))
+    types = getattr(c, "layer_types", None)
+    if kind is None and types is not None:
+        kind = types[module.layer_idx]
+    return finder.rotations.get(None) or finder.rotations.get(kind)
+
+
+def delta_net_of(finder: PartFinder, module: Any) -> DeltaNet:
+    """The description of this gated delta net. Raises Unknown."""
+    family = finder.family
+    parts = {"out_proj", "conv1d", "dt_bias", "A_log", "norm"}
+    read = _joined if hasattr(module, "in_proj_qkvz") else _apart
+    held = {name for name, _ in module.named_children() if name.startswith("in_proj_")}
+    check(module, class_of(family, family.delta_net), parts | held, OF_DELTA_NET)
+    check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
+    norm = module.norm
+    gated = class_of(family, family.gated_norm)
+    check(norm, gated, {"weight"}, {"variance_epsilon", "activation"})
+    if norm.activation != "silu":
+        raise Unknown(f"{type(norm).__name__} has {norm.activation} of its gates")
+    width = finder.config.hidden_size
+    return DeltaNet(
+        **read(finder, module),
+        o=finder.linear(module.out_proj, "out_proj", (width, module.value_dim)),
+        convolution=module.conv1d,
+        activation=module.activation,
+        log_rate=module.A_log,
+        step_bias=module.dt_bias,
+        norm=Norm(norm, "norm", (module.head_v_dim,), norm.variance_epsilon),
+        key_heads=module.num_k_heads,
+        key_dim=module.head_k_dim,
+        value_heads=module.num_v_heads,
+        value_dim=module.head_v_dim,
+    )
+
+
+def _apart(finder: PartFinder, module: Any) -> dict[str, Linear]:
+    """The projections of a delta net that has a layer for each."""
+    width = finder.config.hidden_size
+    heads = module.num_v_heads
+    sizes = {"qkv": module.conv_dim, "z": module.value_dim, "b": heads, "a": heads}
+    return {
+        field: finder.linear(getattr(module, f"in_proj_{field}"), f"in_proj_{field}", (size, width))
+        for field, size in sizes.items()
+    }
+
+
+def _joined(finder: PartFinder, module: Any) -> dict[str, Linear]:
+    """Those of one that has two layers, which have each key head's part of all (Qwen3-Next)."""
+    keys, values, heads = module.key_dim, module.value_dim, module.num_v_heads
+    groups = module.num_k_heads
+    qkvz = {"q": keys, "k": keys, "v": values, "z": values}
+    q, k, v, z = finder.rows(module.in_proj_qkvz, qkvz, groups)
+    b, a = finder.rows(module.in_proj_ba, {"b": heads, "a": heads}, groups)
+    return {"qkv": finder.stacked([q, k, v], "qkv"), "z": z, "b": b, "a": a}
+
+
+def short_convolution_of(finder: PartFinder, module: Any) -> ShortConvolution:
+    """The description of this short convolution. Raises Unknown."""
+    family = finder.family
+    cls = class_of(family, family.convolution)
+    check(module, cls, {"in_proj", "conv", "out_proj"}, OF_CONVOLUTION)
+    check(module.conv, nn.Conv1d, {"weight"}, optional={"bias"})
+    width = finder.config.hidden_size
+    return ShortConvolution(
+        inputs=finder.linear(module.in_proj, "in_proj", (3 * width, width)),
+        convolution=module.conv,
+        o=finder.linear(module.out_proj, "out_proj", (width, width)),
+    )
+
+
+# By the names of children of a layer.
+MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | DeltaNet | ShortConvolution]] = {
+    "self_attn": attention_of,
+    "attention": attention_of,
+    "linear_attn": delta_net_of,
+    "conv": short_convolution_of,
+}
+
+
+def rotations_of(body: Any, family: ModelFamily) -> dict[Any, Rotation]:
+    """The rotation of each kind of layer, or of each base; that of None is the one of all."""
+    if hasattr(body, "rotary_embs"):
+        each = [_by_kind(module, family)[None] for module in body.rotary_embs]
+        bases = [module.config.rope_parameters["rope_theta"] for module in body.rotary_embs]
+        return dict(zip(bases, each, strict=True))
+    return _by_kind(getattr(body, first_of(("rotary_emb", "pos_emb"), body)), family)
+
+
+def _by_kind(module: Any, family: ModelFamily) -> dict[Any, Rotation]:
+    cls = class_of(family, family.rotation)
+    kinds = getattr(module, "rope_type", "default")
+    if not isinstance(kinds, dict):
+        check(module, cls, {"inv_freq"}, OF_ROTATION, {"original_inv_freq"})
+        return {None: _rotation(module, family, kinds, "")}
+    parts = {f"{kind}_inv_freq" for kind in kinds}
+    optional = {f"{kind}_original_inv_freq" for kind in kinds}
+    known = OF_ROTATION | {"layer_types", *(f"{kind}_attention_scaling" for kind in kinds)}
+    check(module, cls, parts, known, optional)
+    return {kind: _rotation(module, family, name, f"{kind}_") for kind, name in kinds.items()}
+
+
+def _rotation(module: Any, family: ModelFamily, kind: str, prefix: str) -> Rotation:
+    """prefix: of its names in the module."""
+    frequencies: Tensor = getattr(module, f"{prefix}inv_freq")
+    if frequencies.dim() != 1:
+        raise Unknown(f"{type(module).__name__} has several rows of frequencies")
+    scaling = getattr(module, f"{prefix}attention_scaling")
+    if family.turns_back:
+        frequencies = -frequencies
+    return Rotation(kind, frequencies, scaling, family.interleaved)

@@ -1,0 +1,122 @@
+"""Configurations of tiny models of families beyond those of tiny.py, as far as this version of
+Transformers has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+BASE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD = {"head_dim": 16}
+MIXED = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+GRANITE = {  # none of which changes anything by default
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
+SMALL = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = {**SMALL, "num_experts": 4, "shared_expert_intermediate_size": 48}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+KINDS = {
+    "full_attention": ROPE | {"partial_rotary_factor": 0.5},
+    "sliding_attention": ROPE | {"partial_rotary_factor": 1.0},
+}
+SPARSE = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+# The name of a configuration's class, and what it gets.
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ministral3": (
+        "Ministral3Config",
+        {
+            **HEAD,
+            "rope_parameters": ROPE
+            | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8},
+        },
+    ),
+    "apertus": ("ApertusConfig", {**HEAD, "rope_parameters": ROPE}),
+    "granite-swa": (
+        "GraniteSWAConfig",
+        {**HEAD, **GRANITE, **MIXED, "layer_rope_theta": [100.0, 0, 10000.0]},
+    ),
+    "hyperclovax": ("HyperCLOVAXConfig", {**HEAD, **GRANITE, "logits_scaling": 0.5}),
+    "nanochat": ("NanoChatConfig", HEAD),
+    "olmo": ("OlmoConfig", {"clip_qkv": 1.0}),
+    "phi": ("PhiConfig", {"qk_layernorm": True}),
+    "persimmon": ("PersimmonConfig", {"num_key_value_heads": 4}),
+    "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
+    "cohere-compass": (
+        "CohereCompassTextConfig",
+        {**HEAD, **MIXED, "rope_parameters": dict.fromkeys(KINDS, ROPE)},
+    ),
+}
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2-moe": (
+        "Cohere2MoeConfig",
+        {**HEAD, **MIXED, **SPARSE, "num_experts": 4, "num_shared_experts": 1}
+        | {"prefix_dense_intermediate_size": 96},
+    ),
+    "mellum": (
+        "MellumConfig",
+        {**HEAD, **SMALL, **MIXED, **SPARSE, "num_experts": 4}
+        | {"rope_parameters": dict.fromkeys(KINDS, ROPE)},
+    ),
+    "kolibri1": ("Kolibri1Config", {**HEAD, **SHARED, **MIXED}),
+    "laguna": (
+        "LagunaConfig",
+        {**HEAD, **SHARED, **MIXED, "rope_parameters": KINDS, "moe_routed_scaling_factor": 1.7},
+    ),
+    "afmoe": (
+        "AfmoeConfig",
+        {**HEAD, **SMALL, **MIXED, "num_experts": 4, "mup_enabled": True, "route_scale": 1.7},
+    ),
+    "granite-shared": (
+        "GraniteMoeSharedConfig",
+        {**HEAD, **GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "granite-moe-swa": (
+        "GraniteMoeSWAConfig",
+        {**HEAD, **GRANITE, **MIXED, "num_local_experts": 4, "shared_intermediate_size": 48}
+        | {"layer_rope_theta": [100.0, 0, 10000.0]},
+    ),
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2Config", CONVOLUTIONS),
+    "lfm2-moe": (
+        "Lfm2MoeConfig",
+        {**CONVOLUTIONS, **SMALL, "num_experts": 4, "num_dense_layers": 1},
+    ),
+    "lfm3": (
+        "Lfm3Config",
+        {**HEAD, "sliding_window": 24, "num_hidden_layers": 4}
+        | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
+    ),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        {**HEAD, **SHARED, "num_hidden_layers": 4}
+        | {"linear_key_head_dim": 8, "linear_value_head_dim": 16}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    ),
+}
+
+
+def there(rows: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The configurations whose classes there are."""
+    found = {name: getattr(transformers, cls, None) for name, (cls, _) in rows.items()}
+    return {name: cls(**(BASE | rows[name][1])) for name, cls in found.items() if cls is not None}
