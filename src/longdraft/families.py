@@ -26,7 +26,8 @@ class ModelFamily:
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
     the name of its class of an MLP of experts. routing: the same of its router. layers: the same
-    of its layers. rotary: the same of its rotation. interleaved: numbers that are rotated together
+    of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation.
+    interleaved: numbers that are rotated together
     lie side by side. partial: it may rotate a part of each head. turns_back: its rotations are the
     other way round. turns_windows: where some layers have windows, the others do not rotate.
     late_norms: queries and keys are normalized behind the rotation. norms_embeddings: its final
@@ -49,6 +50,7 @@ class ModelFamily:
     sparse: str = "SparseMoeBlock"
     routing: str = "TopKRouter"
     layers: str = "DecoderLayer"
+    mixers: str = "MambaLayer"
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
     partial: bool = False
@@ -78,6 +80,10 @@ class ModelFamily:
     @property
     def convolution(self) -> str:
         return f"{self.stem}ShortConv"
+
+    @property
+    def mamba(self) -> str:
+        return self.stem + self.mixers
 
     @property
     def mlp(self) -> str:
@@ -263,6 +269,17 @@ FAMILIES = (
     ModelFamily("Lfm2Moe", "lfm2_moe", native="hybrid"),
     ModelFamily("Lfm3", "lfm3", native="hybrid"),
     ModelFamily("Qwen3Next", "qwen3_next", native="hybrid", plus_one=True, gated=True),
+    ModelFamily("Bamba", "bamba", native="hybrid", mixers="Mixer", partial=True),
+    ModelFamily("GraniteMoeHybrid", "granitemoehybrid", native="hybrid", sparse="MoE"),
+    ModelFamily(
+        "NemotronH",
+        "nemotron_h",
+        native="hybrid",
+        sparse="MoE",
+        routing="TopkRouter",
+        layers="Block",
+        mixers="Mamba2Mixer",
+    ),
 )
 
 

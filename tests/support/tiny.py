@@ -227,6 +227,8 @@ KV8 = (
     "mistral-window-kv8",
     "qwen2-kv8",
 )
+# parameters of one dimension that show nothing with the values that they begin with
+VARIED = ("alpha_p", "alpha_n", "dt_bias", "conv1d.bias", "mamba.norm.weight", "mixer.norm.weight")
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
@@ -253,7 +255,7 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
         if key.endswith(("query_layernorm.weight", "key_layernorm.weight")):
             torch.nn.init.normal_(p, 1.0, 0.5)  # norms of equal weights do not show the rotation
-        if key.endswith(("alpha_p", "alpha_n")):
+        if key.endswith(VARIED):
             torch.nn.init.normal_(p)
         if key.endswith((*CORRECTIONS, "layernorm.bias")):
             torch.nn.init.normal_(p, std=0.1)

@@ -35,6 +35,12 @@ SMALL = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHARED = {**SMALL, "num_experts": 4, "shared_expert_intermediate_size": 48}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+}
 KINDS = {
     "full_attention": ROPE | {"partial_rotary_factor": 0.5},
     "sliding_attention": ROPE | {"partial_rotary_factor": 1.0},
@@ -106,6 +112,26 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm3Config",
         {**HEAD, "sliding_window": 24, "num_hidden_layers": 4}
         | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
+    ),
+    "bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 4}),
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        {**MAMBA, **GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"shared_intermediate_size": 48, "num_hidden_layers": 4}
+        | {"layer_types": ["linear_attention", "full_attention"] * 2},
+    ),
+    "granite-hybrid-dense": (
+        "GraniteMoeHybridConfig",
+        {**MAMBA, **GRANITE, "num_local_experts": 0, "shared_intermediate_size": 48}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"position_embedding_type": "rope"},
+    ),
+    "nemotron-h": (
+        "NemotronHConfig",
+        {**HEAD, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
+        | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "mlp"]}
+        | {"num_hidden_layers": 5, "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 48}
+        | SMALL,
     ),
     "qwen3-next": (
         "Qwen3NextConfig",

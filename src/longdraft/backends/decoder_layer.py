@@ -161,6 +161,35 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class MambaTwo:
+    """A selective state space in place of attention (Mamba-2, sec. 7).
+
+    inputs: gates, then what goes through `convolution` and `activation` (values, keys and queries
+    of the state space), then time steps. log_rate, step_bias, skip: of each head. limits: of time
+    steps. norm: of outputs times their gates, over each group's share of them.
+    """
+
+    inputs: Linear
+    convolution: Any
+    activation: str
+    log_rate: Tensor
+    step_bias: Tensor
+    skip: Tensor
+    limits: tuple[float, float]
+    norm: Norm
+    o: Linear
+    heads: int
+    dim: int
+    groups: int
+    states: int
+    norm_groups: int
+
+
+# What takes the place of attention.
+Recurrent = DeltaNet | ShortConvolution | MambaTwo
+
+
+@dataclass(frozen=True)
 class GatedMLP:
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate. activation:
     "silu", or the name of another's class. slopes (p, n, s) of an xIELU: p x^2 + s x of what is
@@ -188,6 +217,7 @@ class ExpertsMLP:
 
     gate_up, down: the matrices of all experts, [count,outputs,inputs], or [count,inputs,outputs] if
     `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
+    Without `gated` it has those of up alone.
     Packed ones are layers of gates, up and down, each with the rows of one expert after the other's
     and with their biases.
     shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it,
@@ -208,6 +238,7 @@ class ExpertsMLP:
     down_bias: Tensor | None = None
     transposed: bool = False
     interleaved: bool = False
+    gated: bool = True
     limit: float | None = None
     slope: float = 1.0
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -247,11 +278,11 @@ def _numbers(weights: Tensor | PackedLinear) -> int:
 class DecoderLayer:
     """x + residual_scale * mixer_output_norm(mixer(input_norm(x))), then the same with `mlp` and
     its norms. None: x itself. parallel: `mlp` reads x too, through its own norm if it has one, else
-    what the mixer reads, and both are added to x.
+    what the mixer reads, and both are added to x. A layer may have a mixer alone or an MLP alone.
     """
 
-    mixer: Attention | DeltaNet | ShortConvolution
-    mlp: GatedMLP | ExpertsMLP
+    mixer: Attention | Recurrent | None
+    mlp: GatedMLP | ExpertsMLP | None
     input_norm: Norm | None
     mlp_norm: Norm | None
     mixer_output_norm: Norm | None = None
@@ -271,7 +302,7 @@ class DecoderLayer:
     def products(self) -> int:
         """Multiply-adds of one node, without attention to keys."""
         total = sum(linear.numbers for linear in self.linears)
-        if not isinstance(self.mixer, Attention):
+        if isinstance(self.mixer, Recurrent):
             total += self.mixer.convolution.weight.numel()
         if isinstance(self.mlp, ExpertsMLP):
             total += self.mlp.products
@@ -287,6 +318,7 @@ class DecoderLayer:
 class Decoder:
     """The layers of a model, with the embedding before them and norm and head behind them.
 
+    rotation: the first of its layers'; None: nothing is rotated.
     embedding_scale: multiplies embeddings, which then go through embedding_norm. logit_divisor: divides the head's outputs. logit_cap: of
     the logits, by cap * tanh(x / cap).
     """
@@ -295,7 +327,7 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     norm: Norm
     head: Linear
-    rotation: Rotation
+    rotation: Rotation | None
     embedding_norm: Norm | None = None
     embedding_scale: float = 1.0
     logit_divisor: float = 1.0
@@ -306,10 +338,8 @@ class Decoder:
         return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
 
     @property
-    def recurrent(self) -> list[DeltaNet | ShortConvolution]:
-        """What takes the place of attention in some layers."""
-        mixers = (layer.mixer for layer in self.layers)
-        return [mixer for mixer in mixers if not isinstance(mixer, Attention)]
+    def recurrent(self) -> list[Recurrent]:
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Recurrent)]
 
     @property
     def norms(self) -> list[Norm]:

@@ -22,7 +22,7 @@ from longdraft.backends.decoder_layer import (
     Linear,
     Norm,
 )
-from longdraft.backends.describe_attention import MIXERS, rotations_of
+from longdraft.backends.describe_attention import MIXERS, attention_of, mamba_of, rotations_of
 from longdraft.backends.describe_experts import experts_of
 from longdraft.backends.describe_parts import PartFinder, first_of
 from longdraft.backends.known_modules import Unknown, check, class_of, read_by, reads
@@ -52,12 +52,14 @@ NORMS = (
     LayerNorms(None, MIXER, None, "post_feedforward_layernorm"),
     LayerNorms("input_layernorm", None, "pre_feedforward_layernorm", None),
     LayerNorms("attention_layernorm", None, "feedforward_layernorm", None),
+    LayerNorms("input_layernorm", None, "pre_ff_layernorm", None),
     LayerNorms("operator_norm", None, "ffn_norm", None),
     LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
     LayerNorms("input_layernorm", None, None, None),  # attention and MLP side by side
 )
-MLPS = ("mlp", "block_sparse_moe", "feed_forward")
+ALONE = {"norm", "mixer"}
 BESIDE_EXPERTS = "shared_mlp"
+MLPS = ("mlp", "block_sparse_moe", "feed_forward", BESIDE_EXPERTS)
 # Parts that do nothing where nothing is trained.
 IDLE_IN_LAYER = {
     *("resid_attn_dropout", "resid_mlp_dropout", "resid_dropout", "dropout"),
@@ -66,8 +68,8 @@ IDLE_IN_LAYER = {
 IDLE_IN_BODY = {"embed_dropout", "emb_dropout"}
 BODIES = ("model", "gpt_neox")
 HEADS = ("lm_head",)
-EMBEDDINGS = ("embed_tokens", "embed_in")
-FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm")
+EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings")
+FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 ROTATIONS = {"rotary_emb", "rotary_embs", "pos_emb"}
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_EMBEDDING = {
@@ -77,9 +79,10 @@ OF_EMBEDDING = {
 OF_LAYER = {
     *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
     *("residual_multiplier", "use_parallel_residual", "is_attention_layer", "moe_enabled"),
+    *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
 OF_BODY = {"embedding_multiplier", "embedding_dropout"}
-OF_MODEL = {"router_aux_loss_coef", "logit_scale", "logits_scaling"}
+OF_MODEL = {"router_aux_loss_coef", "z_loss_coefficient", "logit_scale", "logits_scaling"}
 
 
 def described(hf: Any) -> Decoder | None:
@@ -114,8 +117,6 @@ def describe(hf: Any) -> Decoder:
     layers = tuple(finder.layer(layer) for layer in model.layers)
     attentions = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
     rotation = next((a.rotation for a in attentions if a.rotation), None)
-    if rotation is None:
-        raise Unknown(f"{type(hf).__name__} rotates nothing")
     final = finder.norm(getattr(model, norm), norm, width)
     return Decoder(
         embedding=Linear(getattr(model, embedding), embedding, table),
@@ -136,15 +137,17 @@ class Finder(PartFinder):
     def layer(self, module: Any) -> DecoderLayer:
         """Raises Unknown."""
         children = {name for name, _ in module.named_children()}
+        if children == ALONE:
+            return self._alone(module)
         mlp = first_of(MLPS, module)
-        beside = {BESIDE_EXPERTS} & children
+        beside = {BESIDE_EXPERTS} & children - {mlp}
         own = children - MIXERS.keys() - {mlp} - beside - IDLE_IN_LAYER
         norms = next((n for n in NORMS if n.names == own), None)
         if norms is None:
             raise Unknown(f"{type(module).__name__} has other norms than are known")
         optional = {*MIXERS, *IDLE_IN_LAYER, BESIDE_EXPERTS}
         cls = class_of(self.family, self.family.layer)
-        check(module, cls, norms.names | {mlp}, OF_LAYER | {BESIDE_EXPERTS, MIXER}, optional)
+        check(module, cls, norms.names | {mlp}, OF_LAYER, optional)
         for idle in IDLE_IN_LAYER & children:
             check(getattr(module, idle), nn.Dropout, set())
         mixers = [name for name in MIXERS if name in children]
@@ -153,9 +156,10 @@ class Finder(PartFinder):
         parallel = read_by(module, "use_parallel_residual", module)
         if parallel is None:
             parallel = norms.mlp is None and norms.mixer_output is None
+        shared = getattr(module, BESIDE_EXPERTS) if beside else None
         return DecoderLayer(
             mixer=MIXERS[mixers[0]](self, getattr(module, mixers[0])),
-            mlp=self._second_half(getattr(module, mlp), getattr(module, BESIDE_EXPERTS, None)),
+            mlp=self._second_half(getattr(module, mlp), shared),
             input_norm=self._norm_in(module, norms.input),
             mlp_norm=self._norm_in(module, norms.mlp),
             mixer_output_norm=self._norm_in(module, norms.mixer_output),
@@ -164,19 +168,37 @@ class Finder(PartFinder):
             parallel=bool(parallel),
         )
 
+    def _alone(self, module: Any) -> DecoderLayer:
+        """A layer that has a mixer or an MLP alone."""
+        check(module, class_of(self.family, self.family.layer), ALONE, OF_LAYER)
+        inner = module.mixer
+        norm = self._norm_in(module, "norm")
+        if type(inner) is class_of(self.family, self.family.attention):
+            return DecoderLayer(attention_of(self, inner), None, norm, None)
+        if type(inner) is class_of(self.family, self.family.mamba):
+            return DecoderLayer(mamba_of(self, inner), None, norm, None)
+        return DecoderLayer(None, self._second_half(inner, None), None, norm)
+
     def _second_half(self, module: Any, beside: Any) -> GatedMLP | ExpertsMLP:
         """An MLP or experts, and of a layer that has one beside its experts that MLP with them."""
         if not hasattr(module, "experts"):
             if beside is not None:
                 raise Unknown(f"{type(beside).__name__} lies beside no experts")
-            inner = getattr(getattr(module, "w1", None), "out_features", None)
-            return self.mlp(module, inner)
+            return self.mlp(module, self._inner_of(module))
         experts = experts_of(self, module)
         if beside is None:
             return experts
         if experts.shared is not None:
             raise Unknown(f"{type(module).__name__} has two MLPs for all nodes")
         return replace(experts, shared=self.mlp(beside, self.config.shared_intermediate_size))
+
+    def _inner_of(self, module: Any) -> int | None:
+        """How many numbers an MLP has inside, where the config has another number; None: as it
+        says.
+        """
+        if hasattr(module, "input_linear"):
+            return self.config.shared_intermediate_size
+        return getattr(getattr(module, "w1", None), "out_features", None)
 
     def _norm_in(self, layer: Any, name: str | None) -> Norm | None:
         module = None if name is None else getattr(layer, name)

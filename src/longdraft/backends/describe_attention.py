@@ -11,12 +11,14 @@ from longdraft.backends.decoder_layer import (
     Attention,
     DeltaNet,
     Linear,
+    MambaTwo,
     Norm,
+    Recurrent,
     Rotation,
     ShortConvolution,
 )
 from longdraft.backends.describe_parts import PartFinder, first_of
-from longdraft.backends.known_modules import Unknown, check, class_of, read_by, reads
+from longdraft.backends.known_modules import Unknown, check, class_of, name_of, read_by, reads
 from longdraft.families import ModelFamily
 
 # The names of q_norm and k_norm.
@@ -47,6 +49,12 @@ OF_DELTA_NET = {
     *("activation", "layer_norm_epsilon"),
 }
 OF_CONVOLUTION = {"config", "layer_idx", "layer_type", "conv_kernel_size", "bias"}
+OF_MAMBA = {
+    *("config", "use_bias", "num_heads", "hidden_size", "ssm_state_size", "conv_kernel_size"),
+    *("intermediate_size", "layer_idx", "use_conv_bias", "activation", "layer_norm_epsilon"),
+    *("n_groups", "head_dim", "chunk_size", "time_step_limit", "conv_dim", "layer_type"),
+    "use_mem_eff_path",
+}
 OF_ROTATION = {
     *("config", "rope_type", "attention_scaling", "mrope_section"),
     *("max_seq_len_cached", "original_max_seq_len"),
@@ -244,12 +252,44 @@ def short_convolution_of(finder: PartFinder, module: Any) -> ShortConvolution:
     )
 
 
+def mamba_of(finder: PartFinder, module: Any) -> MambaTwo:
+    """The description of this Mamba-2 mixer. Raises Unknown."""
+    family = finder.family
+    cls = class_of(family, family.mamba)
+    parts = {"in_proj", "conv1d", "act", "dt_bias", "A_log", "norm", "D", "out_proj"}
+    check(module, cls, parts, OF_MAMBA)
+    check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
+    inner, groups, states = module.intermediate_size, module.n_groups, module.ssm_state_size
+    norm = module.norm
+    check(norm, class_of(family, family.gated_norm), {"weight"}, {"variance_epsilon", "group_size"})
+    width = finder.config.hidden_size
+    outputs = 2 * inner + 2 * groups * states + module.num_heads
+    low, high = module.time_step_limit
+    return MambaTwo(
+        inputs=finder.linear(module.in_proj, "in_proj", (outputs, width)),
+        convolution=module.conv1d,
+        activation=name_of(module.act),
+        log_rate=module.A_log,
+        step_bias=module.dt_bias,
+        skip=module.D,
+        limits=(float(low), float(high)),
+        norm=Norm(norm, "norm", (inner,), norm.variance_epsilon),
+        o=finder.linear(module.out_proj, "out_proj", (width, inner)),
+        heads=module.num_heads,
+        dim=module.head_dim,
+        groups=groups,
+        states=states,
+        norm_groups=inner // norm.group_size,
+    )
+
+
 # By the names of children of a layer.
-MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | DeltaNet | ShortConvolution]] = {
+MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | Recurrent]] = {
     "self_attn": attention_of,
     "attention": attention_of,
     "linear_attn": delta_net_of,
     "conv": short_convolution_of,
+    "mamba": mamba_of,
 }
 
 
@@ -259,7 +299,9 @@ def rotations_of(body: Any, family: ModelFamily) -> dict[Any, Rotation]:
         each = [_by_kind(module, family)[None] for module in body.rotary_embs]
         bases = [module.config.rope_parameters["rope_theta"] for module in body.rotary_embs]
         return dict(zip(bases, each, strict=True))
-    return _by_kind(getattr(body, first_of(("rotary_emb", "pos_emb"), body)), family)
+    names = ("rotary_emb", "pos_emb")
+    module = next((m for n in names if (m := getattr(body, n, None)) is not None), None)
+    return {} if module is None else _by_kind(module, family)
 
 
 def _by_kind(module: Any, family: ModelFamily) -> dict[Any, Rotation]:

@@ -34,13 +34,14 @@ SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 MATRICES = ("wg", "gate")  # of routers that have a linear layer
 GATE = "shared_expert_gate"
+UNCHANGED = ("fc1_latent_proj", "fc2_latent_proj")  # what experts read and return, if identities
 
 
 def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     """The description of this MLP. Raises Unknown."""
     family = finder.family
     name = "router" if hasattr(module, "router") else "gate"
-    known = {*SHARED, GATE, *CORRECTIONS}
+    known = {*SHARED, GATE, *CORRECTIONS, *UNCHANGED}
     check(module, class_of(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP, known)
     router = getattr(module, name)
     held_by = module.experts
@@ -48,7 +49,9 @@ def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     inner = held_by.own if packed else held_by
     function = getattr(inner, "act_fn", None)
     activations = {"act_fn"} if isinstance(function, nn.Module) else set[str]()
-    matrices = {"gate_up_proj", "down_proj"}
+    if any(type(getattr(module, n, None)) not in (nn.Identity, type(None)) for n in UNCHANGED):
+        raise Unknown(f"{type(module).__name__} has experts of another width")
+    matrices = {_up(inner), "down_proj"}
     biases = {"gate_up_proj_bias", "down_proj_bias"}
     of_router = {"bias", CORRECTION, "moe_statics"}
     named = next((n for n in MATRICES if hasattr(router, n)), None)
@@ -65,8 +68,8 @@ def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     layout = ("has_gate", "is_transposed", "is_concatenated")
     if not all(hasattr(inner, attribute) for attribute in layout):
         raise Unknown(f"{type(inner).__name__} does not say how its matrices are stored")
-    if not inner.has_gate or getattr(inner, "has_post_expert_norm", False):
-        raise Unknown(f"{type(inner).__name__} has no gates, or normalizes its outputs")
+    if getattr(inner, "has_post_expert_norm", False):
+        raise Unknown(f"{type(inner).__name__} normalizes its outputs")
     if (function is not None) == hasattr(inner, "limit"):
         raise Unknown(f"{type(inner).__name__} has no activation, or two")
     scoring = _scoring(router)
@@ -99,13 +102,18 @@ def _matrices(experts: Any) -> dict[str, Any]:
     if isinstance(experts, PackedExperts):
         return {"gate_up": (experts.gate, experts.up), "down": experts.down}
     return {
-        "gate_up": experts.gate_up_proj,
+        "gate_up": getattr(experts, _up(experts)),
+        "gated": experts.has_gate,
         "gate_up_bias": getattr(experts, "gate_up_proj_bias", None),
         "down": experts.down_proj,
         "down_bias": getattr(experts, "down_proj_bias", None),
         "transposed": experts.is_transposed,
         "interleaved": not experts.is_concatenated,
     }
+
+
+def _up(experts: Any) -> str:
+    return "gate_up_proj" if getattr(experts, "has_gate", True) else "up_proj"
 
 
 def _name_of(function: Any) -> str:

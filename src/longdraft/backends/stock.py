@@ -52,6 +52,8 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
                 f"{right}: use weights and a config"
                 " that belong together"
             )
+    if decoder.rotation is None:
+        return
     rotated = decoder.rotation.size
     dim = decoder.attentions[0].dim
     family = family_of(hf)

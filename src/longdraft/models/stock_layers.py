@@ -30,7 +30,7 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
     hf: Any = target.hf
     family = family_of(hf)
     decoder = stock_decoder(hf)
-    if family is None or decoder is None:
+    if family is None or decoder is None or decoder.rotation is None:
         return None
     if any(a.rotation is not decoder.rotation for a in decoder.attentions):
         return None
@@ -42,7 +42,7 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
         return None
     attention = made.mixer
     mlp = made.mlp
-    if unread(made, READ) or mlp.activation != "silu":
+    if unread(made, READ) or mlp is None or mlp.activation != "silu":
         return None
     assert isinstance(attention, Attention) and isinstance(mlp, GatedMLP)
     if mlp.gate is None or made.input_norm is None or made.mlp_norm is None:

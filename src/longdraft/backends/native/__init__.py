@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend, ChainDrafter
+from longdraft.backends.features.bounded_positions import BoundedPositions
 from longdraft.backends.features.experts import Experts
 from longdraft.backends.features.scans.recurrent_layers import Scans
 from longdraft.backends.features.windows import Windows
@@ -66,7 +67,7 @@ class NativeBackend(Backend):
     moved or changed.
     """
 
-    SUPPORTED = frozenset({Windows, Scans, Experts})
+    SUPPORTED = frozenset({Windows, Scans, Experts, BoundedPositions})
     name = "native"
     exact = True
 

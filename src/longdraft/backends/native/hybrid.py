@@ -6,13 +6,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from longdraft.backends.decoder_layer import Attention, DecoderLayer, DeltaNet
+from longdraft.backends.decoder_layer import (
+    Attention,
+    DecoderLayer,
+    DeltaNet,
+    MambaTwo,
+    ShortConvolution,
+)
 from longdraft.backends.features.scans.recurrent_pass import RecurrentPass
 from longdraft.backends.native.gated_delta import GatedDelta
+from longdraft.backends.native.selective_scan import SelectiveScan
 from longdraft.backends.native.short_convolution import GatedConvolution
 from longdraft.backends.native.step import NativeStep
 from longdraft.core import KVCache, Tree
 from longdraft.ops import native
+
+MIXERS = {DeltaNet: GatedDelta, ShortConvolution: GatedConvolution, MambaTwo: SelectiveScan}
 
 
 class HybridStep(NativeStep):
@@ -21,16 +30,20 @@ class HybridStep(NativeStep):
     """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
-        self.mixers = dict[int, GatedDelta | GatedConvolution]()
+        self.mixers = dict[int, GatedDelta | GatedConvolution | SelectiveScan]()
+        self.alone = set[int]()  # layers that are an MLP alone
         super().__init__(hf, windows)
-        self.without_keys = set(self.mixers)
+        self.without_keys = self.mixers.keys() | self.alone
 
     def _layer(self, layer: DecoderLayer, number: int) -> native.Layer:
         part = layer.mixer
         if isinstance(part, Attention):
             return super()._layer(layer, number)
-        kind = GatedDelta if isinstance(part, DeltaNet) else GatedConvolution
-        mixer = self.mixers[number] = kind(part, self._pins)
+        if part is None:
+            self.alone.add(number)
+            return native.Layer(**self._around(layer), kind=native.LayerKind.ALONE)
+        made: Any = MIXERS[type(part)]
+        mixer = self.mixers[number] = made(part, self._pins)
         return native.Layer(**self._around(layer), **mixer.linears, kind=native.LayerKind.RECURRENT)
 
     def _compute(self, p: native.Pass, tree: Tree, cache: KVCache, start: int) -> None:

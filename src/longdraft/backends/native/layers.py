@@ -17,12 +17,14 @@ from longdraft.backends.decoder_layer import (
     ExpertsMLP,
     GatedMLP,
     LinearRows,
+    MambaTwo,
     Norm,
     Rotation,
     ShortConvolution,
     unread,
 )
 from longdraft.backends.describe import described
+from longdraft.backends.features.bounded_positions import ROPES
 from longdraft.families import family_of
 from longdraft.ops import native
 
@@ -42,6 +44,7 @@ READ: Mapping[type, frozenset[str]] = {
     Norm: LLAMA_LIKE[Norm] | {"plus_one", "kind"},
     DeltaNet: frozenset(field.name for field in fields(DeltaNet)),
     ShortConvolution: frozenset(field.name for field in fields(ShortConvolution)),
+    MambaTwo: frozenset(field.name for field in fields(MambaTwo)),
     ExpertsMLP: frozenset(field.name for field in fields(ExpertsMLP)),
 }
 
@@ -73,6 +76,7 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
         not unread(decoder, READ)
         and all(knows(layer) for layer in decoder.layers)
         and family.native == step
+        and all(rotation.kind in ROPES for rotation in rotations(decoder))
         and is_uniform(decoder)
         and {i: window for i, window in seen.items() if window is not None} == windows
     )
@@ -83,7 +87,7 @@ def knows(layer: DecoderLayer) -> bool:
     if any(getattr(norm.module, "bias", None) is not None for norm in without_bias(layer)):
         return False
     mlps = gated_mlps(layer)
-    if any(mlp.activation not in ACTIVATIONS for mlp in (layer.mlp, *mlps)):
+    if any(mlp.activation not in ACTIVATIONS for mlp in all_mlps(layer)):
         return False
     experts = [layer.mlp.inner] if isinstance(layer.mlp, ExpertsMLP) else []
     if any(inner < 16 or inner % 16 for inner in (*experts, *(mlp.up.shape[0] for mlp in mlps))):
@@ -91,6 +95,9 @@ def knows(layer: DecoderLayer) -> bool:
     if isinstance(layer.mlp, ExpertsMLP) and not knows_gate(layer.mlp):
         return False
     mixer = layer.mixer
+    if isinstance(mixer, MambaTwo):
+        size = mixer.heads * mixer.dim // mixer.norm_groups
+        return mixer.activation == "silu" and mixer.dim % 16 == size % 16 == mixer.states % 16 == 0
     if not isinstance(mixer, DeltaNet):
         return True
     plain = type(mixer.b.module) is type(mixer.a.module) and type(mixer.b.module) in PLAIN
@@ -114,6 +121,12 @@ def gated_mlps(layer: DecoderLayer) -> list[GatedMLP]:
     """The MLPs that all nodes of a layer go through."""
     mlp = layer.mlp.shared if isinstance(layer.mlp, ExpertsMLP) else layer.mlp
     return [] if mlp is None else [mlp]
+
+
+def all_mlps(layer: DecoderLayer) -> list[GatedMLP | ExpertsMLP]:
+    """The MLPs of a layer: experts, and those that all nodes go through."""
+    experts = [layer.mlp] if isinstance(layer.mlp, ExpertsMLP) else []
+    return [*experts, *gated_mlps(layer)]
 
 
 def routers(hf: Any) -> set[Tensor]:
@@ -143,8 +156,8 @@ def is_uniform(decoder: Decoder) -> bool:
         + (a.temperature,)
         for a in decoder.attentions
     }
-    rotated = {(r.scaling, r.interleaved) for r in rotations(decoder)}
-    mlps = [mlp for layer in decoder.layers for mlp in (layer.mlp, *gated_mlps(layer))]
+    rotated = {(r.scaling, r.interleaved) for r in rotations(decoder)} or {(1.0, False)}
+    mlps = [mlp for layer in decoder.layers for mlp in all_mlps(layer)]
     inside = {mlp.activation for mlp in mlps}
     limits = {(m.limit, m.slope) for m in mlps if isinstance(m, ExpertsMLP)} or {(None, 1.0)}
     side = {layer.parallel for layer in decoder.layers}
@@ -158,8 +171,7 @@ def is_uniform(decoder: Decoder) -> bool:
 def rotations(decoder: Decoder) -> list[Rotation]:
     """The rotations of its layers, each once, the decoder's own first."""
     found = {id(r): r for a in decoder.attentions if (r := a.rotation) is not None}
-    others = (r for key, r in found.items() if key != id(decoder.rotation))
-    return [decoder.rotation, *others]
+    return list(found.values())
 
 
 def attention_window(layer: DecoderLayer) -> int | None:

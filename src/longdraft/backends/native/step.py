@@ -17,7 +17,7 @@ from longdraft.backends.decoder_layer import (
     ExpertsMLP,
 )
 from longdraft.backends.describe import describe
-from longdraft.backends.native.layers import ACTIVATIONS, gated_mlps, rotations
+from longdraft.backends.native.layers import ACTIVATIONS, all_mlps, gated_mlps, rotations
 from longdraft.backends.native.step_pins import StepPins
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
@@ -46,6 +46,8 @@ class NativeStep:
         vocab, width = decoder.embedding.shape
         count = len(decoder.layers)
         self._rows = {id(r): row for row, r in enumerate(rotations(decoder))}
+        rows = _rows(decoder)
+        mlp = next(mlp for layer in decoder.layers for mlp in all_mlps(layer))
         layers = (native.Layer * count)(
             *[self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
         )
@@ -68,13 +70,13 @@ class NativeStep:
             gated=attention.gated,
             mlp=max((m.up.shape[0] for f in decoder.layers for m in gated_mlps(f)), default=0),
             vocab=vocab,
-            frequencies=max(len(r.frequencies) for r in rotations(decoder)),
-            interleaved=decoder.rotation.interleaved,
+            **_turning(decoder),
             joint_norms=attention.joint_norms,
             late_norms=attention.late_norms,
             **_of_attention(attention),
-            more_rotations=len(self._rows) - 1,
-            activation=ACTIVATIONS[decoder.layers[0].mlp.activation],
+            more_rotations=len(rows) - 1,
+            frequencies=rows.shape[1],
+            activation=ACTIVATIONS[mlp.activation],
             **_limits(decoder),
             embedding_scale=_scale(decoder.embedding_scale),
             residual_scale=_scale(decoder.layers[0].residual_scale),
@@ -82,8 +84,7 @@ class NativeStep:
             logit_cap=decoder.logit_cap or 0.0,
             eps=decoder.norm.eps,
             scale=attention.scale,
-            rope_scale=decoder.rotation.scaling,
-            inv_freq=self._pins.float(_rows(decoder)),
+            inv_freq=self._pins.float(rows),
             embed=self._pins.raw(decoder.embedding.module.weight),
             embedding_norm=self._pins.weights(decoder.embedding_norm),
             head=self._pins.linear(decoder.head.module),
@@ -359,9 +360,17 @@ class NativeStep:
 
 
 def _rows(decoder: Decoder) -> Tensor:
-    """The frequencies of all rotations, in rows of the same length."""
-    each = [r.frequencies for r in rotations(decoder)]
+    """The frequencies of all rotations, in rows of the same length; at least one."""
+    each = [r.frequencies for r in rotations(decoder)] or [torch.zeros(1)]
     return torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+
+
+def _turning(decoder: Decoder) -> dict[str, Any]:
+    """What all rotations have beside their frequencies."""
+    rotation = decoder.rotation
+    if rotation is None:
+        return {"rope_scale": 1.0}
+    return {"interleaved": rotation.interleaved, "rope_scale": rotation.scaling}
 
 
 def _of_attention(attention: Attention) -> dict[str, Any]:

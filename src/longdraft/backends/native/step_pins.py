@@ -81,13 +81,18 @@ class StepPins(pins.Pins):
         )
 
     def _matrices(self, mlp: ExpertsMLP) -> tuple[Any, Any, Any]:
-        """[count] layers each: the gates of all experts, what is up, and what is down."""
+        """[count] layers each: the gates of all experts, if they have some, what is up, and what is
+        down.
+        """
         if isinstance(mlp.gate_up, tuple) and isinstance(mlp.down, PackedLinear):
             gate, up, down = (self._parts(x, mlp.count) for x in (*mlp.gate_up, mlp.down))
             return gate, up, down
         assert isinstance(mlp.gate_up, Tensor) and isinstance(mlp.down, Tensor)
         gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
         down = mlp.down.mT if mlp.transposed else mlp.down
+        if not mlp.gated:
+            up, down = self._each(gate_up, mlp.gate_up_bias), self._each(down, mlp.down_bias)
+            return None, up, down
         gate, up = _halves(gate_up, mlp.interleaved)
         bias = mlp.gate_up_bias
         biases = (None, None) if bias is None else _halves(bias, mlp.interleaved)

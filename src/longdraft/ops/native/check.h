@@ -23,14 +23,14 @@ static bool mlp_fits(const Layer& f, const Model& m) {
 static bool fits(const Experts& f, const Model& m) {
     if (!in_range(f.count, 1, MANY) || !in_range(f.chosen, 1, f.count) || !in_range(f.scoring, SOFTMAX, SIGMOID)) return false;
     if (f.router.format != NUMBERS || !in_range(f.router.outputs, std::max<int64_t>(f.count, 16), MANY) || !fits(f.router, f.router.outputs, m.width)) return false;
-    if (!f.gate || !f.up || !f.down || !std::isfinite(f.scale) || !std::isfinite(f.shared_scale)) return false;
-    if (m.activation == XIELU) return false;
+    if (!f.up || !f.down || !std::isfinite(f.scale) || !std::isfinite(f.shared_scale)) return false;
+    if (m.activation == XIELU || (m.activation == CLAMPED && !f.gate)) return false;
     if (!in_range(f.groups, 1, f.count) || f.count % f.groups || !in_range(f.chosen_groups, 1, f.groups)) return false;
     if (f.chosen > f.count / f.groups * f.chosen_groups) return false;
-    const int64_t inner = f.gate[0].outputs;
+    const int64_t inner = f.up[0].outputs;
     if (!in_range(inner, 16, MANY) || inner % 16) return false;
     for (int64_t e = 0; e < f.count; e++)
-        if (!fits(f.gate[e], inner, m.width) || !fits(f.up[e], inner, m.width) || !fits(f.down[e], m.width, inner)) return false;
+        if ((f.gate && !fits(f.gate[e], inner, m.width)) || !fits(f.up[e], inner, m.width) || !fits(f.down[e], m.width, inner)) return false;
     return true;
 }
 
@@ -40,6 +40,8 @@ static bool second_half_fits(const Layer& f, const Model& m) {
     return (f.experts && !f.down.weight) || mlp_fits(f, m);
 }
 
+static bool has_no_mlp(const Layer& f) { return !f.down.weight && !f.experts; }
+
 // A layer whose mixer the caller computes.
 static bool mixer_fits(const Layer& f, const Model& m) {
     for (const Linear* const linear : {&f.q, &f.k, &f.v}) {
@@ -47,7 +49,7 @@ static bool mixer_fits(const Layer& f, const Model& m) {
         if (!left_out && (!in_range(linear->outputs, 16, MANY) || !fits(*linear, linear->outputs, m.width))) return false;
     }
     if (!in_range(f.o.inputs, 16, MANY) || f.o.inputs % 16 || !fits(f.o, m.width, f.o.inputs)) return false;
-    return f.mlp_norm && !m.parallel && second_half_fits(f, m);
+    return has_no_mlp(f) || (f.mlp_norm && !m.parallel && second_half_fits(f, m));
 }
 
 // Gates of attention's outputs, which have a projection of their own.
@@ -64,12 +66,13 @@ static bool fits(const Layer& f, const Model& m) {
     if (!in_range(f.rotation, -1, m.more_rotations) || !in_range(f.frequencies, 0, m.frequencies)) return false;
     if (f.gates.weight && (f.kind != DECODER || !gates_fit(f.gates, m))) return false;
     const bool begins = first && has_features(m);
+    if (f.kind == ALONE) return m.start == EMBEDDING && f.mlp_norm && !m.parallel && second_half_fits(f, m);
     if (!in_range(f.kind, DECODER, KEYS) || f.window < 0 || !(f.cap >= 0 && std::isfinite(f.cap))) return false;
     if (!f.input_norm && !f.mixer_output_norm && !begins) return false;
     if (f.kind == RECURRENT) return mixer_fits(f, m) && m.start == EMBEDDING;
     if (f.kind != KEYS && (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q))) return false;
     if (f.kind != CROSS && (!fits(f.k, kv, width) || !fits(f.v, kv, width))) return false;
-    if ((!f.down.weight && !f.experts) || f.kind == KEYS) return true;
+    if (has_no_mlp(f) || f.kind == KEYS) return true;
     return (f.mlp_norm || f.mlp_output_norm || m.parallel) && second_half_fits(f, m);
 }
 
@@ -119,7 +122,7 @@ static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
     if (!p.cache && m.layers) return BAD_SLOTS;
     for (int64_t layer = 0; layer < m.layers; layer++) {
         const LayerKind kind = m.layer[layer].kind;
-        if (kind == RECURRENT) continue;
+        if (kind == RECURRENT || kind == ALONE) continue;
         const LayerCache& cache = p.cache[layer];
         if (!cache.k || !cache.v || !in_range(cache.slots, 0, MANY) || (cache.bits && cache.bits != 8)) return BAD_SLOTS;
         if (kind == RING && ((!p.ring_mask && scratch) || cache.bits)) return BAD_SLOTS;

@@ -88,7 +88,7 @@ class ExpertsPass {
     const Experts& f;
     Work& t;
     const bool approximate;
-    const int64_t T, width = m.width, inner = f.gate[0].outputs, all = T * f.chosen;
+    const int64_t T, width = m.width, inner = f.up[0].outputs, all = T * f.chosen;
 
    public:
     ExpertsPass(const Model& m, const Experts& f, const Pass& p, Work& t)
@@ -144,13 +144,15 @@ class ExpertsPass {
     void fill_inner(int64_t e, int64_t first, int64_t count) {
         const float* const x = &t.routed[first * width];
         float *const gate = &t.inner[first * inner], *const up = &t.inner[(all + first) * inner];
-        multiply(f.gate[e], x, count, gate);
-        multiply(f.up[e], x, count, up);
+        multiply(f.gate ? f.gate[e] : f.up[e], x, count, gate);
+        if (f.gate) multiply(f.up[e], x, count, up);
 #pragma omp for schedule(static) nowait  // divided as in `outputs`: each thread goes on with what it has computed
         for (int64_t unit = 0; unit < (inner + OUTPUTS - 1) / OUTPUTS; unit++)
             for (int64_t row = 0; row < count * inner; row += inner)
-                for (int64_t i = row + unit * OUTPUTS; i < row + std::min((unit + 1) * OUTPUTS, inner); i += V)
-                    store(gate + i, gated(m, nullptr, load(gate + i), load(up + i)));
+                for (int64_t i = row + unit * OUTPUTS; i < row + std::min((unit + 1) * OUTPUTS, inner); i += V) {
+                    const vec x = load(gate + i);
+                    store(gate + i, f.gate ? gated(m, nullptr, x, load(up + i)) : activated(m.activation, nullptr, x));
+                }
     }
 
     void add_up(int64_t i, float* out) const {
@@ -171,7 +173,7 @@ static inline void reserve_experts(const Model& m, int64_t T, Work& t) {
         const int64_t all = T * f->chosen;
         t.router.reserve(T * f->router.outputs), t.choice.reserve(T * choice_size(*f));
         t.expert.reserve(all), t.place.reserve(all), t.share.reserve(all), t.begin.reserve(f->count + 1);
-        t.routed.reserve(all * m.width), t.inner.reserve(2 * all * f->gate[0].outputs);
+        t.routed.reserve(all * m.width), t.inner.reserve(2 * all * f->up[0].outputs);
         t.beside.reserve(T * m.width), t.shared_gate.reserve(T);
     }
 }

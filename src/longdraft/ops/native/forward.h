@@ -48,6 +48,10 @@ class Forward {
             const LayerPass x = {m, p, layer};
             const Layer& f = m.layer[layer];
             keep_states(layer, residual);
+            if (f.kind == ALONE) {
+                second_half(f);
+                continue;
+            }
             if (layer || m.start != BESIDE) norm(f.input_norm, f.input_norm_bias);
             if (m.parallel) keep_input(f);
             if (f.kind == RECURRENT) return before_mixer(f);

@@ -29,7 +29,8 @@ enum Code : int {
 // those of the committed slots. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
 // in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in their own sizes.
 // A layer without `down` and experts has no MLP. KEYS: only puts keys and values of the stream, which it leaves unchanged, into the cache.
-enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
+// ALONE: an MLP or experts without anything before them.
+enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS, ALONE };
 
 // What the residual stream begins with. EMBEDDING: that of the node's token. GIVEN: Pass.features, or `fuse` of Pass.sources. FUSED: `fuse` of the token's
 // embedding and the node's feature, side by side (EAGLE, MTP). BESIDE: the feature, and the first layer's attention reads the
@@ -72,7 +73,7 @@ struct Linear {
 struct Experts {
     int64_t count, chosen;
     Linear router;      // float numbers; at least `count` outputs, others are not read
-    const Linear* gate;  // [count]
+    const Linear* gate;  // [count]; null: they have no gates
     const Linear* up;    // [count]
     const Linear* down;  // [count]
     Scoring scoring;
@@ -345,6 +346,11 @@ Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, in
                            float* beta, float* decay);
 // x [rows,size], normalized, times weight [size] and silu(z) -> out.
 Code longdraft_gated_norm(const float* x, const float* z, const float* weight, int64_t rows, int64_t size, float eps, float* out);
+// What surrounds that of Mamba-2. dt [tokens,heads] -> out: softplus(dt + bias), limited to [low, high].
+Code longdraft_time_steps(const float* dt, int64_t tokens, int64_t heads, const float* bias, float low, float high, float* out);
+// x, z [rows,groups,size] -> out: x silu(z), each group normalized, times weight [groups,size].
+Code longdraft_norm_of_gated(const float* x, const float* z, const float* weight, int64_t rows, int64_t groups, int64_t size, float eps,
+                             float* out);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.
 int longdraft_pin(int64_t threads, const int64_t* cpus);

@@ -133,6 +133,8 @@ static void for_all(int64_t count, int64_t work, F f) {
     for (int64_t i = 0; i < count; i++) f(i);
 }
 
+static float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }  // as in torch
+
 static vec silu(vec x) { return x / (vexp(-x) + 1.0f); }
 
 Code longdraft_silu(float* x, int64_t count) {
@@ -158,7 +160,7 @@ Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, in
         for (int64_t h = 0; h < heads; h++) {
             const float b = gates[t * stride + h], a = gates[t * stride + heads + h] + bias[h];
             beta[t * heads + h] = 1 / (1 + std::exp(-b));
-            decay[t * heads + h] = rate[h] * (a > 20 ? a : std::log1p(std::exp(a)));
+            decay[t * heads + h] = rate[h] * softplus(a);
         }
     });
     return DONE;
@@ -170,6 +172,26 @@ Code longdraft_gated_norm(const float* x, const float* z, const float* weight, i
         float* const to = out + row * size;
         rms_norm(x + row * size, weight, size, eps, to);
         for (int64_t i = 0; i < size; i += V) store(to + i, load(to + i) * silu(load(z + row * size + i)));
+    });
+    return DONE;
+}
+
+Code longdraft_time_steps(const float* dt, int64_t tokens, int64_t heads, const float* bias, float low, float high, float* out) {
+    if (!in_range(tokens, 0, MANY) || !in_range(heads, 1, MANY)) return BAD_SCAN;
+    for_all(tokens, heads * 20, [&](int64_t t) {
+        for (int64_t h = 0; h < heads; h++)
+            out[t * heads + h] = std::min(std::max(softplus(dt[t * heads + h] + bias[h]), low), high);
+    });
+    return DONE;
+}
+
+Code longdraft_norm_of_gated(const float* x, const float* z, const float* weight, int64_t rows, int64_t groups, int64_t size, float eps,
+                             float* out) {
+    if (!in_range(rows, 0, MANY) || !in_range(groups, 1, MANY) || !in_range(size, V, MANY) || size % V) return BAD_SCAN;
+    for_all(rows * groups, size * 4, [&](int64_t row) {
+        const int64_t at = row * size;
+        for (int64_t i = 0; i < size; i += V) store(out + at + i, load(x + at + i) * silu(load(z + at + i)));
+        rms_norm(out + at, weight + row % groups * size, size, eps, out + at);
     });
     return DONE;
 }

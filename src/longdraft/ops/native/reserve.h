@@ -31,7 +31,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention&
     for (int64_t layer = 0; layer < m.layers; layer++) mixed = std::max(mixed, m.layer[layer].o.inputs);
     int64_t inner = m.mlp;
     for (int64_t layer = 0; layer < m.layers; layer++)
-        if (const Experts* const f = m.layer[layer].experts) inner = std::max(inner, f->gate[0].outputs);
+        if (const Experts* const f = m.layer[layer].experts) inner = std::max(inner, f->up[0].outputs);
     reserve_experts(m, T, t);
     for (const int64_t in : {m.width, H * D, inner, mixed, beside, m.fuse.inputs})
         t.own_bytes = std::max(t.own_bytes, product_bytes(T, in, p.approximate));
