@@ -240,7 +240,9 @@ FAMILIES = (
         turns_windows=True,
     ),
     ModelFamily("Cohere2Moe", "cohere2_moe", native="decoder", interleaved=True, turns_windows=True),
-    ModelFamily("CohereCompass", "cohere_compass_text", "cohere_compass", native="decoder"),
+    ModelFamily(
+        "CohereCompass", "cohere_compass_text", "cohere_compass", "TextConfig", native="decoder"
+    ),
     ModelFamily("Ministral3", "ministral3", native="decoder"),
     ModelFamily("Mellum", "mellum", native="decoder"),
     ModelFamily(

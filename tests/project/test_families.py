@@ -76,12 +76,13 @@ def test_a_class_that_is_named_elsewhere_is_noticed(planted):
 def classes_of(family: ModelFamily) -> list[object]:
     """Those of its classes that the family's rows give a use."""
     names = [family.attention, family.layer] * bool(family.native)
-    if family.native and not family.norms.startswith("nn."):
-        names.append(family.norm)
+    names += [family.norm] * family.fused
     if family.native:  # of experts alone, of gated MLPs alone, or of both
         sparse = [family.sparse_mlp, family.router, family.experts]
         names += [family.mlp] if hasattr(family.modeling, family.mlp) else sparse
-    names += [family.delta_net] * (family.native == "hybrid")
+    if family.native == "hybrid":  # of one kind
+        kinds = (family.delta_net, family.convolution, family.mamba)
+        names.append(next((n for n in kinds if hasattr(family.modeling, n)), kinds[0]))
     return [family.config_class, family.causal_class, *(getattr(family.modeling, n) for n in names)]
 
 
