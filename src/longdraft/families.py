@@ -228,9 +228,7 @@ FAMILIES = (
         turns_windows=True,
     ),
     ModelFamily("Starcoder2", "starcoder2", native="decoder"),
-    ModelFamily(
-        "Nemotron", "nemotron", native="decoder", plus_one=True, partial=True
-    ),
+    ModelFamily("Nemotron", "nemotron", native="decoder", plus_one=True, partial=True),
     ModelFamily("Cohere", "cohere", native="decoder", interleaved=True),
     ModelFamily(
         "Cohere2",
@@ -239,17 +237,19 @@ FAMILIES = (
         interleaved=True,
         turns_windows=True,
     ),
-    ModelFamily("Cohere2Moe", "cohere2_moe", native="decoder", interleaved=True, turns_windows=True),
+    ModelFamily(
+        "Cohere2Moe", "cohere2_moe", native="decoder", interleaved=True, turns_windows=True
+    ),
     ModelFamily(
         "CohereCompass", "cohere_compass_text", "cohere_compass", "TextConfig", native="decoder"
     ),
     ModelFamily("Ministral3", "ministral3", native="decoder"),
     ModelFamily("Mellum", "mellum", native="decoder"),
-    ModelFamily(
-        "Kolibri1", "kolibri1", native="decoder", corrects_scores=True, turns_windows=True
-    ),
+    ModelFamily("Kolibri1", "kolibri1", native="decoder", corrects_scores=True, turns_windows=True),
     ModelFamily("Laguna", "laguna", native="decoder", partial=True),
-    ModelFamily("Afmoe", "afmoe", native="decoder", routing="TokenChoiceRouter", turns_windows=True),
+    ModelFamily(
+        "Afmoe", "afmoe", native="decoder", routing="TokenChoiceRouter", turns_windows=True
+    ),
     ModelFamily("Apertus", "apertus", native="decoder"),
     ModelFamily("GraniteSWA", "granite_swa", native="decoder"),
     ModelFamily("GraniteMoeShared", "granitemoeshared", native="decoder", sparse="MoE"),

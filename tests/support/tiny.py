@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from support import tiny_families
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
@@ -51,8 +52,6 @@ from transformers import (
     Starcoder2Config,
     VaultGemmaConfig,
 )
-
-from support import tiny_families
 
 from longdraft.backends.describe_experts import CORRECTIONS
 from longdraft.backends.packed_linear import round_inputs

@@ -318,9 +318,9 @@ class DecoderLayer:
 class Decoder:
     """The layers of a model, with the embedding before them and norm and head behind them.
 
-    rotation: the first of its layers'; None: nothing is rotated.
-    embedding_scale: multiplies embeddings, which then go through embedding_norm. logit_divisor: divides the head's outputs. logit_cap: of
-    the logits, by cap * tanh(x / cap).
+    rotation: the first of its layers'; None: nothing is rotated. embedding_scale: multiplies
+    embeddings, which then go through embedding_norm. logit_divisor: divides the head's outputs.
+    logit_cap: of the logits, by cap * tanh(x / cap).
     """
 
     embedding: Linear

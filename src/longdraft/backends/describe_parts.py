@@ -154,7 +154,8 @@ class PartFinder:
     @staticmethod
     def _slopes(module: Any) -> tuple[float, float, float] | None:
         """The numbers of an xIELU, see GatedMLP; None: of another activation."""
-        activation = next((a for n in ACTIVATIONS if (a := getattr(module, n, None))), None)
+        found = (getattr(module, name, None) for name in ACTIVATIONS)
+        activation: Any = next((a for a in found if a is not None), None)
         if not hasattr(activation, "alpha_p"):
             return None
         linear = float(activation.beta)

@@ -1,6 +1,6 @@
 """longdraft inside Transformers.
 
-Call it as `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas")`.
+Call it as `model.generate(**inputs, custom_generate=longdraft.hf_generate)`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def hf_generate(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    method: str = "vegas",
+    method: str = "fill",
     drafter: Any = None,
     adaptive: bool = False,
     any_target: bool = False,
@@ -60,7 +60,8 @@ def hf_generate(
 ) -> Any:
     """A function for Transformers' `generate(custom_generate=...)`.
 
-    Call `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
+    Call `model.generate(**inputs, custom_generate=longdraft.hf_generate)`, or with another method
+    and its options: method="vegas", gamma=4.
 
     In float32, greedy output equals that of plain `generate`. In bfloat16 the two round in
     different places, so they can diverge where two tokens tie within rounding. Sampled output

@@ -89,6 +89,8 @@ def knows(layer: DecoderLayer) -> bool:
     mlps = gated_mlps(layer)
     if any(mlp.activation not in ACTIVATIONS for mlp in all_mlps(layer)):
         return False
+    if isinstance(layer.mlp, ExpertsMLP) and layer.mlp.activation == "XIELUActivation":
+        return False
     experts = [layer.mlp.inner] if isinstance(layer.mlp, ExpertsMLP) else []
     if any(inner < 16 or inner % 16 for inner in (*experts, *(mlp.up.shape[0] for mlp in mlps))):
         return False
@@ -152,8 +154,10 @@ def is_uniform(decoder: Decoder) -> bool:
     layer attends.
     """
     heads = {
-        (a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms, a.late_norms, a.limit)
-        + (a.temperature,)
+        (
+            *(a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms, a.late_norms),
+            *(a.limit, a.temperature, a.gates_heads, a.gate_function),
+        )
         for a in decoder.attentions
     }
     rotated = {(r.scaling, r.interleaved) for r in rotations(decoder)} or {(1.0, False)}

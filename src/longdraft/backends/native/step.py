@@ -12,12 +12,18 @@ from torch import Tensor
 
 from longdraft.backends.decoder_layer import (
     Attention,
-    Decoder,
     DecoderLayer,
     ExpertsMLP,
 )
 from longdraft.backends.describe import describe
 from longdraft.backends.native.layers import ACTIVATIONS, all_mlps, gated_mlps, rotations
+from longdraft.backends.native.model_numbers import (
+    frequencies_of,
+    limits,
+    of_attention,
+    scale_of,
+    turning,
+)
 from longdraft.backends.native.step_pins import StepPins
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
@@ -46,7 +52,7 @@ class NativeStep:
         vocab, width = decoder.embedding.shape
         count = len(decoder.layers)
         self._rows = {id(r): row for row, r in enumerate(rotations(decoder))}
-        rows = _rows(decoder)
+        rows = frequencies_of(decoder)
         mlp = next(mlp for layer in decoder.layers for mlp in all_mlps(layer))
         layers = (native.Layer * count)(
             *[self._layer(layer, i) for i, layer in enumerate(decoder.layers)]
@@ -70,17 +76,17 @@ class NativeStep:
             gated=attention.gated,
             mlp=max((m.up.shape[0] for f in decoder.layers for m in gated_mlps(f)), default=0),
             vocab=vocab,
-            **_turning(decoder),
+            **turning(decoder),
             joint_norms=attention.joint_norms,
             late_norms=attention.late_norms,
-            **_of_attention(attention),
+            **of_attention(attention),
             more_rotations=len(rows) - 1,
             frequencies=rows.shape[1],
             activation=ACTIVATIONS[mlp.activation],
-            **_limits(decoder),
-            embedding_scale=_scale(decoder.embedding_scale),
-            residual_scale=_scale(decoder.layers[0].residual_scale),
-            logit_divisor=_scale(decoder.logit_divisor),
+            **limits(decoder),
+            embedding_scale=scale_of(decoder.embedding_scale),
+            residual_scale=scale_of(decoder.layers[0].residual_scale),
+            logit_divisor=scale_of(decoder.logit_divisor),
             logit_cap=decoder.logit_cap or 0.0,
             eps=decoder.norm.eps,
             scale=attention.scale,
@@ -357,47 +363,3 @@ class NativeStep:
             )
 
         return [of(view.copied.get(place)) for place in where]
-
-
-def _rows(decoder: Decoder) -> Tensor:
-    """The frequencies of all rotations, in rows of the same length; at least one."""
-    each = [r.frequencies for r in rotations(decoder)] or [torch.zeros(1)]
-    return torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
-
-
-def _turning(decoder: Decoder) -> dict[str, Any]:
-    """What all rotations have beside their frequencies."""
-    rotation = decoder.rotation
-    if rotation is None:
-        return {"rope_scale": 1.0}
-    return {"interleaved": rotation.interleaved, "rope_scale": rotation.scaling}
-
-
-def _of_attention(attention: Attention) -> dict[str, Any]:
-    """What all layers' attention has beside its heads."""
-    growth, span = attention.temperature or (0.0, 0.0)
-    functions = {
-        "sigmoid": native.GateFunction.SIGMOID_GATE,
-        "softplus": native.GateFunction.SOFTPLUS,
-    }
-    return {
-        "gates_heads": attention.gates_heads,
-        "gate_function": functions[attention.gate_function],
-        "limit": attention.limit or 0.0,
-        "growth": growth,
-        "span": span,
-    }
-
-
-def _scale(factor: float) -> float:
-    """0 for a factor that changes nothing."""
-    return 0.0 if factor == 1 else factor
-
-
-def _limits(decoder: Decoder) -> dict[str, float]:
-    """The numbers of a clamped activation."""
-    of_experts = (f.mlp for f in decoder.layers if isinstance(f.mlp, ExpertsMLP))
-    experts = next(of_experts, None)
-    if experts is None or experts.limit is None:
-        return {}
-    return {"mlp_limit": experts.limit, "mlp_slope": experts.slope}

@@ -40,12 +40,11 @@ class StepPins(pins.Pins):
         return self.numbers(module.weight, self.float(module.bias))
 
     def filled(self, module: Any) -> native.Linear:
-        """A layer of numbers without a bias, filled up to the outputs that a product has at
-        least.
-        """
+        """A layer, filled up to the outputs that a product has at least."""
         if isinstance(module, PackedLinear) or module.out_features >= FEWEST_OUTPUTS:
             return self.linear(module)
-        return self.numbers(_filled(module.weight.detach()), None)
+        bias = None if module.bias is None else _filled(module.bias.detach())
+        return self.numbers(_filled(module.weight.detach()), self.float(bias))
 
     def drafting(self, module: Any) -> native.Linear:
         """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights

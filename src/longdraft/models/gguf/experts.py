@@ -5,7 +5,7 @@ The matrices of all experts of a layer lie in three tensors, for gates, up and d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,26 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def options(file: GGUF, kind: str) -> dict[str, Any]:
-    """Arguments of the config. Raises InputError for experts that are not read."""
+class FileExperts(NamedTuple):
+    """What a file's metadata say of its experts.
+
+    count: of a layer. inner: the numbers inside one. options: arguments of the config.
+    """
+
+    count: int
+    inner: int
+    options: dict[str, Any]
+
+
+def metadata(file: GGUF, kind: str) -> FileExperts | None:
+    """None: it has none. Raises InputError for experts that are not read."""
     if kind not in KINDS:
         if file.get(f"{kind}.expert_count", int, 0):
             raise InputError(
                 f"{file.path} contains a mixture of experts of architecture {kind}: use one of "
                 f"{', '.join(KINDS)}, or the model's safetensors"
             )
-        return {}
+        return None
     for name, neutral in NEUTRAL.items():
         value = file.metadata.get(f"{kind}.{name}", neutral[0])
         if value not in neutral:
@@ -64,8 +75,12 @@ def options(file: GGUF, kind: str) -> dict[str, Any]:
     )
     if not 0 < chosen <= count:
         raise InputError(f"{file.path} claims that {chosen} of {count} experts are used: {AGAIN}")
-    if kind == OSS:
-        return _of_oss(file, count, chosen, inner)
+    options = _of_oss if kind == OSS else _of_qwen
+    return FileExperts(count, inner, options(file, count, chosen, inner))
+
+
+def _of_qwen(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
+    """Arguments of Qwen3MoeConfig."""
     return {
         "num_experts": count,
         "num_experts_per_tok": chosen,
@@ -90,13 +105,6 @@ def _of_oss(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
         "sliding_window": window,
         "attention_bias": True,
     }
-
-
-def inside(file: GGUF, kind: str) -> tuple[int, int]:
-    """How many experts a layer has, and the numbers inside one."""
-    names = ("expert_count", "expert_feed_forward_length")
-    count, inner = (file.required(f"{kind}.{name}", int) for name in names)
-    return count, inner
 
 
 def is_matrix(name: str) -> bool:

@@ -140,7 +140,7 @@ def config_of(file: GGUF) -> Any:
             f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does "
             f"not read from GGUF: use one of {', '.join(CONFIGS)}, or the model's safetensors"
         )
-    of_experts = experts.options(file, kind)
+    of_experts = experts.metadata(file, kind)
     width = file.required(f"{kind}.embedding_length", int)
     layers = file.required(f"{kind}.block_count", int)
     heads = file.required(f"{kind}.attention.head_count", int)
@@ -162,7 +162,7 @@ def config_of(file: GGUF) -> Any:
     table = _tensor(file, TABLE)
     up = ("blk.0.ffn_up.weight", (mlp, width))
     if of_experts:
-        up = ("blk.0.ffn_up_exps.weight", (*experts.inside(file, kind), width))
+        up = ("blk.0.ffn_up_exps.weight", (of_experts.count, of_experts.inner, width))
     for name, wanted in (
         (TABLE, (table.shape[0], width)),
         ("blk.0.attn_q.weight", (heads * dim, width)),
@@ -190,7 +190,8 @@ def config_of(file: GGUF) -> Any:
     rotations = rope.parameters(file, kind, positions)
     if kind == experts.OSS and rotations["rope_type"] == "yarn":
         rotations["truncate"] = False  # its makers' code does not round where the ramp begins
-    own: dict[str, Any] = {"rope_parameters": rotations} | of_experts
+    own: dict[str, Any] = {"rope_parameters": rotations}
+    own |= of_experts.options if of_experts else {}
     if kind == gemma3.KIND:
         own = gemma3.options(file, rotations, dim)
     if kind in ("llama", "qwen3", experts.QWEN):
