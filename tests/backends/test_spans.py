@@ -11,12 +11,14 @@ import torch
 from support import borders
 from transformers.models.ministral3 import modeling_ministral3 as ministral3
 
+from longdraft.backends import describe_attention, native
 from longdraft.backends.features import temperature
 from longdraft.backends.features.span import Chunk, Window
 from longdraft.core import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.support import probe
+from longdraft.ops.native import library
 
 LENGTHS = (40, 17)  # and 12 new tokens: over the border at 48, and over that at 24
 FAST = ("vegas-tree",)
@@ -156,6 +158,17 @@ def test_the_probe_at_load_sees(monkeypatch, name):
         monkeypatch.setattr(temperature, "tempered", lambda module, query: query)
     else:
         monkeypatch.setattr(owner, attribute, broken)
+    if broken is passes_own:  # the kernels compute this one themselves
+        monkeypatch.setattr(native, "fits", lambda *_: False)
+    with pytest.raises(InputError, match="differs from Transformers' own"):
+        probe(hf)
+
+
+@pytest.mark.skipif(library() is None, reason="built without a C++ compiler")
+def test_the_probe_at_load_sees_a_temperature_that_kernels_lack(monkeypatch):
+    hf = tiny_models.build(tiny_models.config("ministral3"))
+    probe(hf)
+    monkeypatch.setattr(describe_attention, "_temperature_of", lambda *_: None)
     with pytest.raises(InputError, match="differs from Transformers' own"):
         probe(hf)
 

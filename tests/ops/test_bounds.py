@@ -299,7 +299,15 @@ SPOILT = {
     "a weight": ("shapes", lambda c: setattr(c.m.layer[2].down, "inputs", 80)),
     "no weight": ("shapes", lambda c: setattr(c.m.layer[1].q, "weight", None)),
     "window": ("shapes", lambda c: setattr(c.m.layer[1], "window", -1)),
-    "kind": ("shapes", lambda c: setattr(c.m.layer[1], "kind", 5)),
+    "kind": ("shapes", lambda c: setattr(c.m.layer[1], "kind", 6)),
+    "gates of no shape": ("shapes", lambda c: setattr(c.m.layer[1].gates, "weight", 1)),
+    "more frequencies": ("shapes", lambda c: setattr(c.m.layer[1], "frequencies", 9)),
+    "a limit": ("shapes", lambda c: setattr(c.m, "limit", -1.0)),
+    "a temperature without a span": ("shapes", lambda c: setattr(c.m, "growth", 0.5)),
+    "an xIELU without slopes": (
+        "shapes",
+        lambda c: setattr(c.m, "activation", native.Activation.XIELU),
+    ),
     "a mixer without memory": (
         "shapes",
         lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RECURRENT),

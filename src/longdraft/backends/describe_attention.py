@@ -218,7 +218,7 @@ def delta_net_of(finder: PartFinder, module: Any) -> DeltaNet:
 
 
 def _apart(finder: PartFinder, module: Any) -> dict[str, Linear]:
-    """The projections of a delta net that has a layer for each."""
+    """The projections of a delta net that has a layer for each of them."""
     width = finder.config.hidden_size
     heads = module.num_v_heads
     sizes = {"qkv": module.conv_dim, "z": module.value_dim, "b": heads, "a": heads}
@@ -229,7 +229,9 @@ def _apart(finder: PartFinder, module: Any) -> dict[str, Linear]:
 
 
 def _joined(finder: PartFinder, module: Any) -> dict[str, Linear]:
-    """Those of one that has two layers, which have each key head's part of all (Qwen3-Next)."""
+    """The projections of one that has two layers, each with every key head's part of all
+    (Qwen3-Next).
+    """
     keys, values, heads = module.key_dim, module.value_dim, module.num_v_heads
     groups = module.num_k_heads
     qkvz = {"q": keys, "k": keys, "v": values, "z": values}

@@ -84,7 +84,9 @@ def _choosing(work: Workload, shape: PassShape, full: list[int]) -> float:
     """Seconds of choosing a view of these layers by scores, and of copying what it selects."""
     cache = work.at(shape)
     policy = Guided(min_budget=min(256, shape.context // 4))
-    scores = [{n: torch.rand(shape.rows, 1, 1, shape.context + 1) for n in full} for _ in range(2)]
+    draws = torch.Generator().manual_seed(0)  # torch's own stays as the caller has seeded it
+    size = (shape.rows, 1, 1, shape.context + 1)
+    scores = [{n: torch.rand(size, generator=draws) for n in full} for _ in range(2)]
     turn = 0
 
     def choose() -> None:

@@ -19,7 +19,7 @@ def frequencies_of(decoder: Decoder) -> Tensor:
 
 
 def turning(decoder: Decoder) -> dict[str, Any]:
-    """What all rotations have beside their frequencies."""
+    """Numbers of all rotations beside their frequencies."""
     rotation = decoder.rotation
     if rotation is None:
         return {"rope_scale": 1.0}
@@ -27,7 +27,7 @@ def turning(decoder: Decoder) -> dict[str, Any]:
 
 
 def of_attention(attention: Attention) -> dict[str, Any]:
-    """What all layers' attention has beside its heads."""
+    """Numbers of all layers' attention beside its heads."""
     growth, span = attention.temperature or (0.0, 0.0)
     functions = {
         "sigmoid": native.GateFunction.SIGMOID_GATE,

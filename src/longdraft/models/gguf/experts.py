@@ -43,7 +43,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class FileExperts(NamedTuple):
-    """What a file's metadata say of its experts.
+    """The metadata of a file's experts.
 
     count: of a layer. inner: the numbers inside one. options: arguments of the config.
     """
