@@ -9,9 +9,12 @@ import torch
 from support import tiny
 
 from longdraft import Sampler, Stats, load, match
+from longdraft.backends import describe_parts
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.native import NativeBackend, fits
 from longdraft.backends.native.step_pins import StepPins
+from longdraft.backends.packed_linear import round_inputs
+from longdraft.backends.quantize import quantize
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.drafters import GlideDrafter, random_glide
@@ -471,6 +474,34 @@ def test_a_part_of_experts_that_is_forgotten_is_noticed(what):
         if layer.experts:
             setattr(layer.experts[0], field, value)
     assert (logits() - slow).abs().max() > 1e-3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", tiny.JOINED_A8)
+def test_projections_side_by_side_stay_packed(monkeypatch, name):
+    """Planted: the parts of a layer change places."""
+    tree = Tree.chain(torch.tensor(tiny.prompts(40)))
+    plain = name.removesuffix("-a8")
+
+    def made() -> LM:
+        hf = tiny.stock(plain)
+        quantize(hf, "int4")
+        round_inputs(hf)
+        return LM(hf, name, activations="int8")
+
+    lm = made()
+    fast, slow = both_ways(lm, lambda: lm(tree, lm.new_cache(1, 64)))
+    torch.testing.assert_close(fast, slow, rtol=0.02, atol=0.02 * float(slow.abs().max()))
+    divided = describe_parts._packed_rows
+
+    def swapped(*given):
+        *first, left, right = divided(*given)
+        return [*first, right, left]
+
+    monkeypatch.setattr(describe_parts, "_packed_rows", swapped)
+    wrong = made()
+    assert wrong.backend.name == "native"
+    assert (wrong(tree, wrong.new_cache(1, 64)) - slow).abs().max() > 0.05 * slow.abs().max()
 
 
 def tied(only: int | None = None) -> torch.Tensor:

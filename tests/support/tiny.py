@@ -218,6 +218,10 @@ CONFIGS["qwen3.5-long"].max_position_embeddings = 4096
 
 # inputs in 8 bits
 A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8", "qwen3-moe-a8", "gpt-oss-a8")
+# the same of projections side by side in one layer
+JOINED_A8 = ("phi3-a8", "glm4-a8")
+JOINED_A8 += tuple(f"{n}-a8" for n in ("gpt-neox", "granite-hybrid-dense") if n in CONFIGS)
+A8 += (*JOINED_A8, *(f"{n}-a8" for n in ("lfm2", "lfm3") if n in CONFIGS))
 # keys and values in 8 bits
 KV8 = (
     "llama-torch-kv8",

@@ -142,7 +142,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Older versions build no such model, or share a class with another family.
+LATER = {"cohere-compass", "nemotron-h"}
+OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23)
+
+
 def there(rows: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """The configurations whose classes there are."""
     found = {name: getattr(transformers, cls, None) for name, (cls, _) in rows.items()}
+    if OLD:
+        found = {name: cls for name, cls in found.items() if name not in LATER}
     return {name: cls(**(BASE | rows[name][1])) for name, cls in found.items() if cls is not None}

@@ -281,7 +281,7 @@ def mamba_of(finder: PartFinder, module: Any) -> MambaTwo:
         dim=module.head_dim,
         groups=groups,
         states=states,
-        norm_groups=inner // norm.group_size,
+        norm_groups=inner // getattr(norm, "group_size", inner),  # older versions have one group
     )
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from longdraft.backends.decoder_layer import GatedMLP, Linear, LinearRows, Norm, Rotation
 from longdraft.backends.known_modules import Unknown, check, class_of, name_of, reads, unchanged
-from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
+from longdraft.backends.packed_linear import EightBitInputs, PackedLinear, PackedRows
 from longdraft.families import ModelFamily
 
 PACKED = {PackedLinear, EightBitInputs}
@@ -72,9 +72,12 @@ class PartFinder:
         """Projections whose rows are side by side in one linear layer, or with several `heads` in
         each part of it, which then are copied.
         """
-        if type(module) in PACKED:
-            raise Unknown("several projections are packed together")
         width = self.config.hidden_size
+        if type(module) in PACKED:
+            unchanged(module)
+            parts = _packed_rows(module, list(outputs.values()), heads)
+            found = zip(parts, outputs.items(), strict=True)
+            return [Linear(part, name, (size, width)) for part, (name, size) in found]
         total = sum(outputs.values())
         whole = self.linear(module, "", (total, width)).module
         if tuple(whole.weight.shape) != (total, width):
@@ -87,6 +90,8 @@ class PartFinder:
 
     def stacked(self, parts: Sequence[Linear], name: str) -> Linear:
         """Projections of the same numbers as one, which is a copy."""
+        if any(isinstance(part.module, PackedRows) for part in parts):
+            raise Unknown(f"{name}: packed projections are not stacked")
         weight = torch.cat([part.module.weight for part in parts])
         given = [part.module.bias for part in parts]
         bias = None if given[0] is None else torch.cat(given)
@@ -161,6 +166,18 @@ class PartFinder:
         linear = float(activation.beta)
         positive = float(F.softplus(activation.alpha_p.detach().float()))
         return positive, linear + float(F.softplus(activation.alpha_n.detach().float())), linear
+
+
+def _packed_rows(layer: PackedLinear, sizes: list[int], heads: int) -> list[PackedRows]:
+    """The same of packed weights. Raises Unknown for parts that are no whole sixteens of rows."""
+    if sum(sizes) != layer.out_features:
+        raise Unknown("several projections are not side by side in one packed matrix")
+    if isinstance(layer, EightBitInputs) and any(size // heads % 16 for size in sizes):
+        raise Unknown("several projections are packed together")
+    places = _divided(torch.arange(layer.out_features), sizes, heads)
+    if heads > 1:
+        return [PackedRows(layer, rows) for rows in places]
+    return [PackedRows(layer, slice(int(rows[0]), int(rows[-1]) + 1)) for rows in places]
 
 
 def _divided(x: Tensor, sizes: list[int], heads: int) -> list[Tensor]:

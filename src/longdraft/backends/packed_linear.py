@@ -91,6 +91,25 @@ class EightBitInputs(PackedLinear):
         return super().forward(interleaved.rounded(x).to(x.dtype))
 
 
+class PackedRows:
+    """Some outputs of a layer of packed weights, in its memory or copied.
+
+    rounds: whether inputs have 8 bits. rows: a slice, or numbers; if it rounds, whole sixteens.
+    """
+
+    def __init__(self, layer: PackedLinear, rows: slice | Tensor):
+        self.stored = layer.stored.rows(rows)
+        self.bias = None if layer.bias is None else layer.bias.detach()[rows]
+        self.rounds = isinstance(layer, EightBitInputs)
+        self.in_features = layer.in_features
+        self.out_features = self.stored.shape[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 [outputs,inputs], computed anew at each call."""
+        return (interleaved.apart(self.stored) if self.rounds else self.stored).dequantized()
+
+
 def round_inputs(
     hf: Any, report: Callable[[float], None] = lambda fraction: None, in_place: bool = False
 ) -> int:

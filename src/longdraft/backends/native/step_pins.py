@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from longdraft.backends.decoder_layer import ExpertsMLP, Norm
-from longdraft.backends.packed_linear import FEWEST_OUTPUTS, EightBitInputs, PackedLinear
+from longdraft.backends.packed_linear import (
+    FEWEST_OUTPUTS,
+    EightBitInputs,
+    PackedLinear,
+    PackedRows,
+)
 from longdraft.ops import native
 from longdraft.ops.native import pins
 from longdraft.ops.packed import GROUP, quantized
@@ -37,6 +42,8 @@ class StepPins(pins.Pins):
             return self.packed(
                 module.stored, self.float(module.bias), isinstance(module, EightBitInputs)
             )
+        if isinstance(module, PackedRows):
+            return self.packed(module.stored, self.float(module.bias), module.rounds)
         return self.numbers(module.weight, self.float(module.bias))
 
     def filled(self, module: Any) -> native.Linear:
