@@ -348,6 +348,8 @@ PLANTED = {
     "a value": lambda m: setattr(attention(m), "is_causal", False),
     "another norm": lambda m: setattr(m.model, "norm", nn.RMSNorm(64)),
     "a missing part": lambda m: delattr(m.model.layers[1].mlp, "up_proj"),
+    "a missing norm of keys": lambda m: setattr(attention(m), "k_norm", None),
+    "a second norm of queries": lambda m: attention(m).add_module("q_layernorm", nn.Identity()),
     "an embedding's limit": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
     "a hook": lambda m: m.lm_head.register_forward_hook(lambda module, args, out: 2 * out),
     "another forward": lambda m: setattr(m.model.layers[0], "forward", lambda x: x),

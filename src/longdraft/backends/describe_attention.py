@@ -119,12 +119,12 @@ def _norms_of(
     finder: PartFinder, module: Any, dim: int, heads: int, key_heads: int
 ) -> dict[str, Any]:
     """The fields of queries' and keys' norms."""
-    held = [n for n in HEAD_NORMS if getattr(module, n[0], None) is not None]
+    held = [names for names in HEAD_NORMS if any(getattr(module, n, None) for n in names)]
     if not held:
         return {}
-    if len(held) > 1 or not all(reads(module, name) for name in held[0]):
-        raise Unknown(f"{type(module).__name__} has several norms of queries, or reads none")
-    norms = [getattr(module, name) for name in held[0]]
+    norms: list[Any] = [getattr(module, name, None) for name in held[0]]
+    if len(held) > 1 or None in norms or not all(reads(module, name) for name in held[0]):
+        raise Unknown(f"{type(module).__name__} has other norms of queries and keys than are known")
     weights: list[Any] = [getattr(norm, "weight", None) for norm in norms]
     if any(x is not None and x.dim() > 1 for x in weights):
         raise Unknown(f"{type(module).__name__} has norms with weights for each head")
