@@ -78,7 +78,7 @@ SIZES: tuple[
     (2, "num_experts_per_tok moe_topk moe_k num_experts_per_token experts_per_token"),
     (16, "q_lora_rank kv_lora_rank o_lora_rank"),
     (HEAD, "qk_rope_head_dim"),  # some configurations have it as head_dim too
-    (8, "qk_nope_head_dim v_head_dim"),
+    (16, "qk_nope_head_dim v_head_dim"),
     (16, "index_topk"),
     (
         1,

@@ -18,7 +18,8 @@ class ModelFamily:
     """A row of the table. stem: the beginning of its classes' names.
 
     model_type: its name in a config. package: the folder of its code in Transformers, unless it
-    is named like the model_type. config: the ending of its config's name.
+    is named like the model_type. config: the ending of its config's name. heads: the
+    same of its causal class's.
     native: the step of the native backend that computes it; None: none does. fused: whether its
     norms, gates and rotations are those of Llama, for which a GPU has kernels of one launch.
     tested: whether the tests compare it with Transformers; others are compared when loaded.
@@ -40,6 +41,7 @@ class ModelFamily:
     model_type: str
     package: str = ""
     config: str = "Config"
+    heads: str = "ForCausalLM"
     native: Literal["decoder", "hybrid"] | None = None
     fused: bool = False
     tested: bool = False
@@ -63,7 +65,7 @@ class ModelFamily:
 
     @property
     def causal(self) -> str:
-        return f"{self.stem}ForCausalLM"
+        return self.stem + self.heads
 
     @property
     def layer(self) -> str:
@@ -102,12 +104,16 @@ class ModelFamily:
         return f"{self.stem}Experts"
 
     @property
-    def scaled_embedding(self) -> str:
-        return f"{self.stem}TextScaledWordEmbedding"
+    def scaled_embeddings(self) -> tuple[str, str]:
+        return (f"{self.stem}TextScaledWordEmbedding", f"{self.stem}ScaledWordEmbedding")
 
     @property
     def norm(self) -> str:
         return f"{self.stem}RMSNorm"
+
+    @property
+    def positions(self) -> str:
+        return f"{self.stem}LearnedPositionalEmbedding"
 
     @property
     def gated_norm(self) -> str:
@@ -267,6 +273,24 @@ FAMILIES = (
     ModelFamily("Phi", "phi", native="decoder", partial=True),
     ModelFamily("Persimmon", "persimmon", native="decoder", partial=True),
     ModelFamily("GPTNeoX", "gpt_neox", native="decoder", layers="Layer", partial=True),
+    ModelFamily(
+        "DeepseekV2",
+        "deepseek_v2",
+        native="decoder",
+        sparse="Moe",
+        routing="TopkRouter",
+        interleaved=True,
+    ),
+    ModelFamily("DeepseekV3", "deepseek_v3", native="decoder", sparse="MoE", routing="TopkRouter"),
+    ModelFamily(
+        "Glm4MoeLite", "glm4_moe_lite", native="decoder", sparse="MoE", routing="TopkRouter"
+    ),
+    ModelFamily("AXK1", "axk1", native="decoder", sparse="MoE", routing="TopkRouter"),
+    ModelFamily("MiniCPM3", "minicpm3", native="decoder", scaled=True),
+    ModelFamily("Youtu", "youtu", native="decoder"),
+    ModelFamily("GPT2", "gpt2", heads="LMHeadModel", native="decoder", layers="Block"),
+    ModelFamily("GPTBigCode", "gpt_bigcode", native="decoder", layers="Block"),
+    ModelFamily("OPT", "opt", native="decoder"),
     ModelFamily("Lfm2", "lfm2", native="hybrid"),
     ModelFamily("Lfm2Moe", "lfm2_moe", native="hybrid"),
     ModelFamily("Lfm3", "lfm3", native="hybrid"),

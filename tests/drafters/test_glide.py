@@ -379,11 +379,12 @@ def test_an_oracle_in_its_place_is_accepted(name, policy):
 ROTATED_OTHERWISE = {"hunyuan-moe", "phi", "persimmon", "cohere-compass"}
 ROTATED_OTHERWISE |= {"granite-hybrid", "nemotron-h"}
 ROTATED_OTHERWISE &= tiny.CONFIGS.keys()
+CACHING_LATENTS = {"deepseek", *tiny.LATENTS}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", sorted(set(tiny.CONFIGS) - set(tiny.MAIN) - {"deepseek"} - ROTATED_OTHERWISE)
+    "name", sorted(set(tiny.CONFIGS) - set(tiny.MAIN) - CACHING_LATENTS - ROTATED_OTHERWISE)
 )
 def test_other_architectures(name):
     for sampler in (SAMPLERS["greedy"], PENALTY):
@@ -407,11 +408,10 @@ def test_a_rotation_of_its_own_is_refused(monkeypatch):
         random_glide(tiny.target("llama"))
 
 
-def test_latents_are_refused():
-    with pytest.raises(
-        InputError, match="deepseek_v3 caches latents, and longspec reads keys and values"
-    ):
-        random_glide(tiny.target("deepseek"))
+@pytest.mark.parametrize("name", sorted(CACHING_LATENTS))
+def test_latents_are_refused(name):
+    with pytest.raises(InputError, match="caches latents, and longspec reads keys and values"):
+        random_glide(tiny.target(name))
 
 
 def test_keys_that_are_not_rotated_meet_queries_that_are_not():

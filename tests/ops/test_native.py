@@ -414,6 +414,9 @@ FORGOTTEN = {
     "the bias of a norm of queries": ("persimmon", 1, "q_norm_bias", None),
     "the bias of a norm of keys": ("phi", 1, "k_norm_bias", None),
     "the norm of an MLP beside attention": ("gpt-neox", 1, "mlp_norm", None),
+    "positions": ("gpt2", None, "positions", None),
+    "the first position": ("opt", None, "first_position", 0),
+    "the epsilon of a latent's norm": ("youtu", None, "latent_eps", 1.0),
 }
 # The same of a layer's experts; also by how many of them a node goes through.
 FORGOTTEN_OF_EXPERTS = {
@@ -427,6 +430,8 @@ FORGOTTEN_OF_EXPERTS = {
     "the gate of a shared expert": ("qwen2-moe", "shared_gate", None),
     "a scale of the shared expert": ("cohere2-moe", "shared_scale", 1.0),
     "a correction of scores": ("kolibri1", "corrects_scores", 0),
+    "a group's best": ("deepseek-v2-groups", "group_bests", 2),
+    "a group's two best": ("deepseek-v3", "group_bests", 1),
 }
 
 

@@ -76,9 +76,14 @@ def differing(together: list, alone: list) -> int:
 
 
 @torch.inference_mode()
-@each_kv
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [
+        *((name, None) for name in FAMILY),
+        *((name, "int8") for name in FAMILY if name not in tiny.LATENTS),
+    ],
+)
 def test_a_tree_is_bit_for_bit_plain_decoding(name, dtype, kv):
     lm = LM(tiny.stock(name, dtype=dtype), name, kv=kv)
     for seed, prompt in enumerate(tiny.prompts(*LENGTHS)):
@@ -92,6 +97,26 @@ def test_in_every_build(kv):
     lm = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide", kv=kv)
     (prompt,) = tiny.prompts(1020)
     assert differing(*in_the_tree_and_alone(lm, prompt, scattered(40, 1))) == 0
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rank", "rotated"), [(256, 32), (512, 64)])
+def test_wide_latents_in_every_build(rank, rotated, dtype):
+    """Slots as wide as those of MiniCPM3 and DeepSeek."""
+    if not tiny.LATENTS:
+        pytest.skip("this version of Transformers caches expanded heads")
+    sizes = {"kv_lora_rank": rank, "qk_rope_head_dim": rotated, "head_dim": rotated}
+    hf = tiny.stock("youtu", dtype=dtype, **sizes)
+    lm = LM(hf, "youtu")
+    (prompt,) = tiny.prompts(1020)
+    assert differing(*in_the_tree_and_alone(lm, prompt, scattered(40, 1))) == 0
+    if dtype == torch.bfloat16:
+        return
+    tree = Tree.chain(torch.tensor([prompt[:70]]))
+    right = lm.eager.forward(tree, lm.new_cache(1, 80), 0, None, Captures(CaptureSpec()))
+    torch.testing.assert_close(lm(tree, lm.new_cache(1, 80)), right, rtol=1e-3, atol=1e-3)
 
 
 @torch.inference_mode()

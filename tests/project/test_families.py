@@ -73,13 +73,17 @@ def test_a_class_that_is_named_elsewhere_is_noticed(planted):
     assert not classes_in("from transformers.models.auto.modeling_auto import MODEL_MAPPING")
 
 
+MLP_INSIDE = {"opt"}  # its layers have the parts of an MLP
+
+
 def classes_of(family: ModelFamily) -> list[object]:
     """Those of its classes that the family's rows give a use."""
     names = [family.attention, family.layer] * bool(family.native)
     names += [family.norm] * family.fused
     if family.native:  # of experts alone, of gated MLPs alone, or of both
         sparse = [family.sparse_mlp, family.router, family.experts]
-        names += [family.mlp] if hasattr(family.modeling, family.mlp) else sparse
+        if family.model_type not in MLP_INSIDE:
+            names += [family.mlp] if hasattr(family.modeling, family.mlp) else sparse
     if family.native == "hybrid":  # of one kind
         kinds = (family.delta_net, family.convolution, family.mamba)
         names.append(next((n for n in kinds if hasattr(family.modeling, n)), kinds[0]))

@@ -112,12 +112,14 @@ CONFIGS = {
 DESCRIBED = ["gemma3", "granite", "smollm3", "seed-oss", "cwm", "ministral", "phi3", "glm", "glm4"]
 DESCRIBED += ["helium", "ernie", "olmo2", "olmo3", "exaone4", "arcee", "starcoder2", "nemotron"]
 DESCRIBED += ["cohere", "cohere2", "vaultgemma"]
-if hasattr(GEMMA.modeling, GEMMA.scaled_embedding):  # older versions scale embeddings elsewhere
+if hasattr(GEMMA.modeling, GEMMA.scaled_embeddings[0]):  # older versions scale embeddings elsewhere
     DESCRIBED += ["gemma", "gemma2-softcap"]
 EXPERTS = ["mixtral", "qwen2-moe", "olmoe", "flex-olmo", "glm4-moe", "dots1", "ernie-moe"]
 EXPERTS += ["minimax-m2", "granite-moe", "hunyuan-moe"]
-EXPERTS += tiny_families.there(tiny_families.EXPERTS)
-DESCRIBED += [*tiny_families.there(tiny_families.DENSE), *EXPERTS]
+EXPERTS += tiny_families.there(tiny_families.EXPERTS | tiny_families.LATENT_EXPERTS)
+DESCRIBED += [*tiny_families.there(tiny_families.DENSE | tiny_families.LATENTS), *EXPERTS]
+# their caches hold latents
+LATENTS = list(tiny_families.there(tiny_families.LATENTS | tiny_families.LATENT_EXPERTS))
 HYBRIDS = ["qwen3.5", *tiny_families.there(tiny_families.HYBRIDS)]
 # what the whole lossless matrix runs on; of the others, single passes and a method or two
 MAIN = tuple(CONFIGS)
@@ -209,7 +211,7 @@ CONFIGS |= {  # with recurrent layers
 CONFIGS["qwen3.5-moe"] = Qwen3_5MoeTextConfig(
     **{**CONFIGS["qwen3.5"].to_dict(), **SHARED, "model_type": "qwen3_5_moe_text"}
 )
-for rows in (tiny_families.DENSE, tiny_families.EXPERTS, tiny_families.HYBRIDS):
+for rows in tiny_families.ALL:
     CONFIGS |= tiny_families.there(rows)
 # for texts beyond a drafter's window and a state's checkpoints
 CONFIGS["qwen3.5-long"] = deepcopy(CONFIGS["qwen3.5"])
@@ -231,6 +233,7 @@ KV8 = (
     "qwen2-kv8",
 )
 # parameters of one dimension that show nothing with the values that they begin with
+WEIGHED = tuple(f"{part}_layernorm.weight" for part in ("query", "key", "q_a", "kv_a"))
 VARIED = ("alpha_p", "alpha_n", "dt_bias", "conv1d.bias", "mamba.norm.weight", "mixer.norm.weight")
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
@@ -256,7 +259,7 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
             torch.nn.init.normal_(p, std=0.25)  # added to one
         if key.endswith("A_log"):
             torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
-        if key.endswith(("query_layernorm.weight", "key_layernorm.weight")):
+        if key.endswith(WEIGHED):
             torch.nn.init.normal_(p, 1.0, 0.5)  # norms of equal weights do not show the rotation
         if key.endswith(VARIED):
             torch.nn.init.normal_(p)

@@ -21,6 +21,7 @@ BASE = {
     "eos_token_id": 2,
 }
 HEAD = {"head_dim": 16}
+ALL_HEADS = {"num_key_value_heads": 4}
 MIXED = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -46,6 +47,18 @@ KINDS = {
     "sliding_attention": ROPE | {"partial_rotary_factor": 1.0},
 }
 SPARSE = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+# Attention to latents; numbers of its own, so that none can stand for another.
+LATENT = {
+    **ALL_HEADS,
+    "max_position_embeddings": 4096,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
+ROUTED = {**LATENT, **SMALL, "n_routed_experts": 8, "n_shared_experts": 1}
+ROUTED |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
 # The name of a configuration's class, and what it gets.
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": (
@@ -64,9 +77,13 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "hyperclovax": ("HyperCLOVAXConfig", {**HEAD, **GRANITE, "logits_scaling": 0.5}),
     "nanochat": ("NanoChatConfig", HEAD),
     "olmo": ("OlmoConfig", {"clip_qkv": 1.0}),
+    "gpt2": ("GPT2Config", {**ALL_HEADS, "n_inner": 80}),
+    "gpt-bigcode": ("GPTBigCodeConfig", ALL_HEADS),
+    "gpt-bigcode-heads": ("GPTBigCodeConfig", {**ALL_HEADS, "multi_query": False}),
+    "opt": ("OPTConfig", {**ALL_HEADS, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": ("PhiConfig", {"qk_layernorm": True}),
-    "persimmon": ("PersimmonConfig", {"num_key_value_heads": 4}),
-    "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
+    "persimmon": ("PersimmonConfig", ALL_HEADS),
+    "gpt-neox": ("GPTNeoXConfig", ALL_HEADS),
     "cohere-compass": (
         "CohereCompassTextConfig",
         {**HEAD, **MIXED, "rope_parameters": dict.fromkeys(KINDS, ROPE)},
@@ -101,6 +118,27 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEAD, **GRANITE, **MIXED, "num_local_experts": 4, "shared_intermediate_size": 48}
         | {"layer_rope_theta": [100.0, 0, 10000.0]},
     ),
+}
+LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "minicpm3": (
+        "MiniCPM3Config",
+        {**LATENT, "scale_emb": 3, "scale_depth": 0.9, "dim_model_base": 16},
+    ),
+    "youtu": ("YoutuConfig", LATENT),
+    "youtu-half": ("YoutuConfig", {**LATENT, "rope_interleave": False}),
+}
+LATENT_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v2": (
+        "DeepseekV2Config",
+        {**ROUTED, "q_lora_rank": None, "topk_method": "greedy"},
+    ),
+    "deepseek-v2-groups": (
+        "DeepseekV2Config",
+        {**ROUTED, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek-v3": ("DeepseekV3Config", {**ROUTED, "n_group": 4, "topk_group": 2}),
+    "glm4-moe-lite": ("Glm4MoeLiteConfig", {**ROUTED, **SPARSE}),
+    "axk1": ("AXK1Config", {**ROUTED, **SPARSE, "n_group": 1, "topk_group": 1}),
 }
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", CONVOLUTIONS),
@@ -140,6 +178,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     ),
 }
+ALL = (DENSE, EXPERTS, LATENTS, LATENT_EXPERTS, HYBRIDS)
 
 
 # Older versions build no such model, or share a class with another family.

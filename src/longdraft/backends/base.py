@@ -21,7 +21,8 @@ class Backend(Protocol):
     exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed
     beside it.
     max_nodes: how many nodes one call of `forward` takes at most. kernels: the name of its compiled
-    kernels, if any. prefers_codes: keys and values in 8 bits were measured to be as fast as
+    kernels, if any. reads_codes: the cache may hold codes of 8 bits; the model's modules can always
+    read them. prefers_codes: keys and values in 8 bits were measured to be as fast as
     unchanged ones in short contexts, and faster in long ones. SUPPORTED: the features that it
     computes; it runs no model that has others.
     """
@@ -31,6 +32,7 @@ class Backend(Protocol):
     exact: bool = False
     max_nodes: int = 128
     kernels: str | None = None
+    reads_codes: bool = True
     prefers_codes: bool = False
 
     @classmethod

@@ -2,13 +2,13 @@
 
 `describe` finds this in the modules of a model. What computes a layer, counts its weights or checks
 their shapes reads it from here. The default of a field means that a layer has none of it; a backend
-names the fields that it reads, and `unread` finds what it would leave out.
+names the fields that it reads, and `described_fields.unread` finds what it would leave out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from torch import Tensor
@@ -84,6 +84,31 @@ class Rotation:
 
 
 @dataclass(frozen=True)
+class SharedLatent:
+    """One latent and one rotated part for all heads, from which keys and values are expanded
+    (DeepSeek V2, sec. 2.1).
+
+    rank, rotated: their numbers, which `Attention.k` makes side by side; norm: of the latent.
+    expand: for each head the rows that make the `plain` numbers of a key from a latent, then those
+    that make the `value` numbers of a value. A query has plain + rotated numbers, and a key those
+    that are expanded and the rotated part.
+    q_down, q_norm: Attention.q reads what these make of the layer's input; None: that input.
+    put_apart: numbers that are rotated together lie side by side before the rotation, and as far
+    apart as there are pairs behind it.
+    """
+
+    norm: Norm
+    expand: Linear
+    rank: int
+    plain: int
+    rotated: int
+    value: int
+    q_down: Linear | None = None
+    q_norm: Norm | None = None
+    put_apart: bool = False
+
+
+@dataclass(frozen=True)
 class Attention:
     """heads, key_heads: how many query heads and key heads. dim: numbers of a head.
 
@@ -95,12 +120,14 @@ class Attention:
     the scores, by cap * tanh(x / cap). sinks: a further score of each head, whose share of the
     softmax has no value. limit: queries, keys and values are limited to [-limit, limit], before
     the rotation and behind joint norms. temperature (growth, span): scores of a node at position p
-    are multiplied by 1 + growth * log(1 + floor(p / span)).
+    are multiplied by 1 + growth * log(1 + floor(p / span)). latent: of which keys and values are
+    made; then v is None, and a latent with its rotated part is one key head, which has `dim`
+    numbers.
     """
 
     q: Linear
     k: Linear
-    v: Linear
+    v: Linear | None
     o: Linear
     heads: int
     key_heads: int
@@ -119,6 +146,7 @@ class Attention:
     gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
     limit: float | None = None
     temperature: tuple[float, float] | None = None
+    latent: SharedLatent | None = None
 
     @property
     def gates_heads(self) -> bool:
@@ -212,8 +240,8 @@ class ExpertsMLP:
     multiplied by its share, divided by the sum of the chosen experts' if `normalized`, and by
     share_scale. correction [count]: is added to shares, or to the router's scores if
     `corrects_scores`, where experts are chosen, and nowhere else.
-    groups: experts lie in so many groups, and are chosen from the chosen_groups of them whose two
-    best have the largest sum.
+    groups: experts lie in so many groups, and are chosen from the chosen_groups of them whose
+    group_bests best have the largest sum.
 
     gate_up, down: the matrices of all experts, [count,outputs,inputs], or [count,inputs,outputs] if
     `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
@@ -247,6 +275,7 @@ class ExpertsMLP:
     corrects_scores: bool = False
     groups: int = 1
     chosen_groups: int = 1
+    group_bests: int = 2
     shared: GatedMLP | None = None
     shared_gate: Linear | None = None
     shared_scale: float = 1.0
@@ -310,7 +339,8 @@ class DecoderLayer:
 
     def _parts(self) -> Iterator[Any]:
         shared = self.mlp.shared if isinstance(self.mlp, ExpertsMLP) else None
-        for part in filter(None, (self.mixer, self.mlp, shared, self)):
+        latent = self.mixer.latent if isinstance(self.mixer, Attention) else None
+        for part in filter(None, (self.mixer, latent, self.mlp, shared, self)):
             yield from (getattr(part, field.name) for field in fields(part))
 
 
@@ -319,7 +349,8 @@ class Decoder:
     """The layers of a model, with the embedding before them and norm and head behind them.
 
     rotation: the first of its layers'; None: nothing is rotated. embedding_scale: multiplies
-    embeddings, which then go through embedding_norm. logit_divisor: divides the head's outputs.
+    embeddings, to which a row of `positions` is added, that of position 0 being first_position;
+    then they go through embedding_norm. logit_divisor: divides the head's outputs.
     logit_cap: of the logits, by cap * tanh(x / cap).
     """
 
@@ -328,6 +359,8 @@ class Decoder:
     norm: Norm
     head: Linear
     rotation: Rotation | None
+    positions: Linear | None = None
+    first_position: int = 0
     embedding_norm: Norm | None = None
     embedding_scale: float = 1.0
     logit_divisor: float = 1.0
@@ -344,37 +377,3 @@ class Decoder:
     @property
     def norms(self) -> list[Norm]:
         return [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
-
-
-def unread(part: Any, read: Mapping[type, Collection[str]]) -> list[str]:
-    """The parts that a backend that reads these fields of a description would leave out: kinds
-    of parts that it does not know, and fields without their default.
-    """
-    kind = type(part)
-    if kind not in read:
-        return [kind.__name__]
-    left = list[str]()
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if field.name not in read[kind]:
-            default = field.default
-            absent = default is not MISSING and not isinstance(value, Tensor) and value == default
-            left += [] if absent else [field.name]
-            continue
-        for inner in value if isinstance(value, tuple) else (value,):
-            left += unread(inner, read) if is_dataclass(inner) else []
-    return left
-
-
-# The fields of a model like Llama, which every kernel of ours reads.
-LLAMA_LIKE: Mapping[type, frozenset[str]] = {
-    Decoder: frozenset({"embedding", "layers", "norm", "head", "rotation"}),
-    DecoderLayer: frozenset({"mixer", "mlp", "input_norm", "mlp_norm"}),
-    Attention: frozenset(
-        {"q", "k", "v", "o", "heads", "key_heads", "dim", "scale", "rotation", "q_norm", "k_norm"}
-    ),
-    GatedMLP: frozenset({"gate", "up", "down", "activation"}),
-    Linear: frozenset({"module", "name", "shape"}),
-    Norm: frozenset({"module", "name", "shape", "eps"}),  # of the default kind
-    Rotation: frozenset({"kind", "frequencies", "scaling"}),
-}

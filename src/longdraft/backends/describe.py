@@ -7,6 +7,7 @@ raises Unknown.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,12 +22,37 @@ from longdraft.backends.decoder_layer import (
     GatedMLP,
     Linear,
     Norm,
+    Recurrent,
 )
-from longdraft.backends.describe_attention import MIXERS, attention_of, mamba_of, rotations_of
-from longdraft.backends.describe_experts import experts_of
-from longdraft.backends.describe_parts import PartFinder, first_of
-from longdraft.backends.known_modules import Unknown, check, class_of, read_by, reads
+from longdraft.backends.describe_attention import (
+    attention_of,
+    delta_net_of,
+    mamba_of,
+    rotations_of,
+    short_convolution_of,
+)
+from longdraft.backends.describe_experts import OUTPUT_NORM, experts_of
+from longdraft.backends.describe_latent import TO_LATENT, latent_attention_of
+from longdraft.backends.describe_parts import ACTIVATIONS, PartFinder, first_of
+from longdraft.backends.known_modules import Unknown, check, class_of, name_of, read_by, reads
 from longdraft.families import ModelFamily, family_of
+
+
+def self_attention_of(finder: PartFinder, module: Any) -> Attention:
+    """The description of attention to heads, or to latents. Raises Unknown."""
+    of = latent_attention_of if hasattr(module, TO_LATENT) else attention_of
+    return of(finder, module)
+
+
+# By the names of children of a layer.
+MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | Recurrent]] = {
+    "self_attn": self_attention_of,
+    "attention": attention_of,
+    "attn": attention_of,
+    "linear_attn": delta_net_of,
+    "conv": short_convolution_of,
+    "mamba": mamba_of,
+}
 
 
 class LayerNorms(NamedTuple):
@@ -55,9 +81,12 @@ NORMS = (
     LayerNorms("input_layernorm", None, "pre_ff_layernorm", None),
     LayerNorms("operator_norm", None, "ffn_norm", None),
     LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+    LayerNorms("ln_1", None, "ln_2", None),
+    LayerNorms("self_attn_layer_norm", None, "final_layer_norm", None),
     LayerNorms("input_layernorm", None, None, None),  # attention and MLP side by side
 )
 ALONE = {"norm", "mixer"}
+SELF, INSIDE = "self_attn", {"fc1", "fc2"}
 BESIDE_EXPERTS = "shared_mlp"
 MLPS = ("mlp", "block_sparse_moe", "feed_forward", BESIDE_EXPERTS)
 # Parts that do nothing where nothing is trained.
@@ -65,23 +94,28 @@ IDLE_IN_LAYER = {
     *("resid_attn_dropout", "resid_mlp_dropout", "resid_dropout", "dropout"),
     *("post_attention_dropout", "post_mlp_dropout"),
 }
-IDLE_IN_BODY = {"embed_dropout", "emb_dropout"}
-BODIES = ("model", "gpt_neox")
+IDLE_IN_BODY = {"embed_dropout", "emb_dropout", "drop"}
+BODIES = ("model", "gpt_neox", "transformer")
+LAYERS = ("layers", "h")
 HEADS = ("lm_head",)
-EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings")
-FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
+EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
+POSITIONS = ("embed_positions", "wpe")
+MASK = "bias"  # of older bodies: a buffer that nothing reads
+FINAL_NORMS = ("ln_f", "norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 ROTATIONS = {"rotary_emb", "rotary_embs", "pos_emb"}
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_EMBEDDING = {
     *("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type"),
     *("scale_grad_by_freq", "sparse", "scalar_embed_scale"),
 }
+RESIDUAL_SCALES = ("residual_multiplier", "residual_scale")
 OF_LAYER = {
     *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
-    *("residual_multiplier", "use_parallel_residual", "is_attention_layer", "moe_enabled"),
+    *("use_parallel_residual", "is_attention_layer", "moe_enabled", *RESIDUAL_SCALES),
+    *("inner_dim", "embed_dim", "dropout", "do_layer_norm_before"),
     *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
-OF_BODY = {"embedding_multiplier", "embedding_dropout"}
+OF_BODY = {"embedding_multiplier", "embedding_dropout", "dropout", "layerdrop"}
 OF_MODEL = {"router_aux_loss_coef", "z_loss_coefficient", "logit_scale", "logits_scaling"}
 
 
@@ -103,18 +137,23 @@ def describe(hf: Any) -> Decoder:
     body = first_of(BODIES, hf)
     head = first_of(HEADS, hf)
     check(hf, type(hf), {body, head})
-    model = getattr(hf, body)
+    model = _inner_body(getattr(hf, body), family)
     embedding = first_of(EMBEDDINGS, model)
     norm = first_of(FINAL_NORMS, model)
-    parts = {embedding, norm, "layers"}
-    check(model, class_of(family, type(model).__name__), parts, optional=ROTATIONS | IDLE_IN_BODY)
-    check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
+    named = first_of(LAYERS, model)
+    position = next((name for name in POSITIONS if hasattr(model, name)), None)
+    optional = {*ROTATIONS, *IDLE_IN_BODY, *POSITIONS, MASK}
+    check(
+        model, class_of(family, type(model).__name__), {embedding, norm, named}, optional=optional
+    )
+    modules = getattr(model, named)
+    check(modules, nn.ModuleList, {name for name, _ in modules.named_children()})
     for module, known in ((hf, OF_MODEL), (model, OF_BODY)):
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
             raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
     finder = Finder(family, hf.config, rotations_of(model, family))
-    layers = tuple(finder.layer(layer) for layer in model.layers)
+    layers = tuple(finder.layer(layer) for layer in modules)
     attentions = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
     rotation = next((a.rotation for a in attentions if a.rotation), None)
     final = finder.norm(getattr(model, norm), norm, width)
@@ -124,11 +163,31 @@ def describe(hf: Any) -> Decoder:
         norm=final,
         head=finder.linear(getattr(hf, head), head, table),
         rotation=rotation,
+        **({} if position is None else _positions(getattr(model, position), position, family)),
         embedding_norm=final if family.norms_embeddings else None,
         embedding_scale=_embedding_scale(model, getattr(model, embedding), family),
         logit_divisor=_logit_divisor(hf, family),
         logit_cap=read_by(hf, "final_logit_softcapping", hf.config),
     )
+
+
+def _inner_body(model: Any, family: ModelFamily) -> Any:
+    """The module that has the layers, which may be the only part of a body."""
+    if [name for name, _ in model.named_children()] != ["decoder"]:
+        return model
+    check(model, class_of(family, type(model).__name__), {"decoder"})
+    return model.decoder
+
+
+def _positions(module: Any, name: str, family: ModelFamily) -> dict[str, Any]:
+    """The fields of a table of positions."""
+    first = getattr(module, "offset", 0)
+    cls = class_of(family, family.positions) if first else nn.Embedding
+    check(module, cls, {"weight"}, OF_EMBEDDING | {"offset"})
+    if module.max_norm is not None:
+        raise Unknown("the positions' table limits its rows")
+    shape = (module.num_embeddings, module.embedding_dim)
+    return {"positions": Linear(module, name, shape), "first_position": first}
 
 
 class Finder(PartFinder):
@@ -139,6 +198,8 @@ class Finder(PartFinder):
         children = {name for name, _ in module.named_children()}
         if children == ALONE:
             return self._alone(module)
+        if children >= INSIDE:
+            return self._with_mlp_inside(module, children)
         mlp = first_of(MLPS, module)
         beside = {BESIDE_EXPERTS} & children - {mlp}
         own = children - MIXERS.keys() - {mlp} - beside - IDLE_IN_LAYER
@@ -163,9 +224,31 @@ class Finder(PartFinder):
             input_norm=self._norm_in(module, norms.input),
             mlp_norm=self._norm_in(module, norms.mlp),
             mixer_output_norm=self._norm_in(module, norms.mixer_output),
-            mlp_output_norm=self._norm_in(module, norms.mlp_output),
-            residual_scale=read_by(module, "residual_multiplier", module) or 1.0,
+            mlp_output_norm=self._mlp_output_norm(module, mlp, norms.mlp_output),
+            residual_scale=_residual_scale(module),
             parallel=bool(parallel),
+        )
+
+    def _with_mlp_inside(self, module: Any, children: set[str]) -> DecoderLayer:
+        """A layer of attention and the linear layers of an MLP without gates (OPT)."""
+        function = first_of(ACTIVATIONS, module)
+        norms = next((n for n in NORMS if n.names == children - INSIDE - {SELF, function}), None)
+        if norms is None or not module.do_layer_norm_before:
+            raise Unknown(f"{type(module).__name__} has other norms than are known")
+        cls = class_of(self.family, self.family.layer)
+        check(module, cls, norms.names | INSIDE | {SELF, function}, OF_LAYER)
+        width, inner = self.config.hidden_size, self.config.ffn_dim
+        mlp = GatedMLP(
+            gate=None,
+            up=self.linear(module.fc1, "fc1", (inner, width)),
+            down=self.linear(module.fc2, "fc2", (width, inner)),
+            activation=name_of(getattr(module, function)),
+        )
+        return DecoderLayer(
+            mixer=attention_of(self, module.self_attn),
+            mlp=mlp,
+            input_norm=self._norm_in(module, norms.input),
+            mlp_norm=self._norm_in(module, norms.mlp),
         )
 
     def _alone(self, module: Any) -> DecoderLayer:
@@ -198,13 +281,30 @@ class Finder(PartFinder):
         """
         if hasattr(module, "input_linear"):
             return self.config.shared_intermediate_size
+        if hasattr(self.config, "n_inner"):
+            return self.config.n_inner or 4 * self.config.hidden_size
         return getattr(getattr(module, "w1", None), "out_features", None)
+
+    def _mlp_output_norm(self, layer: Any, mlp: str, name: str | None) -> Norm | None:
+        """That of a layer, or of its experts."""
+        inside = getattr(layer, mlp)
+        if not hasattr(inside, OUTPUT_NORM):
+            return self._norm_in(layer, name)
+        if name is not None:
+            raise Unknown(f"{type(layer).__name__} normalizes what its experts return twice")
+        return self._norm_in(inside, OUTPUT_NORM)
 
     def _norm_in(self, layer: Any, name: str | None) -> Norm | None:
         module = None if name is None else getattr(layer, name)
         if name is None or type(module) is nn.Identity:
             return None
         return self.norm(module, name, self.config.hidden_size)
+
+
+def _residual_scale(layer: Any) -> float:
+    """By which a layer multiplies what it adds to the stream."""
+    found = [read_by(layer, name, layer) for name in RESIDUAL_SCALES]
+    return next((scale for scale in found if scale), 1.0)
 
 
 def _logit_divisor(hf: Any, family: ModelFamily) -> float:
@@ -215,10 +315,16 @@ def _logit_divisor(hf: Any, family: ModelFamily) -> float:
     return 1 / (read_by(hf, "logit_scale", hf) or 1.0)
 
 
+def _scaled_embedding(family: ModelFamily) -> Any:
+    """Its class of an embedding that multiplies."""
+    found = (class_of(family, name) for name in family.scaled_embeddings)
+    return next((cls for cls in found if cls is not None), None)
+
+
 def _embedding_scale(model: Any, module: Any, family: ModelFamily) -> float:
     """By which a body multiplies its embeddings."""
     scaled = family.scaled
-    cls = class_of(family, family.scaled_embedding) if scaled else nn.Embedding
+    cls = _scaled_embedding(family) if scaled else nn.Embedding
     check(module, cls, {"weight", *["embed_scale"] * scaled}, OF_EMBEDDING)
     if module.max_norm is not None:
         raise Unknown("the embedding limits its rows")

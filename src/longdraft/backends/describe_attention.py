@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from longdraft.backends.decoder_layer import (
     Linear,
     MambaTwo,
     Norm,
-    Recurrent,
     Rotation,
     ShortConvolution,
 )
@@ -31,7 +29,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # All three in one layer: one after the other, or head by head.
 TOGETHER = "qkv_proj"
 BY_HEAD = "query_key_value"
-OUTPUTS = ("o_proj", "dense", "out_proj")
+EITHER = "c_attn"  # the first, unless a module has `multi_query` and it is False
+OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj")
+IDLE = {"attn_dropout", "resid_dropout"}
 GATES = ("g_proj", "gate_proj")
 GATE_FUNCTIONS = ("sigmoid", "softplus")
 # Attributes that are read below, or change nothing in a pass without gradients.
@@ -42,6 +42,11 @@ OF_ATTENTION = {
     *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
     *("rope_parameters", "partial_rotary_factor", "rotary_ndims", "qk_layernorm", "head_size"),
     *("is_local_attention", "gate_per_head", "force_rope"),
+    # of older models
+    *("embed_dim", "split_size", "dropout", "enable_bias", "mask_value", "multi_query", "kv_heads"),
+    *("kv_dim", "is_cross_attention", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+    *("reorder_and_upcast_attn", "attention_softmax_in_fp32", "attn_pdrop", "attn_dropout"),
+    "scale_attention_softmax_in_fp32",
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
@@ -67,25 +72,27 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     kind = type(module).__name__
     dim = int(getattr(module, "head_dim", None) or module.head_size)
     heads = getattr(module, "num_heads", None) or c.num_attention_heads
-    key_heads = getattr(c, "num_key_value_heads", None) or heads
+    shared = getattr(module, "kv_heads", None) or getattr(c, "num_key_value_heads", None)
+    key_heads = shared or heads
     sizes = {
         "q_proj": heads * dim * (1 + finder.family.gated),
         "k_proj": key_heads * dim,
         "v_proj": key_heads * dim,
     }
-    named = next((n for n in (TOGETHER, BY_HEAD) if hasattr(module, n)), None)
+    named = next((n for n in (TOGETHER, BY_HEAD, EITHER) if hasattr(module, n)), None)
+    by_head = named == BY_HEAD or getattr(module, "multi_query", None) is False
     parts = {first_of(OUTPUTS, module), *((named,) if named else PROJECTIONS)}
-    optional = {*GATES, "sinks", "attention_dropout", *(n for pair in HEAD_NORMS for n in pair)}
+    optional = {*GATES, "sinks", "attention_dropout", *IDLE}
+    optional |= {name for pair in HEAD_NORMS for name in pair}
     cls = class_of(finder.family, finder.family.attention)
     check(module, cls, parts, OF_ATTENTION, optional)
     if module.is_causal is not True:
         raise Unknown(f"{kind} is not causal")
     width = c.hidden_size
-    if named == BY_HEAD and heads != key_heads:
+    if by_head and heads != key_heads:
         raise Unknown(f"{kind} has other numbers of heads than are known")
     if named:
-        by_head = heads if named == BY_HEAD else 1
-        q, k, v = finder.rows(getattr(module, named), sizes, by_head)
+        q, k, v = finder.rows(getattr(module, named), sizes, heads if by_head else 1)
     else:
         q, k, v = [finder.linear(getattr(module, n), n, (sizes[n], width)) for n in PROJECTIONS]
     out = first_of(OUTPUTS, module)
@@ -102,7 +109,7 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
         key_heads=key_heads,
         dim=dim,
         scale=module.scaling,
-        rotation=_rotation_of(finder, module),
+        rotation=rotation_of(finder, module),
         gated=finder.family.gated,
         window=_window_of(finder, module),
         cap=read_by(module, "attn_logit_softcapping", module),
@@ -169,7 +176,8 @@ def _window_of(finder: PartFinder, module: Any) -> int | None:
     return getattr(module, "sliding_window", of_config) or None
 
 
-def _rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
+def rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
+    """That of this attention. None: it has none."""
     c = finder.config
     windows = getattr(c, "sliding_window", None) is not None
     beside_windows = windows and _window_of(finder, module) is None
@@ -285,16 +293,6 @@ def mamba_of(finder: PartFinder, module: Any) -> MambaTwo:
     )
 
 
-# By the names of children of a layer.
-MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | Recurrent]] = {
-    "self_attn": attention_of,
-    "attention": attention_of,
-    "linear_attn": delta_net_of,
-    "conv": short_convolution_of,
-    "mamba": mamba_of,
-}
-
-
 def rotations_of(body: Any, family: ModelFamily) -> dict[Any, Rotation]:
     """The rotation of each kind of layer, or of each base; that of None is the one of all."""
     if hasattr(body, "rotary_embs"):
@@ -327,4 +325,5 @@ def _rotation(module: Any, family: ModelFamily, kind: str, prefix: str) -> Rotat
     scaling = getattr(module, f"{prefix}attention_scaling")
     if family.turns_back:
         frequencies = -frequencies
-    return Rotation(kind, frequencies, scaling, family.interleaved)
+    woven = family.interleaved or getattr(module.config, "rope_interleave", False)
+    return Rotation(kind, frequencies, scaling, woven)

@@ -22,6 +22,7 @@ OF_ROUTER = {
     *("config", "top_k", "num_experts", "norm_topk_prob", "hidden_dim", "norm_min"),
     *("routed_scaling_factor", "router_scaling_factor", "num_group", "topk_group", "layer_idx"),
     *("router_logit_softcapping", "use_expert_bias", "expert_selection_fn", "route_scale"),
+    "topk_method",
 }
 OF_EXPERTS = {
     *("config", "num_experts", "hidden_size", "hidden_dim", "intermediate_size"),
@@ -34,6 +35,7 @@ SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 MATRICES = ("wg", "gate")  # of routers that have a linear layer
 GATE = "shared_expert_gate"
+OUTPUT_NORM = "post_mlp_layernorm"  # which some have inside; see Finder.layer
 UNCHANGED = ("fc1_latent_proj", "fc2_latent_proj")  # what experts read and return, if identities
 
 
@@ -41,7 +43,7 @@ def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     """The description of this MLP. Raises Unknown."""
     family = finder.family
     name = "router" if hasattr(module, "router") else "gate"
-    known = {*SHARED, GATE, *CORRECTIONS, *UNCHANGED}
+    known = {*SHARED, GATE, *CORRECTIONS, *UNCHANGED, OUTPUT_NORM}
     check(module, class_of(family, family.sparse_mlp), {"experts", name}, OF_SPARSE_MLP, known)
     router = getattr(module, name)
     held_by = module.experts
@@ -73,21 +75,21 @@ def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     if (function is not None) == hasattr(inner, "limit"):
         raise Unknown(f"{type(inner).__name__} has no activation, or two")
     scoring = _scoring(router)
-    groups = getattr(router, "num_group", None) or 1
+    groups, bests = _groups(router)
     return ExpertsMLP(
         router=matrix.weight,
         router_bias=getattr(matrix, "bias", None),
         count=router.num_experts,
         chosen=router.top_k,
         scoring=scoring,
-        # the softmax of the chosen scores alone is that of all, divided by the sum of the chosen
-        normalized=getattr(router, "norm_topk_prob", True) or _is_of_chosen(router),
+        normalized=_normalized(router),
         share_scale=_share_scale(module, router),
         shared_scale=_shared_scale(module),
         correction=_correction(module, router),
         corrects_scores=family.corrects_scores,
         groups=groups,
         chosen_groups=router.topk_group if groups > 1 else 1,
+        group_bests=bests,
         **_matrices(held_by),
         activation="clamped" if function is None else _name_of(function),
         limit=getattr(inner, "limit", None),
@@ -95,6 +97,16 @@ def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
         shared=_shared(finder, module),
         shared_gate=_shared_gate(finder, module),
     )
+
+
+def _groups(router: Any) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of each are added up to choose some."""
+    method = getattr(router, "topk_method", None)
+    if method == "greedy":
+        return 1, 2
+    if method not in (None, "group_limited_greedy"):
+        raise Unknown(f"{type(router).__name__} chooses experts by {method}")
+    return getattr(router, "num_group", None) or 1, 2 if method is None else 1
 
 
 def _matrices(experts: Any) -> dict[str, Any]:
@@ -129,8 +141,12 @@ def _scoring(router: Any) -> Literal["softmax", "sigmoid"]:
     return "softmax" if found == ["softmax"] else "sigmoid"
 
 
-def _is_of_chosen(router: Any) -> bool:
-    return getattr(router, "expert_selection_fn", None) == "softmax"
+def _normalized(router: Any) -> bool:
+    """Whether shares of the chosen experts are divided by their sum."""
+    # the softmax of the chosen scores alone is that of all, divided by the sum of the chosen
+    of_chosen = getattr(router, "expert_selection_fn", None) == "softmax"
+    always = not hasattr(router, "topk_method")
+    return getattr(router, "norm_topk_prob", always) or of_chosen
 
 
 def _share_scale(module: Any, router: Any) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from longdraft.backends.decoder_layer import GatedMLP, Linear, LinearRows, Norm, Rotation
 from longdraft.backends.known_modules import Unknown, check, class_of, name_of, reads, unchanged
@@ -33,6 +34,7 @@ UNGATED = (
     ("fc1", "fc2"),
     ("dense_h_to_4h", "dense_4h_to_h"),
 )
+IDLE = "dropout"
 ACTIVATIONS = ("act_fn", "activation_fn", "act", "activation")
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_MLP = {
@@ -64,6 +66,9 @@ class PartFinder:
     def linear(self, module: Any, name: str, shape: tuple[int, int]) -> Linear:
         if type(module) in PACKED:
             unchanged(module)
+        elif type(module) is Conv1D:  # GPT-2's linear layers, whose matrices are turned
+            check(module, Conv1D, {"weight", "bias"}, {"nf", "nx"})
+            return Linear(LinearRows(module.weight.detach().mT, module.bias), name, shape)
         else:
             check(module, nn.Linear, {"weight"}, {"in_features", "out_features"}, {"bias"})
         return Linear(module, name, shape)
@@ -146,10 +151,12 @@ class PartFinder:
         children = {child for child, _ in module.named_children()}
         function = next((name for name in ACTIVATIONS if name in children), None)
         known = (*GATED, *TOGETHER, *UNGATED)
-        named = next((n for n in known if set(n) == children - {function}), None)
+        named = next((n for n in known if set(n) == children - {function, IDLE}), None)
         if named is None:
             raise Unknown(f"{type(module).__name__} has other projections than are known")
         check(module, class_of(self.family, self.family.mlp), children, OF_MLP)
+        if IDLE in children:
+            check(getattr(module, IDLE), nn.Dropout, set())
         if function is not None:
             return named, name_of(getattr(module, function))
         if not reads(module, "silu"):

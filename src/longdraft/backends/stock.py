@@ -57,6 +57,8 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
     rotated = decoder.rotation.size
     dim = decoder.attentions[0].dim
     family = family_of(hf)
+    if decoder.attentions[0].latent is not None:
+        return
     if rotated != dim and not (family is not None and family.partial):
         raise InputError(
             f"this {kind} rotates {rotated} of a head's {dim} dimensions, "

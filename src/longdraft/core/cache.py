@@ -218,13 +218,22 @@ class KVCache(Rewinding):
             into_v[self._first + b, :, start : start + W] = v[b]
 
     def pointers(
-        self, end: int, layers: Sequence[int], heads: int, dim: int, dtype: torch.dtype
+        self,
+        end: int,
+        layers: Sequence[int],
+        heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        value: int | None = None,
     ) -> list[tuple[int, int, int]]:
         """The addresses of row 0 in k and in v, and a row's slots, for each of these layers.
+
+        dim: numbers of a key, and of a value unless `value` says how many that has.
 
         Every buffer then has at least `end` slots. The same list object is returned until a buffer
         moves. Raises InputError for keys of another shape or dtype.
         """
+        value = dim if value is None else value
         shape = tuple(layers), heads, dim, dtype
         known = self._known_addresses
         if (
@@ -232,13 +241,16 @@ class KVCache(Rewinding):
             or known[0] != (self._store.allocations, *shape)
             or end > self._store.slots
         ):
-            like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
+            like_k, like_v = (
+                torch.empty(0, heads, 0, n, dtype=dtype, device=self.length.device)
+                for n in (dim, value)
+            )
             buffers = [
-                self._store.reserve(layer, max(end, self._store.slots), like, like)
+                self._store.reserve(layer, max(end, self._store.slots), like_k, like_v)
                 for layer in layers
             ]
             for held in self._store.numbers.values():
-                if held != (heads, dim, dim, dtype):
+                if held != (heads, dim, value, dtype):
                     raise InputError(
                         f"this cache holds {held[0]} key heads of size {held[1]} in {held[3]}, "
                         f"but the model has {heads} of size {dim} in {dtype}: "

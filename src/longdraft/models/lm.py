@@ -114,6 +114,8 @@ class LM:
             note = "\n".join(filter(None, (note, kv and IN_8_BITS))) or None
         self.kv = kv
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
+        if self.kv_bits and not self.backend.reads_codes:
+            self.backend = self.eager
         self.key_offsets = key_offsets(hf) if self.kv_bits else {}
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = (

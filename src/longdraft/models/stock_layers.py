@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from longdraft.backends.decoder_layer import LLAMA_LIKE, Attention, GatedMLP, Norm, unread
+from longdraft.backends.decoder_layer import Attention, GatedMLP, Norm
 from longdraft.backends.describe import Finder
+from longdraft.backends.described_fields import LLAMA_LIKE, unread
 from longdraft.backends.known_modules import Unknown
 from longdraft.backends.stock import stock_decoder
 from longdraft.core.draft_layers import DraftLayer
@@ -45,7 +46,7 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
     if unread(made, READ) or mlp is None or mlp.activation != "silu":
         return None
     assert isinstance(attention, Attention) and isinstance(mlp, GatedMLP)
-    if mlp.gate is None or made.input_norm is None or made.mlp_norm is None:
+    if mlp.gate is None or made.input_norm is None or made.mlp_norm is None or attention.v is None:
         return None
     if {norm.eps for norm in norms} != {decoder.norm.eps} or attention.scale != attention.dim**-0.5:
         return None

@@ -79,14 +79,14 @@ class Compact:
         width, dtype = (coded.width(row.dim, bits), torch.uint8) if bits else (D, k.dtype)
         if self._k.shape[::2] != (K, width) or self._k.shape[1] < n or self._k.dtype != dtype:
             self._k = k.new_empty(K, room_for(n), width, dtype=dtype)
-            self._v = v.new_empty(K, room_for(n), width, dtype=dtype)
+            self._v = v.new_empty(K, room_for(n), width if row.value_dim else 0, dtype=dtype)
             self._slots = slots[:0]
             self._places = self._slots
         places = torch.empty_like(slots)
         slots = slots.contiguous()
         job = native.Copy(
             k=k.data_ptr(),
-            v=v.data_ptr(),
+            v=v.data_ptr() if row.value_dim else None,
             heads=K,
             size=S,
             stride=k.stride(0) * size,
@@ -137,6 +137,7 @@ class Compact:
         """Whether the kernel can write what this copy holds."""
         k, v = row.k, row.v
         alike = k.shape == v.shape and k.stride() == v.stride() and row.dim == row.value_dim
+        alike = alike or (not row.value_dim and not self.bits)  # latents
         packed = k.stride()[1:] == (k.shape[2], 1)
         if native.library() is None or slots.dim() != 1 or not (k.is_cpu and alike and packed):
             return False

@@ -174,7 +174,7 @@ def latents_of(hf: Any) -> dict[int, Latent]:
     modules = [m for m in hf.modules() if hasattr(m, "expand_kv")]
     counts = Counter(getattr(m, "layer_idx", None) for m in modules)
     known = {
-        m.layer_idx: _latent_of(m) for m in modules if counts[getattr(m, "layer_idx", None)] == 1
+        m.layer_idx: latent_of(m) for m in modules if counts[getattr(m, "layer_idx", None)] == 1
     }
     return {layer: latent for layer, latent in known.items() if latent is not None}
 
@@ -184,9 +184,9 @@ def absorbed_linears(hf: Any) -> set[nn.Module]:
     return {latent.linear for latent in latents_of(hf).values()}
 
 
-def _latent_of(module: Any) -> Latent | None:
-    """None for a module of another structure, or one whose own expansion gives other keys and
-    values.
+def latent_of(module: Any) -> Latent | None:
+    """How an attention module expands latents. None for one of another structure, or one whose
+    expansion gives other keys and values.
     """
     linear: Any = getattr(module, "kv_b_proj", None)
     sizes = [n for name in PARTS if isinstance(n := getattr(module, name, None), int)]

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend, ChainDrafter
+from longdraft.backends.describe import describe
 from longdraft.backends.features.bounded_positions import BoundedPositions
 from longdraft.backends.features.experts import Experts
+from longdraft.backends.features.latent import Latents
 from longdraft.backends.features.scans.recurrent_layers import Scans
 from longdraft.backends.features.windows import Windows
 from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
@@ -43,11 +45,7 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
     same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in others}
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        and bool(
-            lib.longdraft_has_heads(
-                getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-            )
-        )
+        and bool(lib.longdraft_has_heads(describe(hf).attentions[0].dim))
         and c.vocab_size >= 16
         and c.hidden_size >= 16
         and c.hidden_size % 16 == 0
@@ -59,6 +57,10 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
 CODES_MEASURED = ("avx512bf16", "avx512", "avx2")
 
 
+# Queries of a key head in one pass, whose results are held at once: 128 nodes of 16 heads.
+MOST_QUERIES, FEWEST_NODES = 2048, 16
+
+
 class NativeBackend(Backend):
     """Computes what the Transformers forward computes, with activations in float32.
 
@@ -67,7 +69,7 @@ class NativeBackend(Backend):
     moved or changed.
     """
 
-    SUPPORTED = frozenset({Windows, Scans, Experts, BoundedPositions})
+    SUPPORTED = frozenset({Windows, Scans, Experts, BoundedPositions, Latents})
     name = "native"
     exact = True
 
@@ -83,10 +85,15 @@ class NativeBackend(Backend):
         # that the build with matrix tiles has not been measured.
         # Those of recurrent layers must be computed here, so that states are in one order.
         self.prefills = self.recurrent or self.kernels != "amx"
-        self.prefers_codes = self.kernels in CODES_MEASURED
+        self.reads_codes = not self.step.latent
+        self.prefers_codes = self.reads_codes and self.kernels in CODES_MEASURED
+        heads = self.step.model.groups
+        self.max_nodes = min(self.max_nodes, max(FEWEST_NODES, MOST_QUERIES // heads))
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
-        return (not logits or self.prefills) and is_indexable(view)
+        if logits and not self.prefills:
+            return False
+        return is_indexable(view) and (self.reads_codes or view is None or not view.bits)
 
     def forward(
         self,

@@ -316,7 +316,8 @@ def layers_fit(step: NativeStep, layers: DraftLayers) -> bool:
         return False  # a drafter's embeddings and logits are those of the target's modules
     if layers.target_norm and whole.layer_norms:
         return False
-    if layers.frequency is None and (whole.interleaved or not step.rotates_alike):
+    other = whole.interleaved or not step.rotates_alike or step.latent
+    if layers.frequency is None and other:
         return False
     shape = (layers.key_heads, layers.dim)
     if layers.host is not None and shape != (step.heads, step.dim):

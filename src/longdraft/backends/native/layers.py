@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from longdraft.backends.decoder_layer import (
-    LLAMA_LIKE,
     Attention,
     Decoder,
     DecoderLayer,
@@ -20,10 +19,11 @@ from longdraft.backends.decoder_layer import (
     MambaTwo,
     Norm,
     Rotation,
+    SharedLatent,
     ShortConvolution,
-    unread,
 )
 from longdraft.backends.describe import described
+from longdraft.backends.described_fields import LLAMA_LIKE, unread
 from longdraft.backends.features.bounded_positions import ROPES
 from longdraft.families import family_of
 from longdraft.ops import native
@@ -32,12 +32,14 @@ from longdraft.ops import native
 READ: Mapping[type, frozenset[str]] = {
     **LLAMA_LIKE,
     Decoder: LLAMA_LIKE[Decoder]
-    | {"embedding_norm", "embedding_scale", "logit_divisor", "logit_cap"},
+    | {"embedding_norm", "embedding_scale", "logit_divisor", "logit_cap"}
+    | {"positions", "first_position"},
     DecoderLayer: LLAMA_LIKE[DecoderLayer]
     | {"mixer_output_norm", "mlp_output_norm", "residual_scale", "parallel"},
     Attention: LLAMA_LIKE[Attention]
     | {"gated", "window", "cap", "joint_norms", "late_norms", "sinks"}
-    | {"gates", "gate_function", "limit", "temperature"},
+    | {"gates", "gate_function", "limit", "temperature", "latent"},
+    SharedLatent: frozenset(field.name for field in fields(SharedLatent)),
     GatedMLP: LLAMA_LIKE[GatedMLP] | {"slopes"},
     LinearRows: frozenset({"weight", "bias"}),
     Rotation: LLAMA_LIKE[Rotation] | {"interleaved"},
@@ -50,6 +52,8 @@ READ: Mapping[type, frozenset[str]] = {
 
 
 PLAIN = {nn.Linear, LinearRows}
+MOST_ROTATED = 256  # numbers behind a latent
+
 # By their names in descriptions.
 ACTIVATIONS = {
     "silu": native.Activation.SILU,
@@ -97,6 +101,8 @@ def knows(layer: DecoderLayer) -> bool:
     if isinstance(layer.mlp, ExpertsMLP) and not knows_gate(layer.mlp):
         return False
     mixer = layer.mixer
+    if isinstance(mixer, Attention) and mixer.latent is not None:
+        return knows_latent(mixer.latent)
     if isinstance(mixer, MambaTwo):
         size = mixer.heads * mixer.dim // mixer.norm_groups
         return mixer.activation == "silu" and mixer.dim % 16 == size % 16 == mixer.states % 16 == 0
@@ -111,6 +117,27 @@ def knows(layer: DecoderLayer) -> bool:
         and mixer.activation == "silu"
         and mixer.value_dim % 16 == values % 16 == 0
     )
+
+
+def knows_latent(latent: SharedLatent) -> bool:
+    """Whether latents have sizes and norms that the kernels know."""
+    sizes = [latent.rank, latent.plain, latent.rotated, latent.value]
+    if latent.q_down is not None:
+        sizes.append(latent.q_down.shape[0])
+    alike = {(norm.eps, norm.kind, norm.plus_one) for norm in norms_of(latent)}
+    return (
+        all(size % 16 == 0 for size in sizes)
+        and max(sizes) > 0
+        and latent.rotated <= MOST_ROTATED
+        and latent.value <= latent.rank + latent.rotated
+        and alike == {(latent.norm.eps, "rms", False)}
+        and type(latent.expand.module) is nn.Linear
+    )
+
+
+def norms_of(latent: SharedLatent) -> list[Norm]:
+    """Norms of latents and of narrowed queries, which have an epsilon of their own."""
+    return [norm for norm in (latent.norm, latent.q_norm) if norm is not None]
 
 
 def without_bias(layer: DecoderLayer) -> list[Norm]:
@@ -156,7 +183,7 @@ def is_uniform(decoder: Decoder) -> bool:
     heads = {
         (
             *(a.heads, a.key_heads, a.dim, a.scale, a.gated, a.joint_norms, a.late_norms),
-            *(a.limit, a.temperature, a.gates_heads, a.gate_function),
+            *(a.limit, a.temperature, a.gates_heads, a.gate_function, latent_numbers(a)),
         )
         for a in decoder.attentions
     }
@@ -166,10 +193,18 @@ def is_uniform(decoder: Decoder) -> bool:
     limits = {(m.limit, m.slope) for m in mlps if isinstance(m, ExpertsMLP)} or {(None, 1.0)}
     side = {layer.parallel for layer in decoder.layers}
     scales = {layer.residual_scale for layer in decoder.layers}
-    norms = {(norm.eps, norm.kind) for norm in decoder.norms}
+    latents = [a.latent for a in decoder.attentions if a.latent is not None]
+    own = {id(norm) for latent in latents for norm in norms_of(latent)}
+    norms = {(norm.eps, norm.kind) for norm in decoder.norms if id(norm) not in own}
     return all(
         len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side)
     )
+
+
+def latent_numbers(attention: Attention) -> tuple[float, ...] | None:
+    """Numbers of its latents that the kernels are told once. None: it has none."""
+    x = attention.latent
+    return x and (x.rank, x.plain, x.rotated, x.value, x.put_apart, x.norm.eps)
 
 
 def rotations(decoder: Decoder) -> list[Rotation]:

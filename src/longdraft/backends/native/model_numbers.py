@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.decoder_layer import Attention, Decoder, ExpertsMLP
+from longdraft.backends.decoder_layer import Attention, Decoder, ExpertsMLP, SharedLatent
 from longdraft.backends.native.layers import rotations
 from longdraft.ops import native
 
@@ -39,6 +39,19 @@ def of_attention(attention: Attention) -> dict[str, Any]:
         "limit": attention.limit or 0.0,
         "growth": growth,
         "span": span,
+    }
+
+
+def of_latent(latent: SharedLatent | None) -> dict[str, Any]:
+    """Numbers of all layers' latents."""
+    if latent is None:
+        return {}
+    return {
+        "rank": latent.rank,
+        "plain": latent.plain,
+        "value": latent.value,
+        "put_apart": latent.put_apart,
+        "latent_eps": latent.norm.eps,
     }
 
 

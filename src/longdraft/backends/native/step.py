@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longdraft.backends.decoder_layer import (
     Attention,
+    Decoder,
     DecoderLayer,
     ExpertsMLP,
 )
@@ -21,6 +22,7 @@ from longdraft.backends.native.model_numbers import (
     frequencies_of,
     limits,
     of_attention,
+    of_latent,
     scale_of,
     turning,
 )
@@ -62,6 +64,7 @@ class NativeStep:
         self.lib = lib
         self.heads = attention.key_heads
         self.dim = attention.dim
+        self.latent = attention.latent is not None  # whether the cache's keys are the values too
         self.vocab = vocab
         self.dtype = hf.dtype
         self.half = hf.dtype == torch.bfloat16
@@ -80,6 +83,7 @@ class NativeStep:
             joint_norms=attention.joint_norms,
             late_norms=attention.late_norms,
             **of_attention(attention),
+            **of_latent(attention.latent),
             more_rotations=len(rows) - 1,
             frequencies=rows.shape[1],
             activation=ACTIVATIONS[mlp.activation],
@@ -93,6 +97,7 @@ class NativeStep:
             inv_freq=self._pins.float(rows),
             embed=self._pins.raw(decoder.embedding.module.weight),
             embedding_norm=self._pins.weights(decoder.embedding_norm),
+            **self._positions(decoder),
             head=self._pins.linear(decoder.head.module),
             norm=self._pins.weights(decoder.norm),
             norm_bias=self._pins.bias(decoder.norm),
@@ -111,23 +116,28 @@ class NativeStep:
         if getattr(self, "work", None):
             self.lib.longdraft_free(self.work)
 
+    def _positions(self, decoder: Decoder) -> dict[str, Any]:
+        """The fields of a table of positions."""
+        table = decoder.positions
+        if table is None:
+            return {}
+        return {
+            "positions": self._pins.raw(table.module.weight),
+            "position_count": table.shape[0],
+            "first_position": decoder.first_position,
+        }
+
     def _layer(self, layer: DecoderLayer, number: int) -> native.Layer:
         attention = layer.mixer
         assert isinstance(attention, Attention)
         pins = self._pins
-        gates = attention.gates
         rotation = attention.rotation
         return native.Layer(
             **self._around(layer),
+            **self._keys_and_values(attention),
             q=pins.linear(attention.q.module),
             k=pins.linear(attention.k.module),
-            v=pins.linear(attention.v.module),
             o=pins.linear(attention.o.module),
-            gates=native.Linear() if gates is None else pins.filled(gates.module),
-            q_norm=pins.weights(attention.q_norm),
-            k_norm=pins.weights(attention.k_norm),
-            q_norm_bias=pins.bias(attention.q_norm),
-            k_norm_bias=pins.bias(attention.k_norm),
             window=attention.window or 0,
             sinks=pins.float(attention.sinks),
             cap=attention.cap or 0.0,
@@ -135,6 +145,22 @@ class NativeStep:
             frequencies=0 if rotation is None else len(rotation.frequencies),
             kind=native.LayerKind.DECODER,
         )
+
+    def _keys_and_values(self, attention: Attention) -> dict[str, Any]:
+        """A layer's fields that differ between attention to heads and to latents."""
+        pins = self._pins
+        if attention.latent is not None:
+            return pins.latent(attention.latent)
+        assert attention.v is not None
+        gates = attention.gates
+        return {
+            "v": pins.linear(attention.v.module),
+            "gates": native.Linear() if gates is None else pins.filled(gates.module),
+            "q_norm": pins.weights(attention.q_norm),
+            "k_norm": pins.weights(attention.k_norm),
+            "q_norm_bias": pins.bias(attention.q_norm),
+            "k_norm_bias": pins.bias(attention.k_norm),
+        }
 
     def _around(self, layer: DecoderLayer) -> dict[str, Any]:
         """A layer's fields but those of its mixer."""
@@ -285,7 +311,8 @@ class NativeStep:
         """
         count = self.model.layers
         with_keys = [layer for layer in range(count) if layer not in self.without_keys]
-        addresses = cache.pointers(end, with_keys, self.heads, self.dim, self.dtype)
+        value = 0 if self.latent else self.dim
+        addresses = cache.pointers(end, with_keys, self.heads, self.dim, self.dtype, value)
         known = self._places
         if known is None or known[0] is not addresses:
             layers = (native.LayerCache * count)()
@@ -293,7 +320,7 @@ class NativeStep:
                 offset = cache.key_offsets.get(layer)
                 layers[layer] = native.LayerCache(
                     k=k,
-                    v=v,
+                    v=k if self.latent else v,
                     slots=slots,
                     bits=cache.bits,
                     key_offset=None if offset is None else offset.data_ptr(),
@@ -344,6 +371,7 @@ class NativeStep:
             (coded.width(self.dim, bits), torch.uint8) if bits else (self.dim, self.dtype)
         )
         for k, v in filter(None, (view.copied[place] for place in missing)):
+            v = k if self.latent else v
             same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == dtype
             if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, width, width, 1):
                 raise ValueError(
@@ -356,7 +384,7 @@ class NativeStep:
             k, v = pair
             return native.Selected(
                 k=k.data_ptr(),
-                v=v.data_ptr(),
+                v=(k if self.latent else v).data_ptr(),
                 count=k.shape[1],
                 stride=k.stride(0) // width,
                 bits=bits,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.decoder_layer import ExpertsMLP, Norm
+from longdraft.backends.decoder_layer import ExpertsMLP, Norm, SharedLatent
 from longdraft.backends.packed_linear import (
     FEWEST_OUTPUTS,
     EightBitInputs,
@@ -62,6 +62,23 @@ class StepPins(pins.Pins):
             return self.linear(module)
         return self.packed(quantized(module.weight, 8), self.float(module.bias), False)
 
+    def latent(self, latent: SharedLatent) -> dict[str, Any]:
+        """A layer's fields of latents. What multiplies queries is a copy, since a product reads
+        rows of outputs.
+        """
+        weight = latent.expand.module.weight.detach()
+        plain, value = weight.view(-1, latent.plain + latent.value, latent.rank).split(
+            [latent.plain, latent.value], 1
+        )
+        down = latent.q_down
+        return {
+            "k_norm": self.weights(latent.norm),
+            "q_down": native.Linear() if down is None else self.linear(down.module),
+            "q_down_norm": self.weights(latent.q_norm),
+            "to_latent": self._each(plain.mT.contiguous(), None),
+            "from_latent": self._each(value, None),
+        }
+
     def experts(self, mlp: ExpertsMLP) -> Any:
         """A pointer to its experts; what it points to is kept."""
         gate, up, down = self._matrices(mlp)
@@ -81,6 +98,7 @@ class StepPins(pins.Pins):
                 corrects_scores=mlp.corrects_scores,
                 groups=mlp.groups,
                 chosen_groups=mlp.chosen_groups,
+                group_bests=mlp.group_bests,
                 shared_gate=self.float(shared),
                 shared_scale=mlp.shared_scale,
             )

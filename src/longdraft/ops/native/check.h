@@ -6,6 +6,7 @@
 #include "draw.h"
 #include "guard.h"
 #include "scales.h"
+#include "work.h"
 
 static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
     if (!f.weight || f.outputs != outputs || f.inputs != inputs) return false;
@@ -26,6 +27,7 @@ static bool fits(const Experts& f, const Model& m) {
     if (!f.up || !f.down || !std::isfinite(f.scale) || !std::isfinite(f.shared_scale)) return false;
     if (m.activation == XIELU || (m.activation == CLAMPED && !f.gate)) return false;
     if (!in_range(f.groups, 1, f.count) || f.count % f.groups || !in_range(f.chosen_groups, 1, f.groups)) return false;
+    if (!in_range(f.group_bests, 1, 2)) return false;
     if (f.chosen > f.count / f.groups * f.chosen_groups) return false;
     const int64_t inner = f.up[0].outputs;
     if (!in_range(inner, 16, MANY) || inner % 16) return false;
@@ -58,11 +60,45 @@ static bool gates_fit(const Linear& f, const Model& m) {
     return !m.gated && in_range(f.outputs, std::max<int64_t>(count, 16), MANY) && fits(f, f.outputs, m.width);
 }
 
+// Attention to latents.
+static bool latents_fit(const Layer& f, const Model& m) {
+    const int64_t rotated = m.head_dim - m.rank, narrow = f.q_down.weight ? f.q_down.outputs : m.width;
+    if (f.kind != DECODER || f.v.weight || f.gates.weight || !f.k_norm || !f.to_latent || !f.from_latent || f.sinks) return false;
+    if (f.q_norm || f.q_norm_bias || f.k_norm_bias) return false;
+    if (f.rotation >= 0 && 2 * (f.frequencies ? f.frequencies : m.frequencies) != rotated) return false;
+    if (f.q_down.weight) {
+        if (!in_range(narrow, 16, MANY) || narrow % 16 || !f.q_down_norm || !fits(f.q_down, narrow, m.width)) return false;
+    }
+    if (!fits(f.q, m.heads * (m.plain + rotated), narrow) || !fits(f.k, m.head_dim, m.width)) return false;
+    if (!fits(f.o, m.width, m.heads * m.value)) return false;
+    for (int64_t h = 0; h < m.heads; h++)
+        if (!fits(f.to_latent[h], m.rank, m.plain) || !fits(f.from_latent[h], m.value, m.rank)) return false;
+    return true;
+}
+
+static bool heads_fit(const Layer& f, const Model& m, int64_t width) {
+    if (m.rank) return latents_fit(f, m);
+    const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim;
+    if (f.q_down.weight || f.to_latent || f.from_latent) return false;
+    if (f.kind != KEYS && (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q))) return false;
+    return f.kind == CROSS || (fits(f.k, kv, width) && fits(f.v, kv, width));
+}
+
+// The sizes of latents.
+static bool latents_fit(const Model& m) {
+    if (!m.rank) return !m.plain && !m.value && !m.put_apart;
+    if (m.key_heads != 1 || m.gated || m.joint_norms || m.late_norms || m.limit || m.layer_norms || m.start != EMBEDDING) return false;
+    for (const int64_t n : {m.rank, m.plain, m.value, m.head_dim - m.rank})
+        if (!in_range(n, 16, MANY) || n % 16) return false;
+    if (m.head_dim - m.rank > MOST_ROTATED || m.value > m.head_dim || 2 * m.frequencies > m.head_dim - m.rank) return false;
+    return in_range(m.put_apart, 0, 1) && std::isfinite(m.latent_eps);
+}
+
 static bool has_features(const Model& m) { return m.start == FUSED || m.start == BESIDE; }
 
 static bool fits(const Layer& f, const Model& m) {
     const bool first = &f == m.layer, beside = first && m.start == BESIDE;
-    const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim, width = beside ? 2 * m.width : m.width;
+    const int64_t width = beside ? 2 * m.width : m.width;
     if (!in_range(f.rotation, -1, m.more_rotations) || !in_range(f.frequencies, 0, m.frequencies)) return false;
     if (f.gates.weight && (f.kind != DECODER || !gates_fit(f.gates, m))) return false;
     const bool begins = first && has_features(m);
@@ -70,8 +106,7 @@ static bool fits(const Layer& f, const Model& m) {
     if (!in_range(f.kind, DECODER, KEYS) || f.window < 0 || !(f.cap >= 0 && std::isfinite(f.cap))) return false;
     if (!f.input_norm && !f.mixer_output_norm && !begins) return false;
     if (f.kind == RECURRENT) return mixer_fits(f, m) && m.start == EMBEDDING;
-    if (f.kind != KEYS && (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q))) return false;
-    if (f.kind != CROSS && (!fits(f.k, kv, width) || !fits(f.v, kv, width))) return false;
+    if (!heads_fit(f, m, width)) return false;
     if (has_no_mlp(f) || f.kind == KEYS) return true;
     return (f.mlp_norm || f.mlp_output_norm || m.parallel) && second_half_fits(f, m);
 }
@@ -101,6 +136,8 @@ static bool fits(const Model& m) {
     if (!in_range(m.gates_heads, 0, 1) || !in_range(m.gate_function, SIGMOID_GATE, SOFTPLUS)) return false;
     if (!(m.limit >= 0 && std::isfinite(m.limit)) || (m.growth && !(m.span > 0 && std::isfinite(m.span)))) return false;
     if (m.heads != m.key_heads * m.groups || !in_range(m.frequencies, 1, m.head_dim / 2)) return false;
+    if (!latents_fit(m)) return false;
+    if (m.positions && (!in_range(m.first_position, 0, MANY) || !in_range(m.position_count, m.first_position + 1, MANY))) return false;
     if (!std::isfinite(m.mlp_limit) || !std::isfinite(m.mlp_slope)) return false;
     if (m.width % 16 || m.vocab < 16) return false;
     if (!m.inv_freq || !m.embed || !m.layer || !head_fits(m)) return false;
@@ -117,6 +154,9 @@ static bool fits(const Selected& from) {
     return in_range(from.count, 0, MANY) && (!from.count || (from.k && from.v && in_range(from.stride, from.count, MANY)));
 }
 
+// Whether keys and values can be codes: those of latents are one.
+static bool has_codes(const Model& m) { return !m.rank && m.head_dim <= WIDEST_CODED; }
+
 // The cache and the view, for this many scratch nodes.
 static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
     if (!p.cache && m.layers) return BAD_SLOTS;
@@ -125,10 +165,12 @@ static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
         if (kind == RECURRENT || kind == ALONE) continue;
         const LayerCache& cache = p.cache[layer];
         if (!cache.k || !cache.v || !in_range(cache.slots, 0, MANY) || (cache.bits && cache.bits != 8)) return BAD_SLOTS;
+        if (cache.bits && !has_codes(m)) return BAD_SLOTS;
         if (kind == RING && ((!p.ring_mask && scratch) || cache.bits)) return BAD_SLOTS;
         for (int64_t b = 0; b < p.rows; b++) {
             if (slots_needed(p, kind, p.length[b], scratch) > cache.slots) return BAD_SLOTS;
             if (p.selected && !fits(p.selected[layer * p.rows + b])) return BAD_VIEW;
+            if (p.selected && p.selected[layer * p.rows + b].bits && !has_codes(m)) return BAD_VIEW;
         }
     }
     for (int64_t b = 0; p.selected && b < p.rows; b++)
@@ -163,14 +205,18 @@ static bool counts_fit(const Pass& p) {
     return std::all_of(p.length, p.length + p.rows, [](int64_t n) { return in_range(n, 0, MANY); });
 }
 
+static int64_t last_position(const Model& m) {
+    return m.positions ? m.position_count - m.first_position - 1 : int64_t{1} << 40;
+}
+
 static bool nodes_fit(const Model& m, const Pass& p) {
     if (!counts_fit(p) || (!p.logits && !p.state_count) || !in_range(p.logit_nodes, 0, p.nodes)) return false;
     if (p.sources && (!m.fuse.weight || (m.start != BESIDE && m.start != GIVEN))) return false;
     if (m.start != EMBEDDING && !p.features && !p.sources) return false;
     if (!p.position || !p.depth) return false;
     if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == DECODER; })) return false;
-    const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes);
-    return std::all_of(p.position, p.position + nodes, [](int64_t n) { return in_range(n, 0, int64_t{1} << 40); }) &&
+    const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes), most = last_position(m);
+    return std::all_of(p.position, p.position + nodes, [&](int64_t n) { return in_range(n, 0, most); }) &&
            std::all_of(p.depth, p.depth + scratch, [](int64_t n) { return in_range(n, -MANY, MANY); });
 }
 
@@ -209,7 +255,7 @@ static Code check(const Model& m, const Pass& p, const Chain& c) {
     if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits || p.logit_nodes) return BAD_NODES;
     if (m.start == GIVEN || p.sources) return BAD_NODES;
     if (has_features(m) && (!p.features || !p.position || p.start)) return BAD_NODES;
-    if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
+    if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, last_position(m) + !!m.positions)) return BAD_DRAW;
     if (!c.warpers || !c.penalty || !c.window || !c.seed || !c.position || (c.count && !c.drawn)) return BAD_DRAW;
     if (!std::all_of(c.warpers, c.warpers + p.rows, [](const Warpers& w) { return fits(w); })) return BAD_DRAW;
     if (!penalties_fit(m, p, c)) return BAD_DRAW;

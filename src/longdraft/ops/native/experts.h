@@ -47,7 +47,7 @@ class Chooser {
         }
     }
 
-    // Only experts of the groups whose two best have the largest sums may be chosen.
+    // Only experts of the groups whose best have the largest sums may be chosen.
     void leave_best_groups() const {
         const int64_t size = f.count / f.groups;
         float* const sum = choice + f.count;  // [groups]
@@ -57,7 +57,7 @@ class Chooser {
                 if (choice[e] > best) second = best, best = choice[e];
                 else if (choice[e] > second) second = choice[e];
             }
-            sum[g] = best + second;
+            sum[g] = f.group_bests == 1 ? best : best + second;
         }
         for (int64_t left = f.groups; left > f.chosen_groups; left--) {
             int64_t worst = -1;  // of equal ones the last

@@ -6,20 +6,10 @@
 #pragma once
 #include "coded_keys.h"
 #include "experts.h"
+#include "latents.h"
 #include "linear.h"
 #include "reserve.h"
 #include "team.h"
-
-// Rotates the first 2 n numbers of a head. rotation: D/2 cosines, then D/2 sines.
-static void rotate(float* x, const float* rotation, int64_t D, int64_t n, bool interleaved) {
-    const int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : n;
-    for (int64_t i = 0; i < n; i++) {
-        float &first = x[i * step], &second = x[i * step + apart];
-        const float a = first, b = second, c = rotation[i], s = rotation[D / 2 + i];
-        first = a * c - b * s;
-        second = b * c + a * s;
-    }
-}
 
 // The stages of a pass. Every thread of a parallel region calls run. Loops over nodes are divided among threads in the same
 // way in every stage, so that between two of them no barrier is needed.
@@ -31,7 +21,7 @@ class Forward {
     const HeadAttention attention = head_attention<E>(m.head_dim);
     const Wave first;
     const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups;
-    const int64_t width = m.width, HEAD = m.gated ? 2 * D : D;  // HEAD: numbers of a head in q
+    const int64_t width = m.width, HEAD = m.rank ? m.plain + D - m.rank : m.gated ? 2 * D : D;  // HEAD: numbers of a head in q
     float *const residual = t.residual.data(), *const normed = t.normed.data();
     float *const q = t.projected.data(), *const k = q + T * H * HEAD, *const v = k + T * K * D, *const gates = v + T * K * D;
 
@@ -55,11 +45,17 @@ class Forward {
             if (layer || m.start != BESIDE) norm(f.input_norm, f.input_norm_bias);
             if (m.parallel) keep_input(f);
             if (f.kind == RECURRENT) return before_mixer(f);
-            project(f);
-            if (m.joint_norms) norm_heads(f);
-            rotate_all(x, f);
+            LatentHeads<E> latents(x, f, t, q, k);
+            if (m.rank) {
+                latents.before_attention(normed, [&](int64_t i) { return score_scale(i); });
+            } else {
+                project(f);
+                if (m.joint_norms) norm_heads(f);
+                rotate_all(x, f);
+            }
             if (f.kind == KEYS) continue;
             attend(x);
+            if (m.rank) latents.after_attention(normed);
             if (m.gated) gate_heads();
             if (f.gates.weight) gate_outputs(f);
             add(f.o, normed, f.mixer_output_norm, t.projected.data());
@@ -114,7 +110,7 @@ class Forward {
         limit(x);
         if (own && !m.late_norms) normalize(x, norm, bias, D, x);
         const int64_t n = f.frequencies ? f.frequencies : m.frequencies;
-        if (f.rotation >= 0) rotate(x, &t.rotation[(f.rotation * T + i) * D], D, n, m.interleaved);
+        if (f.rotation >= 0) rotate(x, m.interleaved, &t.rotation[(f.rotation * T + i) * D], D, n, x, m.interleaved);
         if (own && m.late_norms) normalize(x, norm, bias, D, x);
     }
 
@@ -133,6 +129,10 @@ class Forward {
         const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
         const float scale = m.embedding_scale ? m.embedding_scale : 1.0f;
         for (int64_t j = 0; j < width; j += V) store(to + j, load(from + j) * scale);
+        if (m.positions) {
+            const E* at = static_cast<const E*>(m.positions) + (p.position[i] + m.first_position) * width;
+            for (int64_t j = 0; j < width; j += V) store(to + j, load(to + j) + load(at + j));
+        }
         if (m.embedding_norm) normalize(to, m.embedding_norm, nullptr, width, to);
     }
 

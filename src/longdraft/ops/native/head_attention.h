@@ -4,8 +4,8 @@
 
 #include "work.h"
 
-// Widths of a head that attention is compiled for.
-using HeadDims = std::integer_sequence<int, 16, 32, 64, 96, 128, 256>;
+// Widths of a head that attention is compiled for; the last two are those of latents (MiniCPM3; DeepSeek, Kimi, GLM).
+using HeadDims = std::integer_sequence<int, 16, 32, 64, 96, 128, 256, 288, 576>;
 
 template <int... D>
 static bool has_heads(int64_t dim, std::integer_sequence<int, D...>) {

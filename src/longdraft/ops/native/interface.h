@@ -81,14 +81,19 @@ struct Experts {
     float scale;         // of shares
     const float* correction;        // [count]: added to shares where experts are chosen, and nowhere else; or null
     int64_t corrects_scores;        // 1: it is added to the router's products instead
-    int64_t groups, chosen_groups;  // experts are chosen from this many of these groups, those with the largest sums of two shares
+    int64_t groups, chosen_groups;  // experts are chosen from this many of these groups, those with the largest sums of shares
+    int64_t group_bests;            // 1: of a group's best expert; 2: of its two best
     const float* shared_gate;       // [width]: what the layer's own MLP adds is multiplied by the sigmoid of a node's product; or null
     float shared_scale;             // and by this
 };
 
 struct Layer {
-    Linear q, k, v, o, gate, up, down;  // an MLP may lack `gate`; RECURRENT layers k and v
+    Linear q, k, v, o, gate, up, down;  // an MLP may lack `gate`; RECURRENT layers k and v; layers with latents v
     Linear gates;             // of attention's outputs: of each number, or the first `heads` outputs are those of heads; or none
+    Linear q_down;            // q reads what this makes of the input, normalized by q_down_norm [q_down.outputs]; or none
+    const float* q_down_norm;
+    const Linear* to_latent;    // [H]: of the first numbers of a query, one of latents [rank]; null without latents
+    const Linear* from_latent;  // [H]: of a mean of latents, a head's output [value]
     const float* slopes;      // [3]: XIELU
     const Experts* experts;  // beside the MLP, or in its place if there is no `down`; or null
     const float* input_norm;  // [width]; or null: none, if there is mixer_output_norm or the stream begins with a feature
@@ -96,7 +101,7 @@ struct Layer {
     const float* mlp_norm;    // [width]; null without an MLP, or if there is mlp_output_norm, or if an MLP beside attention reads what that reads
     const float* mlp_norm_bias;  // [width], or null
     const float* q_norm;      // [D], or [H*D] with joint_norms; or null
-    const float* k_norm;      // [D], or [K*D] with joint_norms; or null
+    const float* k_norm;      // [D], or [K*D] with joint_norms, or [rank] of latents; or null
     const float* q_norm_bias;  // as q_norm, or null
     const float* k_norm_bias;
     const float* mixer_output_norm;  // [width] of what the mixer and the MLP add to the stream, or null
@@ -115,6 +120,11 @@ struct Model {
     int64_t frequencies;  // numbers in inv_freq: half of those that are rotated, the first of a head
     int64_t more_rotations;  // rows of inv_freq beside the first
     int64_t interleaved;  // 1: numbers that are rotated together lie side by side; 0: `frequencies` apart
+    // Latents (DeepSeek V2, sec. 2.1): one key head, whose first `rank` numbers are the values too; the rest of it is rotated. A query
+    // has `plain` numbers, which become `rank`, and its rotated ones; a head's output has `value`.
+    int64_t rank, plain, value;  // 0: there are no latents
+    int64_t put_apart;           // 1: numbers of latents that are rotated together lie side by side before, `frequencies` apart behind
+    float latent_eps;            // of q_down_norm and a latent's norm
     int64_t joint_norms;  // 1: q_norm and k_norm are over all heads of a node; 0: over each head
     int64_t late_norms;   // 1: q_norm and k_norm come after the rotation; 0: before it
     int64_t gated;        // 1: q has the numbers of a head, then its output's gates
@@ -130,6 +140,8 @@ struct Model {
     const float* inv_freq;  // [1 + more_rotations,frequencies]
     const void* embed;  // E [vocab,width]
     const float* embedding_norm;  // [width] of embeddings, or null
+    const void* positions;  // E [position_count,width]: that of a node's position is added to its embedding; or null
+    int64_t position_count, first_position;  // first_position: the row of position 0
     Linear head;
     const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens;
                                  // or, where the stream does not begin with an embedding, logits are those of its rows
@@ -150,7 +162,7 @@ struct Model {
 // Where the keys and values of a layer lie.
 struct LayerCache {
     void* k;  // E [B,K,slots,D]; or codes of the D numbers (coded_keys.h)
-    void* v;
+    void* v;  // of latents k
     int64_t slots;
     int64_t bits;             // of a code, 8; 0: the numbers are E
     const float* key_offset;  // [K,D], which the keys lack whose codes these are; or null
@@ -247,7 +259,7 @@ struct Growth {
 // and that stay are not copied again.
 struct Copy {
     const void* k;  // [heads,size,slot_bytes], with `stride` bytes from one head to the next
-    const void* v;
+    const void* v;  // or null: there are keys alone
     int64_t heads, size, stride, slot_bytes;
     int64_t bits;  // 4 or 8: a slot is a multiple of 16 numbers, and the copy has codes of them (coded_keys.h); 0: unchanged
     int64_t half;  // 1: those numbers are bf16; 0: float. Not read where bits is 0

@@ -33,6 +33,7 @@ class LayerAttention {
     using P = CacheProducts<E, ND>;
     using Coded = IntegerVectors<ND, 8>;  // of a cache of codes
     using Few = IntegerVectors<ND, 4>;    // of a draft's copy of them
+    static constexpr bool CODED = 16 * ND <= WIDEST_CODED;  // wider slots are not coded
     const LayerPass& x;
     const Pass& p;
     Work& t;
@@ -54,8 +55,10 @@ class LayerAttention {
         sinks.array<ScoreSink>(R);
         KeysMemory<P> of_keys(keys, R);
         PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
-        KeysMemory<Coded> of_codes(coded, R);  // of 4 bits they need as much
-        PathsMemory<CodedBlock<8>, ND, Coded> of_coded_paths(coded_paths, R, G, scratch);
+        if constexpr (CODED) {
+            KeysMemory<Coded> of_codes(coded, R);  // of 4 bits they need as much
+            PathsMemory<CodedBlock<8>, ND, Coded> of_coded_paths(coded_paths, R, G, scratch);
+        }
         const int64_t most = std::max({keys.bytes(), paths.bytes(), coded.bytes(), coded_paths.bytes()});
         return sinks.bytes() + most;  // one of them is used at a time
     }
@@ -80,10 +83,8 @@ class LayerAttention {
             clear(partial, R, D);
             if (block < x.selected_blocks(row))
                 selected(unit);
-            else if (p.cache[x.layer].bits)
-                cached<Coded, CodedBlock<8>>(unit);
             else
-                cached<P, E>(unit);
+                cached(unit);
         }
     }
 
@@ -98,9 +99,17 @@ class LayerAttention {
 
     void selected(const Unit& unit) {
         const Selected& from = x.selected(unit.row);
-        if (!from.bits) return selected<P, E>(unit, from);
-        if (from.bits == 8) return selected<Coded, CodedBlock<8>>(unit, from);
-        selected<Few, CodedBlock<4>>(unit, from);
+        if constexpr (CODED) {
+            if (from.bits == 8) return selected<Coded, CodedBlock<8>>(unit, from);
+            if (from.bits) return selected<Few, CodedBlock<4>>(unit, from);
+        }
+        selected<P, E>(unit, from);
+    }
+
+    void cached(const Unit& unit) {
+        if constexpr (CODED)
+            if (p.cache[x.layer].bits) return cached<Coded, CodedBlock<8>>(unit);
+        cached<P, E>(unit);
     }
 
     // Of products Q; S is an element of a key.

@@ -21,7 +21,11 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention&
     t.kept_input.reserve(m.parallel ? T * m.width : 0);
     int64_t gates = 0;
     for (int64_t layer = 0; layer < m.layers; layer++) gates = std::max(gates, m.layer[layer].gates.outputs);
-    t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D + gates, 2 * m.mlp, m.width}));
+    const int64_t query = m.rank ? m.plain + D - m.rank : (m.gated ? 2 : 1) * D;
+    t.projected.reserve(T * std::max({H * query + 2 * K * D + gates, 2 * m.mlp, m.width}));
+    int64_t narrow = 0;
+    for (int64_t layer = 0; layer < m.layers; layer++) narrow = std::max(narrow, m.layer[layer].q_down.outputs);
+    t.by_head.reserve(T * H * std::max(m.plain, m.rank)), t.latent.reserve(T * std::max(H * std::max(m.rank, m.value), narrow));
     t.queries.reserve(T * H * D), t.rotation.reserve((1 + m.more_rotations) * T * D), t.lse.reserve(T * H);
     const int64_t partials = pairs * widest * R;
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
@@ -33,7 +37,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, const HeadAttention&
     for (int64_t layer = 0; layer < m.layers; layer++)
         if (const Experts* const f = m.layer[layer].experts) inner = std::max(inner, f->up[0].outputs);
     reserve_experts(m, T, t);
-    for (const int64_t in : {m.width, H * D, inner, mixed, beside, m.fuse.inputs})
+    for (const int64_t in : {m.width, H * D, inner, mixed, beside, m.fuse.inputs, narrow, m.plain, m.rank})
         t.own_bytes = std::max(t.own_bytes, product_bytes(T, in, p.approximate));
     t.own.reserve(threads * t.own_bytes);
     t.some_logits.reserve(m.head_tokens ? T * m.head.outputs : 0);

@@ -214,6 +214,7 @@ static void put(const HeadCopy& unit, char* to, const char* from) {
 static void carry_out(const HeadCopy& unit) {
     constexpr int64_t AHEAD = 24;
     const Copy& c = *unit.copy;
+    if (unit.value && !c.v) return;
     const Move* moves = unit.plan->moves;
     const int64_t count = unit.plan->count, bytes = c.slot_bytes, out = out_bytes(c);
     const char* from = static_cast<const char*>(unit.value ? c.v : c.k) + unit.head * c.stride;

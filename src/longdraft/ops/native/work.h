@@ -13,6 +13,9 @@
 // bytes that are kept from call to call: a call that needed more gives its memory back.
 constexpr int64_t HELD = int64_t{64} << 20, KEPT = int64_t{128} << 20;
 
+constexpr int64_t MOST_ROTATED = 256;  // numbers of a slot behind its latent
+constexpr int64_t WIDEST_CODED = 256;  // numbers of a head whose keys and values may be codes
+
 // T = B W rows of a pass. A wave's pairs are counted from its first; each has `widest` blocks of G W query rows.
 struct Work {
     Buffer<float> residual;                         // [T,width]
@@ -21,6 +24,7 @@ struct Work {
     Buffer<float> kept_input;                       // [T,width]: what the MLP reads that lies beside attention
     Buffer<float> queries;                          // [B,K,G,W,D], scaled
     Buffer<float> rotation;                         // [T,D]: cosines, then sines
+    Buffer<float> by_head, latent;                  // of latents: [H,T,numbers] that a head's products read, and what they make
     Buffer<float> block_max, block_sum, block_out;  // partial results [pairs,widest,G W], the outputs of D numbers each
     Buffer<float> lse;                              // [B,H,W]: log of the sum of exp(score)
     Buffer<float> kept_scores, chunk_max;           // what a ScoreSink points to: logits, or maxima
@@ -54,7 +58,7 @@ struct Work {
    private:
     template <typename W, typename Call>
     static void each(W& w, Call call) {
-        call(w.residual), call(w.kept_input), call(w.projected), call(w.normed), call(w.queries), call(w.rotation);
+        call(w.residual), call(w.kept_input), call(w.projected), call(w.normed), call(w.queries), call(w.rotation), call(w.by_head), call(w.latent);
         call(w.block_max), call(w.block_sum), call(w.block_out), call(w.lse), call(w.kept_scores), call(w.chunk_max);
         call(w.kept_weights), call(w.some_logits), call(w.score_row), call(w.own), call(w.token), call(w.depth), call(w.position);
         call(w.router), call(w.choice), call(w.share), call(w.routed), call(w.inner), call(w.beside), call(w.shared_gate);
