@@ -26,7 +26,8 @@ class ModelFamily:
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
     the name of its class of an MLP of experts. routing: the same of its router. layers: the same
-    of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation.
+    of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation. mlps:
+    the same of its MLPs. inner: the beginning of its MLPs' and experts' names, unless the stem.
     interleaved: numbers that are rotated together
     lie side by side. partial: it may rotate a part of each head. turns_back: its rotations are the
     other way round. turns_windows: where some layers have windows, the others do not rotate.
@@ -51,6 +52,8 @@ class ModelFamily:
     routing: str = "TopKRouter"
     layers: str = "DecoderLayer"
     mixers: str = "MambaLayer"
+    mlps: str = "MLP"
+    inner: str = ""
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
     partial: bool = False
@@ -87,7 +90,7 @@ class ModelFamily:
 
     @property
     def mlp(self) -> str:
-        return f"{self.stem}MLP"
+        return (self.inner or self.stem) + self.mlps
 
     @property
     def sparse_mlp(self) -> str:
@@ -99,7 +102,17 @@ class ModelFamily:
 
     @property
     def experts(self) -> str:
-        return f"{self.stem}Experts"
+        return f"{self.inner or self.stem}Experts"
+
+    @property
+    def expert_matrices(self) -> str:
+        """The part of `experts` that holds their weights, if there is one."""
+        return f"{self.stem}ExpertGLU"
+
+    @property
+    def first_part(self) -> str:
+        """The part of a layer that holds its attention and norms, if there is one."""
+        return f"{self.stem}NormAttentionNorm"
 
     @property
     def scaled_embedding(self) -> str:
@@ -187,6 +200,16 @@ FAMILIES = (
     ModelFamily("Dots1", "dots1", native="decoder", sparse="MoE", routing="TopkRouter"),
     ModelFamily(
         "Glm4Moe", "glm4_moe", native="decoder", sparse="MoE", routing="TopkRouter", partial=True
+    ),
+    ModelFamily("Dbrx", "dbrx", native="decoder", sparse="FFN", routing="Router", layers="Block"),
+    ModelFamily(
+        "AriaText",
+        "aria_text",
+        "aria",
+        native="decoder",
+        sparse="MoELayer",
+        mlps="SharedExpertsMLP",
+        inner="Aria",
     ),
     ModelFamily("Granite", "granite", native="decoder"),
     ModelFamily("SmolLM3", "smollm3", native="decoder"),

@@ -183,7 +183,9 @@ def of_experts(mlp: ExpertsMLP, x: Tensor) -> Tensor:
 
 
 def of_expert(mlp: ExpertsMLP, n: int, x: Tensor) -> Tensor:
-    gate_up, down = mlp.gate_up[n], mlp.down[n]
+    apart = isinstance(mlp.gate_up, tuple)
+    gate_up = torch.cat([x[n] for x in mlp.gate_up]) if apart else mlp.gate_up[n]
+    down = mlp.down[n]
     if mlp.transposed:
         gate_up, down = gate_up.T, down.T
     both = F.linear(x, gate_up, mlp.gate_up_bias[n] if mlp.gate_up_bias is not None else None)
@@ -242,6 +244,9 @@ FAULTS = {  # the model, and what its attention or norms are said to be
         "hunyuan-moe",
         lambda d: with_attention(d, late_norms=False),
     ),
+    "another limit": ("dbrx", lambda d: with_attention(d, limit=0.5)),
+    "shares of all experts": ("dbrx", lambda d: with_mlp(d, normalized=False)),
+    "up before gates": ("dbrx", lambda d: turned(d)),
     "no sinks": ("gpt-oss", lambda d: with_attention(d, sinks=None)),
     "another slope": ("gpt-oss", lambda d: with_mlp(d, slope=1.0)),
     "no limit": ("gpt-oss", lambda d: with_mlp(d, limit=99.0)),
@@ -304,6 +309,10 @@ def with_norms(decoder: Decoder, **changes: Any) -> Decoder:
 def with_attention(decoder: Decoder, **changes: Any) -> Decoder:
     made = (replace(layer, mixer=replace(layer.mixer, **changes)) for layer in decoder.layers)
     return replace(decoder, layers=tuple(made))
+
+
+def turned(decoder: Decoder) -> Decoder:
+    return with_mlp(decoder, gate_up=decoder.layers[0].mlp.gate_up[::-1])
 
 
 def twice(decoder: Decoder) -> Any:
@@ -379,6 +388,20 @@ def test_other_families_are_unknown(name, why):
     assert described(tiny.stock(name)) is None
     with pytest.raises(Unknown, match=why):
         describe(tiny.stock(name))
+
+
+def test_shares_divided_by_another_norm_are_refused():
+    hf = stock("dbrx")
+    hf.transformer.blocks[1].ffn.moe_normalize_expert_weights = 2.0
+    with pytest.raises(Unknown, match="norm of power 2"):
+        describe(hf)
+
+
+def test_key_heads_are_those_of_the_module():
+    """A configuration that is saved and read again may have DBRX's default in their place."""
+    hf = stock("dbrx")
+    hf.config.num_key_value_heads = 1
+    assert {a.key_heads for a in describe(hf).attentions} == {2}
 
 
 def test_every_field_is_read():

@@ -78,6 +78,16 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEAD, **MIXED, **SPARSE, "num_experts": 4, "num_shared_experts": 1}
         | {"prefix_dense_intermediate_size": 96},
     ),
+    "aria": (
+        "AriaTextConfig",
+        {"intermediate_size": 32, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
+    "dbrx": (
+        "DbrxConfig",
+        {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512}
+        | {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 1.0, "kv_n_heads": 2}}
+        | {"ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
+    ),
     "mellum": (
         "MellumConfig",
         {**HEAD, **SMALL, **MIXED, **SPARSE, "num_experts": 4}

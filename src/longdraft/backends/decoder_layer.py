@@ -216,8 +216,8 @@ class ExpertsMLP:
     best have the largest sum.
 
     gate_up, down: the matrices of all experts, [count,outputs,inputs], or [count,inputs,outputs] if
-    `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
-    Without `gated` it has those of up alone.
+    `transposed`; the outputs of gates come before those of up, or between them if `interleaved`,
+    or the two are apart. Without `gated` it has those of up alone.
     Packed ones are layers of gates, up and down, each with the rows of one expert after the other's
     and with their biases.
     shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it,
@@ -230,7 +230,7 @@ class ExpertsMLP:
     count: int
     chosen: int
     normalized: bool
-    gate_up: Tensor | tuple[PackedLinear, PackedLinear]
+    gate_up: Tensor | tuple[Tensor, Tensor] | tuple[PackedLinear, PackedLinear]
     down: Tensor | PackedLinear
     activation: str
     router_bias: Tensor | None = None

@@ -58,6 +58,7 @@ NORMS = (
     LayerNorms("input_layernorm", None, None, None),  # attention and MLP side by side
 )
 ALONE = {"norm", "mixer"}
+FIRST = "norm_attn_norm"  # holds the mixer, and the norms of both halves of a layer
 BESIDE_EXPERTS = "shared_mlp"
 MLPS = ("mlp", "block_sparse_moe", "feed_forward", BESIDE_EXPERTS)
 # Parts that do nothing where nothing is trained.
@@ -66,9 +67,10 @@ IDLE_IN_LAYER = {
     *("post_attention_dropout", "post_mlp_dropout"),
 }
 IDLE_IN_BODY = {"embed_dropout", "emb_dropout"}
-BODIES = ("model", "gpt_neox")
+BODIES = ("model", "gpt_neox", "transformer")
 HEADS = ("lm_head",)
-EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings")
+EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
+LISTS = ("layers", "blocks")
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 ROTATIONS = {"rotary_emb", "rotary_embs", "pos_emb"}
 # Attributes that are read below, or change nothing in a pass without gradients.
@@ -79,9 +81,10 @@ OF_EMBEDDING = {
 OF_LAYER = {
     *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
     *("residual_multiplier", "use_parallel_residual", "is_attention_layer", "moe_enabled"),
+    "resid_pdrop",
     *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
-OF_BODY = {"embedding_multiplier", "embedding_dropout"}
+OF_BODY = {"embedding_multiplier", "embedding_dropout", "emb_pdrop"}
 OF_MODEL = {"router_aux_loss_coef", "z_loss_coefficient", "logit_scale", "logits_scaling"}
 
 
@@ -106,15 +109,17 @@ def describe(hf: Any) -> Decoder:
     model = getattr(hf, body)
     embedding = first_of(EMBEDDINGS, model)
     norm = first_of(FINAL_NORMS, model)
-    parts = {embedding, norm, "layers"}
+    held = first_of(LISTS, model)
+    parts = {embedding, norm, held}
     check(model, class_of(family, type(model).__name__), parts, optional=ROTATIONS | IDLE_IN_BODY)
-    check(model.layers, nn.ModuleList, {name for name, _ in model.layers.named_children()})
+    modules = getattr(model, held)
+    check(modules, nn.ModuleList, {name for name, _ in modules.named_children()})
     for module, known in ((hf, OF_MODEL), (model, OF_BODY)):
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
             raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
     finder = Finder(family, hf.config, rotations_of(model, family))
-    layers = tuple(finder.layer(layer) for layer in model.layers)
+    layers = tuple(finder.layer(layer) for layer in modules)
     attentions = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
     rotation = next((a.rotation for a in attentions if a.rotation), None)
     final = finder.norm(getattr(model, norm), norm, width)
@@ -139,6 +144,8 @@ class Finder(PartFinder):
         children = {name for name, _ in module.named_children()}
         if children == ALONE:
             return self._alone(module)
+        if children == {FIRST, "ffn"}:
+            return self._in_two_parts(module)
         mlp = first_of(MLPS, module)
         beside = {BESIDE_EXPERTS} & children - {mlp}
         own = children - MIXERS.keys() - {mlp} - beside - IDLE_IN_LAYER
@@ -178,6 +185,19 @@ class Finder(PartFinder):
         if type(inner) is class_of(self.family, self.family.mamba):
             return DecoderLayer(mamba_of(self, inner), None, norm, None)
         return DecoderLayer(None, self._second_half(inner, None), None, norm)
+
+    def _in_two_parts(self, module: Any) -> DecoderLayer:
+        """A layer whose first part holds its mixer and norms."""
+        check(module, class_of(self.family, self.family.layer), {FIRST, "ffn"}, OF_LAYER)
+        first = getattr(module, FIRST)
+        parts = {"norm_1", "attn", "norm_2"}
+        check(first, class_of(self.family, self.family.first_part), parts, OF_LAYER)
+        return DecoderLayer(
+            mixer=attention_of(self, first.attn),
+            mlp=self._second_half(module.ffn, None),
+            input_norm=self._norm_in(first, "norm_1"),
+            mlp_norm=self._norm_in(first, "norm_2"),
+        )
 
     def _second_half(self, module: Any, beside: Any) -> GatedMLP | ExpertsMLP:
         """An MLP or experts, and of a layer that has one beside its experts that MLP with them."""

@@ -29,19 +29,21 @@ HEAD_NORMS = (
 )
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # All three in one layer: one after the other, or head by head.
-TOGETHER = "qkv_proj"
+TOGETHER = ("qkv_proj", "Wqkv")
 BY_HEAD = "query_key_value"
 OUTPUTS = ("o_proj", "dense", "out_proj")
+KEY_HEADS = "num_key_value_heads"
 GATES = ("g_proj", "gate_proj")
 GATE_FUNCTIONS = ("sigmoid", "softplus")
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_ATTENTION = {
     *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
     *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
-    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", "num_key_value_heads"),
+    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", KEY_HEADS),
     *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
     *("rope_parameters", "partial_rotary_factor", "rotary_ndims", "qk_layernorm", "head_size"),
-    *("is_local_attention", "gate_per_head", "force_rope"),
+    *("is_local_attention", "gate_per_head", "force_rope", "clip_qkv", "rope_theta"),
+    "max_position_embeddings",
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
@@ -67,13 +69,14 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     kind = type(module).__name__
     dim = int(getattr(module, "head_dim", None) or module.head_size)
     heads = getattr(module, "num_heads", None) or c.num_attention_heads
-    key_heads = getattr(c, "num_key_value_heads", None) or heads
+    holders = (module, c)  # DBRX's configuration may have another number than its modules
+    key_heads = next((n for h in holders if (n := getattr(h, KEY_HEADS, None))), heads)
     sizes = {
         "q_proj": heads * dim * (1 + finder.family.gated),
         "k_proj": key_heads * dim,
         "v_proj": key_heads * dim,
     }
-    named = next((n for n in (TOGETHER, BY_HEAD) if hasattr(module, n)), None)
+    named = next((n for n in (*TOGETHER, BY_HEAD) if hasattr(module, n)), None)
     parts = {first_of(OUTPUTS, module), *((named,) if named else PROJECTIONS)}
     optional = {*GATES, "sinks", "attention_dropout", *(n for pair in HEAD_NORMS for n in pair)}
     cls = class_of(finder.family, finder.family.attention)
@@ -90,7 +93,7 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
         q, k, v = [finder.linear(getattr(module, n), n, (sizes[n], width)) for n in PROJECTIONS]
     out = first_of(OUTPUTS, module)
     norms = _norms_of(finder, module, dim, heads, key_heads)
-    limit = getattr(c, "clip_qkv", None)
+    limit = read_by(module, "clip_qkv", module if hasattr(module, "clip_qkv") else c)
     if limit is not None and norms.get("joint_norms") is False:
         raise Unknown(f"{kind} limits what it normalizes head by head")
     return Attention(
