@@ -27,7 +27,8 @@ class ModelFamily:
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
     the name of its class of an MLP of experts. routing: the same of its router. layers: the same
     of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation. mlps:
-    the same of its MLPs. inner: the beginning of its MLPs' and experts' names, unless the stem.
+    the same of its MLPs. delta_layers: the same of layers with a delta net, if they have a class of
+    their own. inner: the beginning of its MLPs' and experts' names, unless the stem.
     interleaved: numbers that are rotated together
     lie side by side. partial: it may rotate a part of each head. turns_back: its rotations are the
     other way round. turns_windows: where some layers have windows, the others do not rotate.
@@ -53,6 +54,7 @@ class ModelFamily:
     layers: str = "DecoderLayer"
     mixers: str = "MambaLayer"
     mlps: str = "MLP"
+    delta_layers: str = ""
     inner: str = ""
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
@@ -71,6 +73,10 @@ class ModelFamily:
     @property
     def layer(self) -> str:
         return self.stem + self.layers
+
+    @property
+    def delta_layer(self) -> str:
+        return self.stem + (self.delta_layers or self.layers)
 
     @property
     def attention(self) -> str:
@@ -117,6 +123,11 @@ class ModelFamily:
     @property
     def scaled_embedding(self) -> str:
         return f"{self.stem}TextScaledWordEmbedding"
+
+    @property
+    def extension(self) -> str:
+        """Reads images and sounds beside the embeddings, if there is such a part."""
+        return f"{self.stem}FeatureEmbedding"
 
     @property
     def norm(self) -> str:
@@ -220,6 +231,7 @@ FAMILIES = (
     GEMMA2,
     GEMMA3,
     ModelFamily("Phi3", "phi3", native="decoder", partial=True),
+    ModelFamily("Phi4Multimodal", "phi4_multimodal", native="decoder", partial=True),
     ModelFamily("Glm", "glm", native="decoder", interleaved=True, partial=True),
     ModelFamily("Glm4", "glm4", native="decoder", interleaved=True, partial=True),
     ModelFamily("Helium", "helium", native="decoder", interleaved=True),
@@ -294,6 +306,13 @@ FAMILIES = (
     ModelFamily("Lfm2Moe", "lfm2_moe", native="hybrid"),
     ModelFamily("Lfm3", "lfm3", native="hybrid"),
     ModelFamily("Qwen3Next", "qwen3_next", native="hybrid", plus_one=True, gated=True),
+    ModelFamily(
+        "OlmoHybrid",
+        "olmo_hybrid",
+        native="hybrid",
+        layers="AttentionDecoderLayer",
+        delta_layers="LinearAttentionDecoderLayer",
+    ),
     ModelFamily("Bamba", "bamba", native="hybrid", mixers="Mixer", partial=True),
     ModelFamily("GraniteMoeHybrid", "granitemoehybrid", native="hybrid", sparse="MoE"),
     ModelFamily(

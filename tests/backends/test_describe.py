@@ -31,6 +31,7 @@ from longdraft.backends.describe import describe, described
 from longdraft.backends.features.windows import windows_of
 from longdraft.backends.known_modules import Unknown
 from longdraft.backends.native import layers
+from longdraft.backends.quantize import quantize
 from longdraft.costs.counts import _products, _products_of_modules
 from longdraft.families import GEMMA2
 from longdraft.models.lm import LM
@@ -394,6 +395,20 @@ def test_shares_divided_by_another_norm_are_refused():
     hf = stock("dbrx")
     hf.transformer.blocks[1].ffn.moe_normalize_expert_weights = 2.0
     with pytest.raises(Unknown, match="norm of power 2"):
+        describe(hf)
+
+
+def test_what_extends_embeddings_is_of_the_family():
+    hf = stock("phi4-multimodal")
+    hf.model.embed_tokens_extend = nn.Identity()
+    with pytest.raises(Unknown, match="Identity"):
+        describe(hf)
+
+
+def test_packed_projections_that_are_apart_are_not_joined():
+    hf = stock("olmo-hybrid")
+    quantize(hf, "int4")
+    with pytest.raises(Unknown, match="packed projections are not stacked"):
         describe(hf)
 
 

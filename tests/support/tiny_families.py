@@ -65,6 +65,15 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "nanochat": ("NanoChatConfig", HEAD),
     "olmo": ("OlmoConfig", {"clip_qkv": 1.0}),
     "phi": ("PhiConfig", {"qk_layernorm": True}),
+    "phi4-multimodal": (
+        "Phi4MultimodalConfig",
+        {
+            "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+            | {"num_attention_heads": 2, "image_size": 56},
+            "audio_config": {"hidden_size": 32, "intermediate_size": 32, "num_blocks": 1}
+            | {"num_attention_heads": 2, "nemo_conv_channels": 32},
+        },
+    ),
     "persimmon": ("PersimmonConfig", {"num_key_value_heads": 4}),
     "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
     "cohere-compass": (
@@ -122,6 +131,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm3Config",
         {**HEAD, "sliding_window": 24, "num_hidden_layers": 4}
         | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
+    ),
+    "olmo-hybrid": (
+        "OlmoHybridConfig",
+        {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "num_hidden_layers": 4}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "rope_parameters": ROPE},
     ),
     "bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 4}),
     "granite-hybrid": (

@@ -141,7 +141,7 @@ class DeltaNet:
 
     qkv: queries, keys and values before `convolution`, whose outputs go through `activation`.
     z: gates of the outputs, which `norm` reads beside them. b, a: what beta and the decay are
-    computed from, the latter with log_rate and step_bias.
+    computed from, the latter with log_rate and step_bias. beta_scale: of the sigmoids of b.
     """
 
     qkv: Linear
@@ -158,6 +158,7 @@ class DeltaNet:
     key_dim: int
     value_heads: int
     value_dim: int
+    beta_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ IDLE_IN_LAYER = {
     *("post_attention_dropout", "post_mlp_dropout"),
 }
 IDLE_IN_BODY = {"embed_dropout", "emb_dropout"}
+EXTENSION = "embed_tokens_extend"  # reads images and sounds, and leaves texts as they are
 BODIES = ("model", "gpt_neox", "transformer")
 HEADS = ("lm_head",)
 EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
@@ -111,7 +112,10 @@ def describe(hf: Any) -> Decoder:
     norm = first_of(FINAL_NORMS, model)
     held = first_of(LISTS, model)
     parts = {embedding, norm, held}
-    check(model, class_of(family, type(model).__name__), parts, optional=ROTATIONS | IDLE_IN_BODY)
+    optional = {*ROTATIONS, *IDLE_IN_BODY, EXTENSION}
+    check(model, class_of(family, type(model).__name__), parts, optional=optional)
+    if extension := getattr(model, EXTENSION, None):
+        check(extension, class_of(family, family.extension), {"image_embed", "audio_embed"})
     modules = getattr(model, held)
     check(modules, nn.ModuleList, {name for name, _ in modules.named_children()})
     for module, known in ((hf, OF_MODEL), (model, OF_BODY)):
@@ -153,7 +157,8 @@ class Finder(PartFinder):
         if norms is None:
             raise Unknown(f"{type(module).__name__} has other norms than are known")
         optional = {*MIXERS, *IDLE_IN_LAYER, BESIDE_EXPERTS}
-        cls = class_of(self.family, self.family.layer)
+        delta = "linear_attn" in children
+        cls = class_of(self.family, self.family.delta_layer if delta else self.family.layer)
         check(module, cls, norms.names | {mlp}, OF_LAYER, optional)
         for idle in IDLE_IN_LAYER & children:
             check(getattr(module, idle), nn.Dropout, set())

@@ -48,7 +48,7 @@ OF_ATTENTION = {
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
     *("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "key_dim", "value_dim"),
-    *("activation", "layer_norm_epsilon"),
+    *("activation", "layer_norm_epsilon", "allow_neg_eigval", "eps"),
 }
 OF_CONVOLUTION = {"config", "layer_idx", "layer_type", "conv_kernel_size", "bias"}
 OF_MAMBA = {
@@ -194,12 +194,12 @@ def _rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
 def delta_net_of(finder: PartFinder, module: Any) -> DeltaNet:
     """The description of this gated delta net. Raises Unknown."""
     family = finder.family
-    parts = {"out_proj", "conv1d", "dt_bias", "A_log", "norm"}
-    read = _joined if hasattr(module, "in_proj_qkvz") else _apart
-    held = {name for name, _ in module.named_children() if name.startswith("in_proj_")}
-    check(module, class_of(family, family.delta_net), parts | held, OF_DELTA_NET)
+    out, behind = first_of(OUTPUTS, module), first_of(("norm", "o_norm"), module)
+    parts = {out, "conv1d", "dt_bias", "A_log", behind}
+    inputs, read = _inputs_of(module)
+    check(module, class_of(family, family.delta_net), parts | inputs, OF_DELTA_NET)
     check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
-    norm = module.norm
+    norm = getattr(module, behind)
     gated = class_of(family, family.gated_norm)
     check(norm, gated, {"weight"}, {"variance_epsilon", "activation"})
     if norm.activation != "silu":
@@ -207,17 +207,38 @@ def delta_net_of(finder: PartFinder, module: Any) -> DeltaNet:
     width = finder.config.hidden_size
     return DeltaNet(
         **read(finder, module),
-        o=finder.linear(module.out_proj, "out_proj", (width, module.value_dim)),
+        o=finder.linear(getattr(module, out), out, (width, module.value_dim)),
         convolution=module.conv1d,
         activation=module.activation,
         log_rate=module.A_log,
         step_bias=module.dt_bias,
-        norm=Norm(norm, "norm", (module.head_v_dim,), norm.variance_epsilon),
+        norm=Norm(norm, behind, (module.head_v_dim,), norm.variance_epsilon),
         key_heads=module.num_k_heads,
         key_dim=module.head_k_dim,
         value_heads=module.num_v_heads,
         value_dim=module.head_v_dim,
+        beta_scale=2.0 if read_by(module, "allow_neg_eigval", module) else 1.0,
     )
+
+
+def _inputs_of(module: Any) -> tuple[set[str], Callable[[PartFinder, Any], dict[str, Linear]]]:
+    """The names of a delta net's projections, and what describes them."""
+    if hasattr(module, "in_proj_qkvz"):
+        return {"in_proj_qkvz", "in_proj_ba"}, _joined
+    if hasattr(module, "in_proj_qkv"):
+        return {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}, _apart
+    return {*PROJECTIONS, "g_proj", "b_proj", "a_proj"}, _each_apart
+
+
+def _each_apart(finder: PartFinder, module: Any) -> dict[str, Linear]:
+    """The projections of a delta net whose queries, keys and values are apart, too."""
+    width = finder.config.hidden_size
+    keys, values, heads = module.key_dim, module.value_dim, module.num_v_heads
+    sizes = dict(zip(PROJECTIONS, (keys, keys, values), strict=True))
+    sizes |= {"g_proj": values, "b_proj": heads, "a_proj": heads}
+    found = {n: finder.linear(getattr(module, n), n, (size, width)) for n, size in sizes.items()}
+    qkv = finder.stacked([found[name] for name in PROJECTIONS], "qkv")
+    return {"qkv": qkv, "z": found["g_proj"], "b": found["b_proj"], "a": found["a_proj"]}
 
 
 def _apart(finder: PartFinder, module: Any) -> dict[str, Linear]:

@@ -90,7 +90,7 @@ class PartFinder:
 
     def stacked(self, parts: Sequence[Linear], name: str) -> Linear:
         """Projections of the same numbers as one, which is a copy."""
-        if any(isinstance(part.module, PackedRows) for part in parts):
+        if any(isinstance(part.module, PackedRows | PackedLinear) for part in parts):
             raise Unknown(f"{name}: packed projections are not stacked")
         weight = torch.cat([part.module.weight for part in parts])
         given = [part.module.bias for part in parts]

@@ -166,7 +166,8 @@ def is_uniform(decoder: Decoder) -> bool:
     limits = {(m.limit, m.slope) for m in mlps if isinstance(m, ExpertsMLP)} or {(None, 1.0)}
     side = {layer.parallel for layer in decoder.layers}
     scales = {layer.residual_scale for layer in decoder.layers}
-    norms = {(norm.eps, norm.kind) for norm in decoder.norms}
+    of_mixers = {id(mixer.norm) for mixer in decoder.recurrent if hasattr(mixer, "norm")}
+    norms = {(norm.eps, norm.kind) for norm in decoder.norms if id(norm) not in of_mixers}
     return all(
         len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side)
     )
