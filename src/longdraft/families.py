@@ -300,6 +300,7 @@ FAMILIES = (
     ),
     ModelFamily("Olmo", "olmo", native="decoder"),
     ModelFamily("Phi", "phi", native="decoder", partial=True),
+    ModelFamily("StableLm", "stablelm", native="decoder", partial=True),
     ModelFamily("Persimmon", "persimmon", native="decoder", partial=True),
     ModelFamily("GPTNeoX", "gpt_neox", native="decoder", layers="Layer", partial=True),
     ModelFamily("Lfm2", "lfm2", native="hybrid"),

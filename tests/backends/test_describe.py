@@ -405,6 +405,11 @@ def test_what_extends_embeddings_is_of_the_family():
         describe(hf)
 
 
+def test_norms_of_each_head_are_refused():
+    with pytest.raises(Unknown, match="StableLmLayerNormPerHead"):
+        describe(tiny.stock("stablelm", qk_layernorm=True))
+
+
 def test_packed_projections_that_are_apart_are_not_joined():
     hf = stock("olmo-hybrid")
     quantize(hf, "int4")

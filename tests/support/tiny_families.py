@@ -74,6 +74,8 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
             | {"num_attention_heads": 2, "nemo_conv_channels": 32},
         },
     ),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLmConfig", {"use_parallel_residual": True}),
     "persimmon": ("PersimmonConfig", {"num_key_value_heads": 4}),
     "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
     "cohere-compass": (
