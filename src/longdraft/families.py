@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 PACKAGE = "transformers.models"
+READS_IMAGES = "ForConditionalGeneration"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,12 @@ class ModelFamily:
     the name of its class of an MLP of experts. routing: the same of its router. layers: the same
     of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation. mlps:
     the same of its MLPs. delta_layers: the same of layers with a delta net, if they have a class of
-    their own. inner: the beginning of its MLPs' and experts' names, unless the stem.
+    their own. attentions: the same of its attention. part: stands behind the stem in names of
+    layers and of what they have but norms. inner: the beginning of its MLPs' and experts' names,
+    unless these two.
+    whole: the beginning of the name of a model that reads images too, where Transformers has no
+    model of its text alone. around: the same of others whose text it is, and whose logits their
+    heads compute from what it says, with nothing in between but a divisor.
     interleaved: numbers that are rotated together
     lie side by side. partial: it may rotate a part of each head. turns_back: its rotations are the
     other way round. turns_windows: where some layers have windows, the others do not rotate.
@@ -55,7 +61,11 @@ class ModelFamily:
     mixers: str = "MambaLayer"
     mlps: str = "MLP"
     delta_layers: str = ""
+    attentions: str = "Attention"
+    part: str = ""
     inner: str = ""
+    whole: str = ""
+    around: tuple[str, ...] = ()
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
     partial: bool = False
@@ -68,19 +78,24 @@ class ModelFamily:
 
     @property
     def causal(self) -> str:
-        return f"{self.stem}ForCausalLM"
+        return f"{self.whole}{READS_IMAGES}" if self.whole else f"{self.stem}ForCausalLM"
+
+    @property
+    def parts(self) -> str:
+        """The beginning of the names of a layer's classes, but for norms."""
+        return self.stem + self.part
 
     @property
     def layer(self) -> str:
-        return self.stem + self.layers
+        return self.parts + self.layers
 
     @property
     def delta_layer(self) -> str:
-        return self.stem + (self.delta_layers or self.layers)
+        return self.parts + (self.delta_layers or self.layers)
 
     @property
     def attention(self) -> str:
-        return f"{self.stem}Attention"
+        return self.parts + self.attentions
 
     @property
     def delta_net(self) -> str:
@@ -96,19 +111,19 @@ class ModelFamily:
 
     @property
     def mlp(self) -> str:
-        return (self.inner or self.stem) + self.mlps
+        return (self.inner or self.parts) + self.mlps
 
     @property
     def sparse_mlp(self) -> str:
-        return self.stem + self.sparse
+        return self.parts + self.sparse
 
     @property
     def router(self) -> str:
-        return self.stem + self.routing
+        return self.parts + self.routing
 
     @property
     def experts(self) -> str:
-        return f"{self.inner or self.stem}Experts"
+        return f"{self.inner or self.parts}Experts"
 
     @property
     def expert_matrices(self) -> str:
@@ -139,7 +154,7 @@ class ModelFamily:
 
     @property
     def rotation(self) -> str:
-        return self.stem + self.rotary
+        return self.parts + self.rotary
 
     @property
     def modeling(self) -> Any:
@@ -159,6 +174,15 @@ class ModelFamily:
         return getattr(self.modeling, self.rotation)(self.config_class(**sizes))
 
 
+def of_text(stem: str, package: str, **more: Any) -> ModelFamily:
+    """The family of the text of a model that reads images, too."""
+    config = "Config" if stem.endswith("Text") else "TextConfig"
+    return ModelFamily(stem, f"{package}_text", package, config, native="decoder", **more)
+
+
+GLM: dict[str, Any] = {"interleaved": True, "partial": True}
+GLM_MOE: dict[str, Any] = {"sparse": "MoE", "routing": "TopkRouter", "partial": True}
+DENSE: dict[str, Any] = {"layers": "DenseV1DecoderLayer", "attentions": "DenseV1Attention"}
 LLAMA = ModelFamily("Llama", "llama", native="decoder", fused=True, tested=True, gguf="llama")
 QWEN3 = ModelFamily("Qwen3", "qwen3", native="decoder", fused=True, tested=True, gguf="qwen3")
 QWEN3_5 = ModelFamily(
@@ -271,6 +295,7 @@ FAMILIES = (
         native="decoder",
         interleaved=True,
         turns_windows=True,
+        around=("AyaVision", "Cohere2Vision"),
     ),
     ModelFamily(
         "Cohere2Moe", "cohere2_moe", native="decoder", interleaved=True, turns_windows=True
@@ -314,6 +339,21 @@ FAMILIES = (
         layers="AttentionDecoderLayer",
         delta_layers="LinearAttentionDecoderLayer",
     ),
+    of_text("Qwen2VL", "qwen2_vl", whole="Qwen2VL", inner="Qwen2"),
+    of_text("Qwen2_5_VL", "qwen2_5_vl", whole="Qwen2_5_VL", inner="Qwen2"),
+    of_text("Qwen2_5Omni", "qwen2_5_omni", whole="Qwen2_5OmniThinker", inner="Qwen2"),
+    of_text("Qwen3VLText", "qwen3_vl", whole="Qwen3VL", around=("Cosmos3Omni",)),
+    of_text("Qwen3VLMoeText", "qwen3_vl_moe", whole="Qwen3VLMoe"),
+    of_text("Qwen3OmniMoe", "qwen3_omni_moe", whole="Qwen3OmniMoeThinker", part="ThinkerText"),
+    of_text("Glm4v", "glm4v", whole="Glm4v", around=("Glm46V",), part="Text", **GLM),
+    of_text("GlmOcr", "glm_ocr", whole="GlmOcr", part="Text", **GLM),
+    of_text("Glm4vMoe", "glm4v_moe", whole="Glm4vMoe", part="Text", **GLM_MOE),
+    of_text("HunYuanVL", "hunyuan_vl", whole="HunYuanVL", late_norms=True, **DENSE),
+    of_text("PaddleOCR", "paddleocr_vl", whole="PaddleOCRVL"),
+    of_text("Cosmos3EdgeText", "cosmos3_edge", whole="Cosmos3Edge"),
+    of_text("Granite4VisionText", "granite4_vision", whole="Granite4Vision"),
+    of_text("GraniteDoclingText", "granite_docling", whole="GraniteDocling"),
+    ModelFamily("Emu3", "emu3_text_model", "emu3", "TextConfig", native="decoder"),
     ModelFamily("Bamba", "bamba", native="hybrid", mixers="Mixer", partial=True),
     ModelFamily("GraniteMoeHybrid", "granitemoehybrid", native="hybrid", sparse="MoE"),
     ModelFamily(
@@ -340,6 +380,13 @@ def modeling(package: str) -> str:
 
 
 def family_of(hf: Any) -> ModelFamily | None:
-    """The family of a causal model that is Transformers' own; None: another class, or a wrapper."""
-    family = family_of_class(type(hf))
-    return family if family is not None and family.causal == type(hf).__name__ else None
+    """The family of a model that is Transformers' own and continues texts; None: another class, or
+    a wrapper.
+    """
+    cls = type(hf)
+    family = family_of_class(cls)
+    if family is not None and family.causal == cls.__name__:
+        return family
+    inside = family_of_class(type(getattr(getattr(hf, "model", None), "language_model", None)))
+    around = () if inside is None else (name + READS_IMAGES for name in inside.around)
+    return inside if cls.__module__.startswith(f"{PACKAGE}.") and cls.__name__ in around else None

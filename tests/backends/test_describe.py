@@ -405,6 +405,11 @@ def test_what_extends_embeddings_is_of_the_family():
         describe(hf)
 
 
+def test_a_hybrid_may_have_no_recurrent_layers():
+    hf = tiny.stock("lfm2", layer_types=["full_attention"] * 3)
+    assert not describe(hf).recurrent and layers.computes(hf, {})
+
+
 def test_norms_of_each_head_are_refused():
     with pytest.raises(Unknown, match="StableLmLayerNormPerHead"):
         describe(tiny.stock("stablelm", qk_layernorm=True))

@@ -25,7 +25,7 @@ from longdraft.backends.decoder_layer import (
 from longdraft.backends.describe_attention import MIXERS, attention_of, mamba_of, rotations_of
 from longdraft.backends.describe_experts import experts_of
 from longdraft.backends.describe_parts import PartFinder, first_of
-from longdraft.backends.known_modules import Unknown, check, class_of, read_by, reads
+from longdraft.backends.known_modules import Unknown, check, class_of, read_by, reads, unchanged
 from longdraft.families import ModelFamily, family_of
 
 
@@ -72,6 +72,7 @@ BODIES = ("model", "gpt_neox", "transformer")
 HEADS = ("lm_head",)
 EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
 LISTS = ("layers", "blocks")
+DECODERS = ("language_model", "text_model")  # in models that read images, too
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 ROTATIONS = {"rotary_emb", "rotary_embs", "pos_emb"}
 # Attributes that are read below, or change nothing in a pass without gradients.
@@ -86,6 +87,7 @@ OF_LAYER = {
     *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
 OF_BODY = {"embedding_multiplier", "embedding_dropout", "emb_pdrop"}
+OF_IMAGES = {"projector_dropout"}
 OF_MODEL = {"router_aux_loss_coef", "z_loss_coefficient", "logit_scale", "logits_scaling"}
 
 
@@ -102,12 +104,16 @@ def describe(hf: Any) -> Decoder:
     family = family_of(hf)
     if family is None:
         raise Unknown(f"{type(hf).__name__} is of no family whose layers are described")
-    width = hf.config.hidden_size
-    table = (hf.config.vocab_size, width)
+    config = hf.config.get_text_config()
+    width = config.hidden_size
+    table = (config.vocab_size, width)
     body = first_of(BODIES, hf)
     head = first_of(HEADS, hf)
     check(hf, type(hf), {body, head})
     model = getattr(hf, body)
+    around = model
+    if any(hasattr(around, name) for name in DECODERS):
+        model = _inside(around, type(hf))
     embedding = first_of(EMBEDDINGS, model)
     norm = first_of(FINAL_NORMS, model)
     held = first_of(LISTS, model)
@@ -118,11 +124,11 @@ def describe(hf: Any) -> Decoder:
         check(extension, class_of(family, family.extension), {"image_embed", "audio_embed"})
     modules = getattr(model, held)
     check(modules, nn.ModuleList, {name for name, _ in modules.named_children()})
-    for module, known in ((hf, OF_MODEL), (model, OF_BODY)):
+    for module, known in ((hf, OF_MODEL), (around, OF_BODY | OF_IMAGES), (model, OF_BODY)):
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
             raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
-    finder = Finder(family, hf.config, rotations_of(model, family))
+    finder = Finder(family, config, rotations_of(model, family))
     layers = tuple(finder.layer(layer) for layer in modules)
     attentions = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
     rotation = next((a.rotation for a in attentions if a.rotation), None)
@@ -135,8 +141,8 @@ def describe(hf: Any) -> Decoder:
         rotation=rotation,
         embedding_norm=final if family.norms_embeddings else None,
         embedding_scale=_embedding_scale(model, getattr(model, embedding), family),
-        logit_divisor=_logit_divisor(hf, family),
-        logit_cap=read_by(hf, "final_logit_softcapping", hf.config),
+        logit_divisor=_logit_divisor(hf, config, family),
+        logit_cap=read_by(hf, "final_logit_softcapping", config),
     )
 
 
@@ -232,9 +238,17 @@ class Finder(PartFinder):
         return self.norm(module, name, self.config.hidden_size)
 
 
-def _logit_divisor(hf: Any, family: ModelFamily) -> float:
+def _inside(model: Any, whole: type) -> Any:
+    """The decoder in a model that also reads images, which lie in modules beside it."""
+    if type(model).__module__ != whole.__module__:
+        raise Unknown(f"{type(model).__name__} is no part of {whole.__name__}")
+    unchanged(model)
+    return getattr(model, first_of(DECODERS, model))
+
+
+def _logit_divisor(hf: Any, config: Any, family: ModelFamily) -> float:
     """By which the head's outputs are divided."""
-    scaling = read_by(hf, "logits_scaling", hf.config)
+    scaling = read_by(hf, "logits_scaling", config)
     if scaling:
         return 1 / scaling if family.scales_logits else scaling
     return 1 / (read_by(hf, "logit_scale", hf) or 1.0)

@@ -43,7 +43,7 @@ OF_ATTENTION = {
     *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
     *("rope_parameters", "partial_rotary_factor", "rotary_ndims", "qk_layernorm", "head_size"),
     *("is_local_attention", "gate_per_head", "force_rope", "clip_qkv", "rope_theta"),
-    "max_position_embeddings",
+    *("max_position_embeddings", "mrope_section"),
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),

@@ -19,6 +19,7 @@ PACKED = {PackedLinear, EightBitInputs}
 # How the names of classes of norms end, and what the norms compute.
 NORM_KINDS: Mapping[str, Literal["rms", "layer"]] = {
     "RMSNorm": "rms",
+    "TextRMSNorm": "rms",
     "LayerNorm": "layer",
     "LayerNorm1P": "layer",
 }
@@ -100,10 +101,10 @@ class PartFinder:
     def norm(self, module: Any, name: str, size: int) -> Norm:
         """A norm of `size` numbers, which may have no weights."""
         cls = type(module)
-        own = cls.__name__.removeprefix(self.family.stem)
-        if cls is not nn.LayerNorm and (
-            own not in NORM_KINDS or cls is not class_of(self.family, cls.__name__)
-        ):
+        own = {cls.__name__.removeprefix(x) for x in (self.family.stem, self.family.parts)}
+        kind = next((NORM_KINDS[name] for name in own if name in NORM_KINDS), None)
+        known = cls is nn.LayerNorm or cls is class_of(self.family, cls.__name__)
+        if kind is None or not known:
             raise Unknown(f"{cls.__name__} is no norm of this family")
         if isinstance(module, nn.LayerNorm):
             known = {"normalized_shape", "eps", "elementwise_affine"}
@@ -117,7 +118,7 @@ class PartFinder:
             name,
             (size,),
             eps[0] if eps else FIXED_EPSILON,
-            NORM_KINDS[own],
+            kind,
             self.family.plus_one,
         )
 

@@ -75,7 +75,7 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
     return (
         not unread(decoder, READ)
         and all(knows(layer) for layer in decoder.layers)
-        and family.native == step
+        and family.native in (step, "hybrid")  # a hybrid may have no recurrent layers
         and all(rotation.kind in ROPES for rotation in rotations(decoder))
         and is_uniform(decoder)
         and {i: window for i, window in seen.items() if window is not None} == windows
