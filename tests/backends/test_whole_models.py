@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from support.tiny_families import OLD
 from torch import nn
 from transformers import CONFIG_MAPPING
 
@@ -83,17 +84,14 @@ def test_texts_equal_those_of_transformers(kind: str) -> None:
     lm = texts(hf)
     assert error(lm, hf) < 1e-3
     # planted: other norms
-    step: Any = lm.backend.step
-    step.model.eps = 0.5
+    backend: Any = lm.backend
+    backend.step.model.eps = 0.5
     assert error(lm, hf) > 1e-2
 
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "qwen2_vl",
-        *(pytest.param(k, marks=pytest.mark.full) for k in ("qwen3_vl_moe", "hunyuan_vl")),
-    ],
+    ["glm4v", *(pytest.param(k, marks=pytest.mark.full) for k in ("qwen3_vl_moe", "hunyuan_vl"))],
 )
 def test_drafts_change_nothing(kind: str) -> None:
     lm = texts(model(kind, torch.bfloat16))
@@ -105,6 +103,7 @@ def test_drafts_change_nothing(kind: str) -> None:
         assert drafted == plain
 
 
+@pytest.mark.skipif(OLD, reason="older versions of Transformers have it under another name")
 @torch.inference_mode()
 def test_a_rotation_of_another_base_is_computed() -> None:
     """HunYuan-VL's checkpoints stretch it."""

@@ -169,7 +169,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # Older versions build no such model, or share a class with another family.
-LATER = {"cohere-compass", "nemotron-h"}
+LATER = {"aria", "cohere-compass", "nemotron-h"}
 OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23)
 
 
