@@ -7,10 +7,12 @@ This is the only place that names classes of models; tests/project/test_families
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
 PACKAGE = "transformers.models"
+READS_IMAGES = "ForConditionalGeneration"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,14 @@ class ModelFamily:
     plus_one: its norms multiply by 1 + weights. gated: the queries' projection also has gates of
     the outputs. scaled: its embeddings are of a class that multiplies them. sparse: the ending of
     the name of its class of an MLP of experts. routing: the same of its router. layers: the same
-    of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation.
+    of its layers. mixers: the same of its Mamba-2 mixers. rotary: the same of its rotation. mlps:
+    the same of its MLPs. delta_layers: the same of layers with a delta net, if they have a class of
+    their own. attentions: the same of its attention. part: stands behind the stem in names of
+    layers and of what they have but norms. inner: the beginning of its MLPs' and experts' names,
+    unless these two.
+    whole: the beginning of the name of a model that reads images too, where Transformers has no
+    model of its text alone. around: the same of others whose text it is, and whose logits their
+    heads compute from what it says, with nothing in between but a divisor.
     interleaved: numbers that are rotated together
     lie side by side. partial: it may rotate a part of each head. turns_back: its rotations are the
     other way round. turns_windows: where some layers have windows, the others do not rotate.
@@ -53,6 +62,13 @@ class ModelFamily:
     routing: str = "TopKRouter"
     layers: str = "DecoderLayer"
     mixers: str = "MambaLayer"
+    mlps: str = "MLP"
+    delta_layers: str = ""
+    attentions: str = "Attention"
+    part: str = ""
+    inner: str = ""
+    whole: str = ""
+    around: tuple[str, ...] = ()
     rotary: str = "RotaryEmbedding"
     interleaved: bool = False
     partial: bool = False
@@ -65,15 +81,24 @@ class ModelFamily:
 
     @property
     def causal(self) -> str:
-        return self.stem + self.heads
+        return f"{self.whole}{READS_IMAGES}" if self.whole else self.stem + self.heads
+
+    @property
+    def parts(self) -> str:
+        """The beginning of the names of a layer's classes, but for norms."""
+        return self.stem + self.part
 
     @property
     def layer(self) -> str:
-        return self.stem + self.layers
+        return self.parts + self.layers
+
+    @property
+    def delta_layer(self) -> str:
+        return self.parts + (self.delta_layers or self.layers)
 
     @property
     def attention(self) -> str:
-        return f"{self.stem}Attention"
+        return self.parts + self.attentions
 
     @property
     def delta_net(self) -> str:
@@ -89,23 +114,38 @@ class ModelFamily:
 
     @property
     def mlp(self) -> str:
-        return f"{self.stem}MLP"
+        return (self.inner or self.parts) + self.mlps
 
     @property
     def sparse_mlp(self) -> str:
-        return self.stem + self.sparse
+        return self.parts + self.sparse
 
     @property
     def router(self) -> str:
-        return self.stem + self.routing
+        return self.parts + self.routing
 
     @property
     def experts(self) -> str:
-        return f"{self.stem}Experts"
+        return f"{self.inner or self.parts}Experts"
+
+    @property
+    def expert_matrices(self) -> str:
+        """The part of `experts` that holds their weights, if there is one."""
+        return f"{self.stem}ExpertGLU"
+
+    @property
+    def first_part(self) -> str:
+        """The part of a layer that holds its attention and norms, if there is one."""
+        return f"{self.stem}NormAttentionNorm"
 
     @property
     def scaled_embeddings(self) -> tuple[str, str]:
         return (f"{self.stem}TextScaledWordEmbedding", f"{self.stem}ScaledWordEmbedding")
+
+    @property
+    def extension(self) -> str:
+        """Reads images and sounds beside the embeddings, if there is such a part."""
+        return f"{self.stem}FeatureEmbedding"
 
     @property
     def norm(self) -> str:
@@ -121,7 +161,7 @@ class ModelFamily:
 
     @property
     def rotation(self) -> str:
-        return self.stem + self.rotary
+        return self.parts + self.rotary
 
     @property
     def modeling(self) -> Any:
@@ -141,166 +181,158 @@ class ModelFamily:
         return getattr(self.modeling, self.rotation)(self.config_class(**sizes))
 
 
-LLAMA = ModelFamily("Llama", "llama", native="decoder", fused=True, tested=True, gguf="llama")
-QWEN3 = ModelFamily("Qwen3", "qwen3", native="decoder", fused=True, tested=True, gguf="qwen3")
-QWEN3_5 = ModelFamily(
+def of_text(stem: str, package: str, **more: Any) -> ModelFamily:
+    """The family of the text of a model that reads images, too."""
+    config = "Config" if stem.endswith("Text") else "TextConfig"
+    return ModelFamily(stem, f"{package}_text", package, config, native="decoder", **more)
+
+
+GLM: dict[str, Any] = {"interleaved": True, "partial": True}
+GLM_MOE: dict[str, Any] = {"sparse": "MoE", "routing": "TopkRouter", "partial": True}
+DENSE: dict[str, Any] = {"layers": "DenseV1DecoderLayer", "attentions": "DenseV1Attention"}
+decoder = partial(ModelFamily, native="decoder")
+hybrid = partial(ModelFamily, native="hybrid")
+LLAMA = decoder("Llama", "llama", fused=True, tested=True, gguf="llama")
+QWEN3 = decoder("Qwen3", "qwen3", fused=True, tested=True, gguf="qwen3")
+QWEN3_5 = hybrid(
     "Qwen3_5",
     "qwen3_5_text",
     "qwen3_5",
     "TextConfig",
-    native="hybrid",
     plus_one=True,
     gated=True,
     rotary="TextRotaryEmbedding",
 )
-GEMMA = ModelFamily("Gemma", "gemma", native="decoder", plus_one=True, scaled=True)
-GEMMA2 = ModelFamily("Gemma2", "gemma2", native="decoder", plus_one=True, scaled=True)
-GEMMA3 = ModelFamily(
-    "Gemma3",
-    "gemma3_text",
-    "gemma3",
-    "TextConfig",
-    native="decoder",
-    gguf="gemma3",
-    plus_one=True,
-    scaled=True,
+GEMMA = decoder("Gemma", "gemma", plus_one=True, scaled=True)
+GEMMA2 = decoder("Gemma2", "gemma2", plus_one=True, scaled=True)
+GEMMA3 = decoder(
+    "Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3", plus_one=True, scaled=True
 )
 FAMILIES = (
     LLAMA,
-    ModelFamily("Mistral", "mistral", native="decoder", fused=True, tested=True),
-    ModelFamily("Qwen2", "qwen2", native="decoder", fused=True, tested=True, gguf="qwen2"),
+    decoder("Mistral", "mistral", fused=True, tested=True),
+    decoder("Qwen2", "qwen2", fused=True, tested=True, gguf="qwen2"),
     QWEN3,
     QWEN3_5,
-    ModelFamily("Qwen3Moe", "qwen3_moe", native="decoder", tested=True, gguf="qwen3moe"),
-    ModelFamily("Qwen2Moe", "qwen2_moe", native="decoder"),
-    ModelFamily(
+    decoder("Qwen3Moe", "qwen3_moe", tested=True, gguf="qwen3moe"),
+    decoder("Qwen2Moe", "qwen2_moe"),
+    hybrid(
         "Qwen3_5Moe",
         "qwen3_5_moe_text",
         "qwen3_5_moe",
         "TextConfig",
-        native="hybrid",
         plus_one=True,
         gated=True,
         rotary="TextRotaryEmbedding",
     ),
-    ModelFamily("Mixtral", "mixtral", native="decoder"),
-    ModelFamily("GptOss", "gpt_oss", native="decoder", tested=True, sparse="MLP", gguf="gpt-oss"),
-    ModelFamily("Olmoe", "olmoe", native="decoder"),
-    ModelFamily("FlexOlmo", "flex_olmo", native="decoder"),
-    ModelFamily("MiniMaxM2", "minimax_m2", native="decoder", partial=True),
-    ModelFamily("Ernie4_5_Moe", "ernie4_5_moe", native="decoder", interleaved=True),
-    ModelFamily("GraniteMoe", "granitemoe", native="decoder", sparse="MoE"),
-    ModelFamily("Dots1", "dots1", native="decoder", sparse="MoE", routing="TopkRouter"),
-    ModelFamily(
-        "Glm4Moe", "glm4_moe", native="decoder", sparse="MoE", routing="TopkRouter", partial=True
+    decoder("Mixtral", "mixtral"),
+    decoder("GptOss", "gpt_oss", tested=True, sparse="MLP", gguf="gpt-oss"),
+    decoder("Olmoe", "olmoe"),
+    decoder("FlexOlmo", "flex_olmo"),
+    decoder("MiniMaxM2", "minimax_m2", partial=True),
+    decoder("Ernie4_5_Moe", "ernie4_5_moe", interleaved=True),
+    decoder("GraniteMoe", "granitemoe", sparse="MoE"),
+    decoder("Dots1", "dots1", sparse="MoE", routing="TopkRouter"),
+    decoder("Glm4Moe", "glm4_moe", sparse="MoE", routing="TopkRouter", partial=True),
+    decoder("Dbrx", "dbrx", sparse="FFN", routing="Router", layers="Block"),
+    decoder(
+        "AriaText", "aria_text", "aria", sparse="MoELayer", mlps="SharedExpertsMLP", inner="Aria"
     ),
-    ModelFamily("Granite", "granite", native="decoder"),
-    ModelFamily("SmolLM3", "smollm3", native="decoder"),
-    ModelFamily("SeedOss", "seed_oss", native="decoder"),
-    ModelFamily("Cwm", "cwm", native="decoder"),
-    ModelFamily("Ministral", "ministral", native="decoder"),
+    decoder("Granite", "granite"),
+    decoder("SmolLM3", "smollm3"),
+    decoder("SeedOss", "seed_oss"),
+    decoder("Cwm", "cwm"),
+    decoder("Ministral", "ministral"),
     GEMMA,
     GEMMA2,
     GEMMA3,
-    ModelFamily("Phi3", "phi3", native="decoder", partial=True),
-    ModelFamily("Glm", "glm", native="decoder", interleaved=True, partial=True),
-    ModelFamily("Glm4", "glm4", native="decoder", interleaved=True, partial=True),
-    ModelFamily("Helium", "helium", native="decoder", interleaved=True),
-    ModelFamily("Ernie4_5", "ernie4_5", native="decoder", interleaved=True),
-    ModelFamily("Olmo2", "olmo2", native="decoder"),
-    ModelFamily("Olmo3", "olmo3", native="decoder"),
-    ModelFamily("Exaone4", "exaone4", native="decoder", turns_windows=True),
-    ModelFamily("Arcee", "arcee", native="decoder"),
-    ModelFamily("VaultGemma", "vaultgemma", native="decoder", plus_one=True, scaled=True),
-    ModelFamily("HunYuanDenseV1", "hunyuan_v1_dense", native="decoder", late_norms=True),
-    ModelFamily(
-        "HunYuanMoEV1",
-        "hunyuan_v1_moe",
-        native="decoder",
-        sparse="Moe",
-        routing="Gate",
-        late_norms=True,
+    decoder("Phi3", "phi3", partial=True),
+    decoder("Phi4Multimodal", "phi4_multimodal", partial=True),
+    decoder("Glm", "glm", interleaved=True, partial=True),
+    decoder("Glm4", "glm4", interleaved=True, partial=True),
+    decoder("Helium", "helium", interleaved=True),
+    decoder("Ernie4_5", "ernie4_5", interleaved=True),
+    decoder("Olmo2", "olmo2"),
+    decoder("Olmo3", "olmo3"),
+    decoder("Exaone4", "exaone4", turns_windows=True),
+    decoder("Arcee", "arcee"),
+    decoder("VaultGemma", "vaultgemma", plus_one=True, scaled=True),
+    decoder("HunYuanDenseV1", "hunyuan_v1_dense", late_norms=True),
+    decoder("HunYuanMoEV1", "hunyuan_v1_moe", sparse="Moe", routing="Gate", late_norms=True),
+    decoder("HYV3", "hy_v3", sparse="MoE"),
+    decoder("SolarOpen", "solar_open", sparse="MoE", routing="TopkRouter"),
+    decoder("Flint", "flint", turns_windows=True),
+    decoder("Jais2", "jais2"),
+    decoder(
+        "ExaoneMoe", "exaone_moe", sparse="SparseMoEBlock", routing="TopkRouter", turns_windows=True
     ),
-    ModelFamily("HYV3", "hy_v3", native="decoder", sparse="MoE"),
-    ModelFamily("SolarOpen", "solar_open", native="decoder", sparse="MoE", routing="TopkRouter"),
-    ModelFamily("Flint", "flint", native="decoder", turns_windows=True),
-    ModelFamily("Jais2", "jais2", native="decoder"),
-    ModelFamily(
-        "ExaoneMoe",
-        "exaone_moe",
-        native="decoder",
-        sparse="SparseMoEBlock",
-        routing="TopkRouter",
-        turns_windows=True,
-    ),
-    ModelFamily("Starcoder2", "starcoder2", native="decoder"),
-    ModelFamily("Nemotron", "nemotron", native="decoder", plus_one=True, partial=True),
-    ModelFamily("Cohere", "cohere", native="decoder", interleaved=True),
-    ModelFamily(
+    decoder("Starcoder2", "starcoder2"),
+    decoder("Nemotron", "nemotron", plus_one=True, partial=True),
+    decoder("Cohere", "cohere", interleaved=True),
+    decoder(
         "Cohere2",
         "cohere2",
-        native="decoder",
         interleaved=True,
         turns_windows=True,
+        around=("AyaVision", "Cohere2Vision"),
     ),
-    ModelFamily(
-        "Cohere2Moe", "cohere2_moe", native="decoder", interleaved=True, turns_windows=True
+    decoder("Cohere2Moe", "cohere2_moe", interleaved=True, turns_windows=True),
+    decoder("CohereCompass", "cohere_compass_text", "cohere_compass", "TextConfig"),
+    decoder("Ministral3", "ministral3"),
+    decoder("Mellum", "mellum"),
+    decoder("Kolibri1", "kolibri1", corrects_scores=True, turns_windows=True),
+    decoder("Laguna", "laguna", partial=True),
+    decoder("Afmoe", "afmoe", routing="TokenChoiceRouter", turns_windows=True),
+    decoder("Apertus", "apertus"),
+    decoder("GraniteSWA", "granite_swa"),
+    decoder("GraniteMoeShared", "granitemoeshared", sparse="MoE"),
+    decoder("GraniteMoeSWA", "granitemoe_swa", sparse="MoE"),
+    decoder("HyperCLOVAX", "hyperclovax", scales_logits=True),
+    decoder("NanoChat", "nanochat", turns_back=True, late_norms=True, norms_embeddings=True),
+    decoder("Olmo", "olmo"),
+    decoder("Phi", "phi", partial=True),
+    decoder("StableLm", "stablelm", partial=True),
+    decoder("Persimmon", "persimmon", partial=True),
+    decoder("GPTNeoX", "gpt_neox", layers="Layer", partial=True),
+    decoder("DeepseekV2", "deepseek_v2", sparse="Moe", routing="TopkRouter", interleaved=True),
+    decoder("DeepseekV3", "deepseek_v3", sparse="MoE", routing="TopkRouter"),
+    decoder("Glm4MoeLite", "glm4_moe_lite", sparse="MoE", routing="TopkRouter"),
+    decoder("AXK1", "axk1", sparse="MoE", routing="TopkRouter"),
+    decoder("MiniCPM3", "minicpm3", scaled=True),
+    decoder("Youtu", "youtu"),
+    decoder("GPT2", "gpt2", heads="LMHeadModel", layers="Block"),
+    decoder("GPTBigCode", "gpt_bigcode", layers="Block"),
+    decoder("OPT", "opt"),
+    hybrid("Lfm2", "lfm2"),
+    hybrid("Lfm2Moe", "lfm2_moe"),
+    hybrid("Lfm3", "lfm3"),
+    hybrid("Qwen3Next", "qwen3_next", plus_one=True, gated=True),
+    hybrid(
+        "OlmoHybrid",
+        "olmo_hybrid",
+        layers="AttentionDecoderLayer",
+        delta_layers="LinearAttentionDecoderLayer",
     ),
-    ModelFamily(
-        "CohereCompass", "cohere_compass_text", "cohere_compass", "TextConfig", native="decoder"
-    ),
-    ModelFamily("Ministral3", "ministral3", native="decoder"),
-    ModelFamily("Mellum", "mellum", native="decoder"),
-    ModelFamily("Kolibri1", "kolibri1", native="decoder", corrects_scores=True, turns_windows=True),
-    ModelFamily("Laguna", "laguna", native="decoder", partial=True),
-    ModelFamily(
-        "Afmoe", "afmoe", native="decoder", routing="TokenChoiceRouter", turns_windows=True
-    ),
-    ModelFamily("Apertus", "apertus", native="decoder"),
-    ModelFamily("GraniteSWA", "granite_swa", native="decoder"),
-    ModelFamily("GraniteMoeShared", "granitemoeshared", native="decoder", sparse="MoE"),
-    ModelFamily("GraniteMoeSWA", "granitemoe_swa", native="decoder", sparse="MoE"),
-    ModelFamily("HyperCLOVAX", "hyperclovax", native="decoder", scales_logits=True),
-    ModelFamily(
-        "NanoChat",
-        "nanochat",
-        native="decoder",
-        turns_back=True,
-        late_norms=True,
-        norms_embeddings=True,
-    ),
-    ModelFamily("Olmo", "olmo", native="decoder"),
-    ModelFamily("Phi", "phi", native="decoder", partial=True),
-    ModelFamily("Persimmon", "persimmon", native="decoder", partial=True),
-    ModelFamily("GPTNeoX", "gpt_neox", native="decoder", layers="Layer", partial=True),
-    ModelFamily(
-        "DeepseekV2",
-        "deepseek_v2",
-        native="decoder",
-        sparse="Moe",
-        routing="TopkRouter",
-        interleaved=True,
-    ),
-    ModelFamily("DeepseekV3", "deepseek_v3", native="decoder", sparse="MoE", routing="TopkRouter"),
-    ModelFamily(
-        "Glm4MoeLite", "glm4_moe_lite", native="decoder", sparse="MoE", routing="TopkRouter"
-    ),
-    ModelFamily("AXK1", "axk1", native="decoder", sparse="MoE", routing="TopkRouter"),
-    ModelFamily("MiniCPM3", "minicpm3", native="decoder", scaled=True),
-    ModelFamily("Youtu", "youtu", native="decoder"),
-    ModelFamily("GPT2", "gpt2", heads="LMHeadModel", native="decoder", layers="Block"),
-    ModelFamily("GPTBigCode", "gpt_bigcode", native="decoder", layers="Block"),
-    ModelFamily("OPT", "opt", native="decoder"),
-    ModelFamily("Lfm2", "lfm2", native="hybrid"),
-    ModelFamily("Lfm2Moe", "lfm2_moe", native="hybrid"),
-    ModelFamily("Lfm3", "lfm3", native="hybrid"),
-    ModelFamily("Qwen3Next", "qwen3_next", native="hybrid", plus_one=True, gated=True),
-    ModelFamily("Bamba", "bamba", native="hybrid", mixers="Mixer", partial=True),
-    ModelFamily("GraniteMoeHybrid", "granitemoehybrid", native="hybrid", sparse="MoE"),
-    ModelFamily(
+    of_text("Qwen2VL", "qwen2_vl", whole="Qwen2VL", inner="Qwen2"),
+    of_text("Qwen2_5_VL", "qwen2_5_vl", whole="Qwen2_5_VL", inner="Qwen2"),
+    of_text("Qwen2_5Omni", "qwen2_5_omni", whole="Qwen2_5OmniThinker", inner="Qwen2"),
+    of_text("Qwen3VLText", "qwen3_vl", whole="Qwen3VL", around=("Cosmos3Omni",)),
+    of_text("Qwen3VLMoeText", "qwen3_vl_moe", whole="Qwen3VLMoe"),
+    of_text("Qwen3OmniMoe", "qwen3_omni_moe", whole="Qwen3OmniMoeThinker", part="ThinkerText"),
+    of_text("Glm4v", "glm4v", whole="Glm4v", around=("Glm46V",), part="Text", **GLM),
+    of_text("GlmOcr", "glm_ocr", whole="GlmOcr", part="Text", **GLM),
+    of_text("Glm4vMoe", "glm4v_moe", whole="Glm4vMoe", part="Text", **GLM_MOE),
+    of_text("HunYuanVL", "hunyuan_vl", whole="HunYuanVL", late_norms=True, **DENSE),
+    of_text("PaddleOCR", "paddleocr_vl", whole="PaddleOCRVL"),
+    of_text("Cosmos3EdgeText", "cosmos3_edge", whole="Cosmos3Edge"),
+    of_text("Granite4VisionText", "granite4_vision", whole="Granite4Vision"),
+    of_text("GraniteDoclingText", "granite_docling", whole="GraniteDocling"),
+    decoder("Emu3", "emu3_text_model", "emu3", "TextConfig"),
+    hybrid("Bamba", "bamba", mixers="Mixer", partial=True),
+    hybrid("GraniteMoeHybrid", "granitemoehybrid", sparse="MoE"),
+    hybrid(
         "NemotronH",
         "nemotron_h",
-        native="hybrid",
         sparse="MoE",
         routing="TopkRouter",
         layers="Block",
@@ -321,6 +353,13 @@ def modeling(package: str) -> str:
 
 
 def family_of(hf: Any) -> ModelFamily | None:
-    """The family of a causal model that is Transformers' own; None: another class, or a wrapper."""
-    family = family_of_class(type(hf))
-    return family if family is not None and family.causal == type(hf).__name__ else None
+    """The family of a model that is Transformers' own and continues texts; None: another class, or
+    a wrapper.
+    """
+    cls = type(hf)
+    family = family_of_class(cls)
+    if family is not None and family.causal == cls.__name__:
+        return family
+    inside = family_of_class(type(getattr(getattr(hf, "model", None), "language_model", None)))
+    around = () if inside is None else (name + READS_IMAGES for name in inside.around)
+    return inside if cls.__module__.startswith(f"{PACKAGE}.") and cls.__name__ in around else None

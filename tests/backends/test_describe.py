@@ -33,6 +33,7 @@ from longdraft.backends.described_fields import unread
 from longdraft.backends.features.windows import windows_of
 from longdraft.backends.known_modules import Unknown
 from longdraft.backends.native import layers
+from longdraft.backends.quantize import quantize
 from longdraft.costs.counts import _products, _products_of_modules
 from longdraft.families import GEMMA2
 from longdraft.models.lm import LM
@@ -209,7 +210,9 @@ def of_experts(mlp: ExpertsMLP, x: Tensor) -> Tensor:
 
 
 def of_expert(mlp: ExpertsMLP, n: int, x: Tensor) -> Tensor:
-    gate_up, down = mlp.gate_up[n], mlp.down[n]
+    apart = isinstance(mlp.gate_up, tuple)
+    gate_up = torch.cat([x[n] for x in mlp.gate_up]) if apart else mlp.gate_up[n]
+    down = mlp.down[n]
     if mlp.transposed:
         gate_up, down = gate_up.T, down.T
     both = F.linear(x, gate_up, mlp.gate_up_bias[n] if mlp.gate_up_bias is not None else None)
@@ -271,6 +274,9 @@ FAULTS = {  # the model, and what its attention or norms are said to be
         "hunyuan-moe",
         lambda d: with_attention(d, late_norms=False),
     ),
+    "another limit": ("dbrx", lambda d: with_attention(d, limit=0.5)),
+    "shares of all experts": ("dbrx", lambda d: with_mlp(d, normalized=False)),
+    "up before gates": ("dbrx", lambda d: turned(d)),
     "no sinks": ("gpt-oss", lambda d: with_attention(d, sinks=None)),
     "another slope": ("gpt-oss", lambda d: with_mlp(d, slope=1.0)),
     "no limit": ("gpt-oss", lambda d: with_mlp(d, limit=99.0)),
@@ -354,6 +360,10 @@ def with_latent(decoder: Decoder, **changes: Any) -> Decoder:
     return replace(decoder, layers=tuple(made))
 
 
+def turned(decoder: Decoder) -> Decoder:
+    return with_mlp(decoder, gate_up=decoder.layers[0].mlp.gate_up[::-1])
+
+
 def twice(decoder: Decoder) -> Any:
     rotation = decoder.rotation
     return replace(rotation, frequencies=rotation.frequencies.repeat(2))
@@ -420,10 +430,48 @@ def test_what_no_description_covers_is_refused(what):
 
 
 def test_other_families_are_unknown():
-    hf = tiny_models.build(tiny_models.config("stablelm"))
+    hf = tiny_models.build(tiny_models.config("falcon"))
     assert described(hf) is None
     with pytest.raises(Unknown, match="is of no family"):
         describe(hf)
+
+
+def test_shares_divided_by_another_norm_are_refused():
+    hf = stock("dbrx")
+    hf.transformer.blocks[1].ffn.moe_normalize_expert_weights = 2.0
+    with pytest.raises(Unknown, match="norm of power 2"):
+        describe(hf)
+
+
+def test_what_extends_embeddings_is_of_the_family():
+    hf = stock("phi4-multimodal")
+    hf.model.embed_tokens_extend = nn.Identity()
+    with pytest.raises(Unknown, match="Identity"):
+        describe(hf)
+
+
+def test_a_hybrid_may_have_no_recurrent_layers():
+    hf = tiny.stock("lfm2", layer_types=["full_attention"] * 3)
+    assert not describe(hf).recurrent and layers.computes(hf, {})
+
+
+def test_norms_of_each_head_are_refused():
+    with pytest.raises(Unknown, match="StableLmLayerNormPerHead"):
+        describe(tiny.stock("stablelm", qk_layernorm=True))
+
+
+def test_packed_projections_that_are_apart_are_not_joined():
+    hf = stock("olmo-hybrid")
+    quantize(hf, "int4")
+    with pytest.raises(Unknown, match="packed projections are not stacked"):
+        describe(hf)
+
+
+def test_key_heads_are_those_of_the_module():
+    """A configuration that is saved and read again may have DBRX's default in their place."""
+    hf = stock("dbrx")
+    hf.config.num_key_value_heads = 1
+    assert {a.key_heads for a in describe(hf).attentions} == {2}
 
 
 def test_every_field_is_read():

@@ -235,6 +235,7 @@ KV8 = (
 # parameters of one dimension that show nothing with the values that they begin with
 WEIGHED = tuple(f"{part}_layernorm.weight" for part in ("query", "key", "q_a", "kv_a"))
 VARIED = ("alpha_p", "alpha_n", "dt_bias", "conv1d.bias", "mamba.norm.weight", "mixer.norm.weight")
+VARIED += ("o_norm.weight",)
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 

@@ -82,6 +82,17 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-bigcode-heads": ("GPTBigCodeConfig", {**ALL_HEADS, "multi_query": False}),
     "opt": ("OPTConfig", {**ALL_HEADS, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "phi": ("PhiConfig", {"qk_layernorm": True}),
+    "phi4-multimodal": (
+        "Phi4MultimodalConfig",
+        {
+            "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+            | {"num_attention_heads": 2, "image_size": 56},
+            "audio_config": {"hidden_size": 32, "intermediate_size": 32, "num_blocks": 1}
+            | {"num_attention_heads": 2, "nemo_conv_channels": 32},
+        },
+    ),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLmConfig", {"use_parallel_residual": True}),
     "persimmon": ("PersimmonConfig", ALL_HEADS),
     "gpt-neox": ("GPTNeoXConfig", ALL_HEADS),
     "cohere-compass": (
@@ -94,6 +105,16 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2MoeConfig",
         {**HEAD, **MIXED, **SPARSE, "num_experts": 4, "num_shared_experts": 1}
         | {"prefix_dense_intermediate_size": 96},
+    ),
+    "aria": (
+        "AriaTextConfig",
+        {"intermediate_size": 32, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
+    "dbrx": (
+        "DbrxConfig",
+        {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512}
+        | {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 1.0, "kv_n_heads": 2}}
+        | {"ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     ),
     "mellum": (
         "MellumConfig",
@@ -151,6 +172,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEAD, "sliding_window": 24, "num_hidden_layers": 4}
         | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
     ),
+    "olmo-hybrid": (
+        "OlmoHybridConfig",
+        {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "num_hidden_layers": 4}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "rope_parameters": ROPE},
+    ),
     "bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 4}),
     "granite-hybrid": (
         "GraniteMoeHybridConfig",
@@ -182,7 +208,7 @@ ALL = (DENSE, EXPERTS, LATENTS, LATENT_EXPERTS, HYBRIDS)
 
 
 # Older versions build no such model, or share a class with another family.
-LATER = {"cohere-compass", "nemotron-h"}
+LATER = {"aria", "cohere-compass", "nemotron-h"}
 OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23)
 
 

@@ -30,10 +30,10 @@ def choose(eager: Eager) -> Backend:
     """
     model = eager.architecture
     refuse(model.hf, model.windows)
-    if isinstance(eager, Dense):
-        return eager
     if native.NativeBackend.computes(model.features) and native.fits(model.hf, model.windows):
         return native.NativeBackend(model)
+    if isinstance(eager, Dense):
+        return eager
     if cuda.CudaBackend.computes(model.features) and cuda.fits(model):
         return cuda.CudaBackend(model)
     return eager

@@ -169,7 +169,7 @@ class DeltaNet:
 
     qkv: queries, keys and values before `convolution`, whose outputs go through `activation`.
     z: gates of the outputs, which `norm` reads beside them. b, a: what beta and the decay are
-    computed from, the latter with log_rate and step_bias.
+    computed from, the latter with log_rate and step_bias. beta_scale: of the sigmoids of b.
     """
 
     qkv: Linear
@@ -186,6 +186,7 @@ class DeltaNet:
     key_dim: int
     value_heads: int
     value_dim: int
+    beta_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ class ExpertsMLP:
     group_bests best have the largest sum.
 
     gate_up, down: the matrices of all experts, [count,outputs,inputs], or [count,inputs,outputs] if
-    `transposed`; the outputs of gates come before those of up, or between them if `interleaved`.
-    Without `gated` it has those of up alone.
+    `transposed`; the outputs of gates come before those of up, or between them if `interleaved`,
+    or the two are apart. Without `gated` it has those of up alone.
     Packed ones are layers of gates, up and down, each with the rows of one expert after the other's
     and with their biases.
     shared: an MLP that every node goes through as well; the sigmoid of shared_gate multiplies it,
@@ -258,7 +259,7 @@ class ExpertsMLP:
     count: int
     chosen: int
     normalized: bool
-    gate_up: Tensor | tuple[PackedLinear, PackedLinear]
+    gate_up: Tensor | tuple[Tensor, Tensor] | tuple[PackedLinear, PackedLinear]
     down: Tensor | PackedLinear
     activation: str
     router_bias: Tensor | None = None

@@ -34,7 +34,15 @@ from longdraft.backends.describe_attention import (
 from longdraft.backends.describe_experts import OUTPUT_NORM, experts_of
 from longdraft.backends.describe_latent import TO_LATENT, latent_attention_of
 from longdraft.backends.describe_parts import ACTIVATIONS, PartFinder, first_of
-from longdraft.backends.known_modules import Unknown, check, class_of, name_of, read_by, reads
+from longdraft.backends.known_modules import (
+    Unknown,
+    check,
+    class_of,
+    name_of,
+    read_by,
+    reads,
+    unchanged,
+)
 from longdraft.families import ModelFamily, family_of
 
 
@@ -87,6 +95,7 @@ NORMS = (
 )
 ALONE = {"norm", "mixer"}
 SELF, INSIDE = "self_attn", {"fc1", "fc2"}
+FIRST = "norm_attn_norm"  # holds the mixer, and the norms of both halves of a layer
 BESIDE_EXPERTS = "shared_mlp"
 MLPS = ("mlp", "block_sparse_moe", "feed_forward", BESIDE_EXPERTS)
 # Parts that do nothing where nothing is trained.
@@ -95,8 +104,10 @@ IDLE_IN_LAYER = {
     *("post_attention_dropout", "post_mlp_dropout"),
 }
 IDLE_IN_BODY = {"embed_dropout", "emb_dropout", "drop"}
+EXTENSION = "embed_tokens_extend"  # reads images and sounds, and leaves texts as they are
 BODIES = ("model", "gpt_neox", "transformer")
-LAYERS = ("layers", "h")
+LISTS = ("layers", "blocks", "h")
+DECODERS = ("language_model", "text_model")  # in models that read images, too
 HEADS = ("lm_head",)
 EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
 POSITIONS = ("embed_positions", "wpe")
@@ -112,10 +123,11 @@ RESIDUAL_SCALES = ("residual_multiplier", "residual_scale")
 OF_LAYER = {
     *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
     *("use_parallel_residual", "is_attention_layer", "moe_enabled", *RESIDUAL_SCALES),
-    *("inner_dim", "embed_dim", "dropout", "do_layer_norm_before"),
+    *("inner_dim", "embed_dim", "dropout", "do_layer_norm_before", "resid_pdrop"),
     *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
-OF_BODY = {"embedding_multiplier", "embedding_dropout", "dropout", "layerdrop"}
+OF_BODY = {"embedding_multiplier", "embedding_dropout", "dropout", "layerdrop", "emb_pdrop"}
+OF_IMAGES = {"projector_dropout"}
 OF_MODEL = {"router_aux_loss_coef", "z_loss_coefficient", "logit_scale", "logits_scaling"}
 
 
@@ -132,27 +144,33 @@ def describe(hf: Any) -> Decoder:
     family = family_of(hf)
     if family is None:
         raise Unknown(f"{type(hf).__name__} is of no family whose layers are described")
-    width = hf.config.hidden_size
-    table = (hf.config.vocab_size, width)
+    config = hf.config.get_text_config()
+    width = config.hidden_size
+    table = (config.vocab_size, width)
     body = first_of(BODIES, hf)
     head = first_of(HEADS, hf)
     check(hf, type(hf), {body, head})
-    model = _inner_body(getattr(hf, body), family)
+    around = getattr(hf, body)
+    if any(hasattr(around, name) for name in DECODERS):
+        model = _inside(around, type(hf))
+    else:
+        model = _inner_body(around, family)
     embedding = first_of(EMBEDDINGS, model)
     norm = first_of(FINAL_NORMS, model)
-    named = first_of(LAYERS, model)
+    held = first_of(LISTS, model)
     position = next((name for name in POSITIONS if hasattr(model, name)), None)
-    optional = {*ROTATIONS, *IDLE_IN_BODY, *POSITIONS, MASK}
-    check(
-        model, class_of(family, type(model).__name__), {embedding, norm, named}, optional=optional
-    )
-    modules = getattr(model, named)
+    optional = {*ROTATIONS, *IDLE_IN_BODY, *POSITIONS, EXTENSION, MASK}
+    parts = {embedding, norm, held}
+    check(model, class_of(family, type(model).__name__), parts, optional=optional)
+    if extension := getattr(model, EXTENSION, None):
+        check(extension, class_of(family, family.extension), {"image_embed", "audio_embed"})
+    modules = getattr(model, held)
     check(modules, nn.ModuleList, {name for name, _ in modules.named_children()})
-    for module, known in ((hf, OF_MODEL), (model, OF_BODY)):
+    for module, known in ((hf, OF_MODEL), (around, OF_BODY | OF_IMAGES), (model, OF_BODY)):
         numbers = {name for name, value in vars(module).items() if isinstance(value, float)}
         if other := sorted(numbers - known):
             raise Unknown(f"{type(module).__name__} has {other[0]}, which no field describes")
-    finder = Finder(family, hf.config, rotations_of(model, family))
+    finder = Finder(family, config, rotations_of(model, family))
     layers = tuple(finder.layer(layer) for layer in modules)
     attentions = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
     rotation = next((a.rotation for a in attentions if a.rotation), None)
@@ -166,8 +184,8 @@ def describe(hf: Any) -> Decoder:
         **({} if position is None else _positions(getattr(model, position), position, family)),
         embedding_norm=final if family.norms_embeddings else None,
         embedding_scale=_embedding_scale(model, getattr(model, embedding), family),
-        logit_divisor=_logit_divisor(hf, family),
-        logit_cap=read_by(hf, "final_logit_softcapping", hf.config),
+        logit_divisor=_logit_divisor(hf, config, family),
+        logit_cap=read_by(hf, "final_logit_softcapping", config),
     )
 
 
@@ -200,6 +218,8 @@ class Finder(PartFinder):
             return self._alone(module)
         if children >= INSIDE:
             return self._with_mlp_inside(module, children)
+        if children == {FIRST, "ffn"}:
+            return self._in_two_parts(module)
         mlp = first_of(MLPS, module)
         beside = {BESIDE_EXPERTS} & children - {mlp}
         own = children - MIXERS.keys() - {mlp} - beside - IDLE_IN_LAYER
@@ -207,7 +227,8 @@ class Finder(PartFinder):
         if norms is None:
             raise Unknown(f"{type(module).__name__} has other norms than are known")
         optional = {*MIXERS, *IDLE_IN_LAYER, BESIDE_EXPERTS}
-        cls = class_of(self.family, self.family.layer)
+        delta = "linear_attn" in children
+        cls = class_of(self.family, self.family.delta_layer if delta else self.family.layer)
         check(module, cls, norms.names | {mlp}, OF_LAYER, optional)
         for idle in IDLE_IN_LAYER & children:
             check(getattr(module, idle), nn.Dropout, set())
@@ -262,6 +283,19 @@ class Finder(PartFinder):
             return DecoderLayer(mamba_of(self, inner), None, norm, None)
         return DecoderLayer(None, self._second_half(inner, None), None, norm)
 
+    def _in_two_parts(self, module: Any) -> DecoderLayer:
+        """A layer whose first part holds its mixer and norms."""
+        check(module, class_of(self.family, self.family.layer), {FIRST, "ffn"}, OF_LAYER)
+        first = getattr(module, FIRST)
+        parts = {"norm_1", "attn", "norm_2"}
+        check(first, class_of(self.family, self.family.first_part), parts, OF_LAYER)
+        return DecoderLayer(
+            mixer=attention_of(self, first.attn),
+            mlp=self._second_half(module.ffn, None),
+            input_norm=self._norm_in(first, "norm_1"),
+            mlp_norm=self._norm_in(first, "norm_2"),
+        )
+
     def _second_half(self, module: Any, beside: Any) -> GatedMLP | ExpertsMLP:
         """An MLP or experts, and of a layer that has one beside its experts that MLP with them."""
         if not hasattr(module, "experts"):
@@ -307,9 +341,17 @@ def _residual_scale(layer: Any) -> float:
     return next((scale for scale in found if scale), 1.0)
 
 
-def _logit_divisor(hf: Any, family: ModelFamily) -> float:
+def _inside(model: Any, whole: type) -> Any:
+    """The decoder in a model that also reads images, which lie in modules beside it."""
+    if type(model).__module__ != whole.__module__:
+        raise Unknown(f"{type(model).__name__} is no part of {whole.__name__}")
+    unchanged(model)
+    return getattr(model, first_of(DECODERS, model))
+
+
+def _logit_divisor(hf: Any, config: Any, family: ModelFamily) -> float:
     """By which the head's outputs are divided."""
-    scaling = read_by(hf, "logits_scaling", hf.config)
+    scaling = read_by(hf, "logits_scaling", config)
     if scaling:
         return 1 / scaling if family.scales_logits else scaling
     return 1 / (read_by(hf, "logit_scale", hf) or 1.0)

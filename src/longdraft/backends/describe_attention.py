@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,31 +28,33 @@ HEAD_NORMS = (
 )
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # All three in one layer: one after the other, or head by head.
-TOGETHER = "qkv_proj"
+TOGETHER = ("qkv_proj", "Wqkv")
 BY_HEAD = "query_key_value"
 EITHER = "c_attn"  # the first, unless a module has `multi_query` and it is False
 OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj")
 IDLE = {"attn_dropout", "resid_dropout"}
+KEY_HEADS = ("kv_heads", "num_key_value_heads")
 GATES = ("g_proj", "gate_proj")
 GATE_FUNCTIONS = ("sigmoid", "softplus")
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_ATTENTION = {
     *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
     *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
-    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", "num_key_value_heads"),
+    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", *KEY_HEADS),
     *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
     *("rope_parameters", "partial_rotary_factor", "rotary_ndims", "qk_layernorm", "head_size"),
-    *("is_local_attention", "gate_per_head", "force_rope"),
+    *("is_local_attention", "gate_per_head", "force_rope", "clip_qkv", "rope_theta"),
+    *("max_position_embeddings", "mrope_section"),
     # of older models
-    *("embed_dim", "split_size", "dropout", "enable_bias", "mask_value", "multi_query", "kv_heads"),
-    *("kv_dim", "is_cross_attention", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+    *("embed_dim", "split_size", "dropout", "enable_bias", "mask_value", "multi_query", "kv_dim"),
+    *("is_cross_attention", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
     *("reorder_and_upcast_attn", "attention_softmax_in_fp32", "attn_pdrop", "attn_dropout"),
     "scale_attention_softmax_in_fp32",
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
     *("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "key_dim", "value_dim"),
-    *("activation", "layer_norm_epsilon"),
+    *("activation", "layer_norm_epsilon", "allow_neg_eigval", "eps"),
 }
 OF_CONVOLUTION = {"config", "layer_idx", "layer_type", "conv_kernel_size", "bias"}
 OF_MAMBA = {
@@ -72,14 +75,15 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     kind = type(module).__name__
     dim = int(getattr(module, "head_dim", None) or module.head_size)
     heads = getattr(module, "num_heads", None) or c.num_attention_heads
-    shared = getattr(module, "kv_heads", None) or getattr(c, "num_key_value_heads", None)
-    key_heads = shared or heads
+    # DBRX's configuration may have another number than its modules
+    found = (getattr(holder, name, None) for holder in (module, c) for name in KEY_HEADS)
+    key_heads = next((n for n in found if n), heads)
     sizes = {
         "q_proj": heads * dim * (1 + finder.family.gated),
         "k_proj": key_heads * dim,
         "v_proj": key_heads * dim,
     }
-    named = next((n for n in (TOGETHER, BY_HEAD, EITHER) if hasattr(module, n)), None)
+    named = next((n for n in (*TOGETHER, BY_HEAD, EITHER) if hasattr(module, n)), None)
     by_head = named == BY_HEAD or getattr(module, "multi_query", None) is False
     parts = {first_of(OUTPUTS, module), *((named,) if named else PROJECTIONS)}
     optional = {*GATES, "sinks", "attention_dropout", *IDLE}
@@ -97,7 +101,7 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
         q, k, v = [finder.linear(getattr(module, n), n, (sizes[n], width)) for n in PROJECTIONS]
     out = first_of(OUTPUTS, module)
     norms = _norms_of(finder, module, dim, heads, key_heads)
-    limit = getattr(c, "clip_qkv", None)
+    limit = read_by(module, "clip_qkv", module if hasattr(module, "clip_qkv") else c)
     if limit is not None and norms.get("joint_norms") is False:
         raise Unknown(f"{kind} limits what it normalizes head by head")
     return Attention(
@@ -199,12 +203,12 @@ def rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
 def delta_net_of(finder: PartFinder, module: Any) -> DeltaNet:
     """The description of this gated delta net. Raises Unknown."""
     family = finder.family
-    parts = {"out_proj", "conv1d", "dt_bias", "A_log", "norm"}
-    read = _joined if hasattr(module, "in_proj_qkvz") else _apart
-    held = {name for name, _ in module.named_children() if name.startswith("in_proj_")}
-    check(module, class_of(family, family.delta_net), parts | held, OF_DELTA_NET)
+    out, behind = first_of(OUTPUTS, module), first_of(("norm", "o_norm"), module)
+    parts = {out, "conv1d", "dt_bias", "A_log", behind}
+    inputs, read = _inputs_of(module)
+    check(module, class_of(family, family.delta_net), parts | inputs, OF_DELTA_NET)
     check(module.conv1d, nn.Conv1d, {"weight"}, optional={"bias"})
-    norm = module.norm
+    norm = getattr(module, behind)
     gated = class_of(family, family.gated_norm)
     check(norm, gated, {"weight"}, {"variance_epsilon", "activation"})
     if norm.activation != "silu":
@@ -212,17 +216,38 @@ def delta_net_of(finder: PartFinder, module: Any) -> DeltaNet:
     width = finder.config.hidden_size
     return DeltaNet(
         **read(finder, module),
-        o=finder.linear(module.out_proj, "out_proj", (width, module.value_dim)),
+        o=finder.linear(getattr(module, out), out, (width, module.value_dim)),
         convolution=module.conv1d,
         activation=module.activation,
         log_rate=module.A_log,
         step_bias=module.dt_bias,
-        norm=Norm(norm, "norm", (module.head_v_dim,), norm.variance_epsilon),
+        norm=Norm(norm, behind, (module.head_v_dim,), norm.variance_epsilon),
         key_heads=module.num_k_heads,
         key_dim=module.head_k_dim,
         value_heads=module.num_v_heads,
         value_dim=module.head_v_dim,
+        beta_scale=2.0 if read_by(module, "allow_neg_eigval", module) else 1.0,
     )
+
+
+def _inputs_of(module: Any) -> tuple[set[str], Callable[[PartFinder, Any], dict[str, Linear]]]:
+    """The names of a delta net's projections, and what describes them."""
+    if hasattr(module, "in_proj_qkvz"):
+        return {"in_proj_qkvz", "in_proj_ba"}, _joined
+    if hasattr(module, "in_proj_qkv"):
+        return {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}, _apart
+    return {*PROJECTIONS, "g_proj", "b_proj", "a_proj"}, _each_apart
+
+
+def _each_apart(finder: PartFinder, module: Any) -> dict[str, Linear]:
+    """The projections of a delta net whose queries, keys and values are apart, too."""
+    width = finder.config.hidden_size
+    keys, values, heads = module.key_dim, module.value_dim, module.num_v_heads
+    sizes = dict(zip(PROJECTIONS, (keys, keys, values), strict=True))
+    sizes |= {"g_proj": values, "b_proj": heads, "a_proj": heads}
+    found = {n: finder.linear(getattr(module, n), n, (size, width)) for n, size in sizes.items()}
+    qkv = finder.stacked([found[name] for name in PROJECTIONS], "qkv")
+    return {"qkv": qkv, "z": found["g_proj"], "b": found["b_proj"], "a": found["a_proj"]}
 
 
 def _apart(finder: PartFinder, module: Any) -> dict[str, Linear]:

@@ -36,11 +36,16 @@ SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 MATRICES = ("wg", "gate")  # of routers that have a linear layer
 GATE = "shared_expert_gate"
 OUTPUT_NORM = "post_mlp_layernorm"  # which some have inside; see Finder.layer
+OF_STACKED_MLP = {"top_k", "moe_normalize_expert_weights"}
+OF_STACKED_ROUTER = {"hidden_size", "moe_jitter_eps"}
+OF_STACKED = {"hidden_size", "ffn_hidden_size", "num_experts", "moe_num_experts"}
 UNCHANGED = ("fc1_latent_proj", "fc2_latent_proj")  # what experts read and return, if identities
 
 
 def experts_of(finder: PartFinder, module: Any) -> ExpertsMLP:
     """The description of this MLP. Raises Unknown."""
+    if hasattr(module.experts, "mlp"):
+        return _stacked(finder, module)
     family = finder.family
     name = "router" if hasattr(module, "router") else "gate"
     known = {*SHARED, GATE, *CORRECTIONS, *UNCHANGED, OUTPUT_NORM}
@@ -107,6 +112,32 @@ def _groups(router: Any) -> tuple[int, int]:
     if method not in (None, "group_limited_greedy"):
         raise Unknown(f"{type(router).__name__} chooses experts by {method}")
     return getattr(router, "num_group", None) or 1, 2 if method is None else 1
+
+
+def _stacked(finder: PartFinder, module: Any) -> ExpertsMLP:
+    """Experts whose rows lie one after the other in matrices of gates, up and down."""
+    family, router, experts = finder.family, module.router, module.experts
+    check(module, class_of(family, family.sparse_mlp), {"router", "experts"}, OF_STACKED_MLP)
+    check(router, class_of(family, family.router), {"layer"}, OF_STACKED_ROUTER)
+    check(experts, class_of(family, family.experts), {"mlp"}, OF_STACKED)
+    held, count = experts.mlp, experts.num_experts
+    parts = {"w1", "v1", "w2", "activation_fn"}
+    check(held, class_of(family, family.expert_matrices), parts, OF_STACKED)
+    power = module.moe_normalize_expert_weights
+    if power not in (None, 1):
+        raise Unknown(f"{type(module).__name__} divides its shares by a norm of power {power}")
+    scores = finder.linear(router.layer, "layer", (count, finder.config.hidden_size)).module
+    gate, up, down = (x.unflatten(0, (count, -1)) for x in (held.w1, held.v1, held.w2))
+    return ExpertsMLP(
+        router=scores.weight,
+        router_bias=scores.bias,
+        count=count,
+        chosen=module.top_k,
+        normalized=power is not None,
+        gate_up=(gate, up),
+        down=down.mT,
+        activation=name_of(held.activation_fn),
+    )
 
 
 def _matrices(experts: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ PACKED = {PackedLinear, EightBitInputs}
 # How the names of classes of norms end, and what the norms compute.
 NORM_KINDS: Mapping[str, Literal["rms", "layer"]] = {
     "RMSNorm": "rms",
+    "TextRMSNorm": "rms",
     "LayerNorm": "layer",
     "LayerNorm1P": "layer",
 }
@@ -95,7 +96,7 @@ class PartFinder:
 
     def stacked(self, parts: Sequence[Linear], name: str) -> Linear:
         """Projections of the same numbers as one, which is a copy."""
-        if any(isinstance(part.module, PackedRows) for part in parts):
+        if any(isinstance(part.module, PackedRows | PackedLinear) for part in parts):
             raise Unknown(f"{name}: packed projections are not stacked")
         weight = torch.cat([part.module.weight for part in parts])
         given = [part.module.bias for part in parts]
@@ -105,10 +106,10 @@ class PartFinder:
     def norm(self, module: Any, name: str, size: int) -> Norm:
         """A norm of `size` numbers, which may have no weights."""
         cls = type(module)
-        own = cls.__name__.removeprefix(self.family.stem)
-        if cls is not nn.LayerNorm and (
-            own not in NORM_KINDS or cls is not class_of(self.family, cls.__name__)
-        ):
+        own = {cls.__name__.removeprefix(x) for x in (self.family.stem, self.family.parts)}
+        kind = next((NORM_KINDS[name] for name in own if name in NORM_KINDS), None)
+        known = cls is nn.LayerNorm or cls is class_of(self.family, cls.__name__)
+        if kind is None or not known:
             raise Unknown(f"{cls.__name__} is no norm of this family")
         if isinstance(module, nn.LayerNorm):
             known = {"normalized_shape", "eps", "elementwise_affine"}
@@ -122,7 +123,7 @@ class PartFinder:
             name,
             (size,),
             eps[0] if eps else FIXED_EPSILON,
-            NORM_KINDS[own],
+            kind,
             self.family.plus_one,
         )
 

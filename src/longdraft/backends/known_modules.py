@@ -13,8 +13,8 @@ from transformers.activations import ACT2FN
 
 from longdraft.families import ModelFamily
 
-# modules whose hooks only record
-RECORDERS = ("transformers.", "longdraft.backends.architecture")
+# modules whose hooks only record, or change nothing outside a pass of Dense
+RECORDERS = ("transformers.", "longdraft.backends.architecture", "longdraft.backends.dense")
 # modules of classes of activations
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 SILU = {nn.SiLU, type(ACT2FN["silu"])}

@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from longdraft.backends.describe import describe
+from longdraft.backends.features.experts import PER_NODE, number_of
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import coded
 
-PER_TOKEN = ("num_experts_per_tok", "top_k_experts")  # names of the experts of a token in configs
 # committed slots of each row -> how many of them a pass reads
 Seen = Callable[[list[int]], list[int]]
 
@@ -49,7 +49,7 @@ def weights_of(model: LM) -> Weights:
             [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
         )
         size = sum(p.nbytes for p in experts)
-        each = next(filter(None, (getattr(model.config, name, None) for name in PER_TOKEN)), 1)
+        each = number_of(model.config, PER_NODE) or 1
         _WEIGHTS[model] = Weights(
             model.nbytes() - size, size, min(each / count, 1.0) if count else 0.0
         )

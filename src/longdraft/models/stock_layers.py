@@ -35,7 +35,7 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
         return None
     if any(a.rotation is not decoder.rotation for a in decoder.attentions):
         return None
-    finder = Finder(family, hf.config, {None: decoder.rotation})
+    finder = Finder(family, hf.config.get_text_config(), {None: decoder.rotation})
     try:
         made = finder.layer(layer)
         norms = [*made.norms, *_norms(finder, beside)]

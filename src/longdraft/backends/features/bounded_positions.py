@@ -8,7 +8,7 @@ from longdraft.backends.features.feature import Feature
 from longdraft.backends.layout import layout_of
 
 # Kinds of rotations that do not depend on the length of the text.
-ROPES = {"default", "linear", "llama3", "yarn", "proportional"}
+ROPES = {"default", "linear", "llama3", "yarn", "proportional", "ntk_alpha"}
 
 
 class BoundedPositions(Feature):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Self
 
 from longdraft.backends.features.feature import Feature
 
-NAMES = ("num_experts", "num_local_experts", "n_routed_experts")  # of their number in configs
+# In configs: how many there are, and how many of them a node goes through.
+NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+PER_NODE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
+
+
+def number_of(config: Any, names: Collection[str]) -> int:
+    """The number that a config has by one of these names; 0: it has none."""
+    holders = (config, getattr(config, "ffn_config", None))  # the latter is DBRX's
+    found = (getattr(holder, name, None) for holder in holders for name in names)
+    return next((n for n in found if n and isinstance(n, int)), 0)
 
 
 class Experts(Feature):
@@ -20,7 +30,5 @@ class Experts(Feature):
 
     @classmethod
     def of(cls, hf: Any) -> Self | None:
-        config = hf.config.get_text_config()
-        counts = (getattr(config, name, None) for name in NAMES)
-        count = next(filter(None, counts), 0)
+        count = number_of(hf.config.get_text_config(), NAMES)
         return cls(count) if count else None

@@ -32,7 +32,7 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
 
     windows: as in its config. Whether it computes the model's features is another question.
     """
-    c = hf.config
+    c = hf.config.get_text_config()
     lib = native.library()
     if not computes(hf, windows) or lib is None:
         return False

@@ -78,6 +78,7 @@ class GatedDelta:
         self.weight = net.norm.module.weight.detach().float()
         self.rate = -net.log_rate.detach().float().exp()
         self.dt_bias = net.step_bias.detach().float()
+        self.beta_scale = net.beta_scale
         # outputs of the layer that computes b and a: the kernels' least are 16
         self.rows = max(16, 2 * net.value_heads)
         inputs = b.shape[1]
@@ -112,6 +113,7 @@ class GatedDelta:
             beta.data_ptr(),
             decay.data_ptr(),
         )  # fmt: skip
+        beta *= self.beta_scale
         q = q.view(B, W, K, D)
         k = k.view(B, W, K, D)
         v = v.view(B, W, H, P)

@@ -79,7 +79,7 @@ def computes(hf: Any, windows: Mapping[int, object]) -> bool:
     return (
         not unread(decoder, READ)
         and all(knows(layer) for layer in decoder.layers)
-        and family.native == step
+        and family.native in (step, "hybrid")  # a hybrid may have no recurrent layers
         and all(rotation.kind in ROPES for rotation in rotations(decoder))
         and is_uniform(decoder)
         and {i: window for i, window in seen.items() if window is not None} == windows
@@ -195,6 +195,7 @@ def is_uniform(decoder: Decoder) -> bool:
     scales = {layer.residual_scale for layer in decoder.layers}
     latents = [a.latent for a in decoder.attentions if a.latent is not None]
     own = {id(norm) for latent in latents for norm in norms_of(latent)}
+    own |= {id(mixer.norm) for mixer in decoder.recurrent if hasattr(mixer, "norm")}
     norms = {(norm.eps, norm.kind) for norm in decoder.norms if id(norm) not in own}
     return all(
         len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side)

@@ -111,7 +111,10 @@ class StepPins(pins.Pins):
         if isinstance(mlp.gate_up, tuple) and isinstance(mlp.down, PackedLinear):
             gate, up, down = (self._parts(x, mlp.count) for x in (*mlp.gate_up, mlp.down))
             return gate, up, down
-        assert isinstance(mlp.gate_up, Tensor) and isinstance(mlp.down, Tensor)
+        assert isinstance(mlp.down, Tensor)
+        if isinstance(mlp.gate_up, tuple):
+            gate, up, down = (self._each(x, None) for x in (*mlp.gate_up, mlp.down))
+            return gate, up, down
         gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
         down = mlp.down.mT if mlp.transposed else mlp.down
         if not mlp.gated:
