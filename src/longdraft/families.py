@@ -140,6 +140,11 @@ class ModelFamily:
         return f"{self.stem}TextScaledWordEmbedding"
 
     @property
+    def linear(self) -> str:
+        """Its own class of linear layers, if there is one."""
+        return f"{self.stem}Linear"
+
+    @property
     def extension(self) -> str:
         """Reads images and sounds beside the embeddings, if there is such a part."""
         return f"{self.stem}FeatureEmbedding"
@@ -327,6 +332,7 @@ FAMILIES = (
     ModelFamily("Phi", "phi", native="decoder", partial=True),
     ModelFamily("StableLm", "stablelm", native="decoder", partial=True),
     ModelFamily("Persimmon", "persimmon", native="decoder", partial=True),
+    ModelFamily("Falcon", "falcon", native="decoder"),
     ModelFamily("GPTNeoX", "gpt_neox", native="decoder", layers="Layer", partial=True),
     ModelFamily("Lfm2", "lfm2", native="hybrid"),
     ModelFamily("Lfm2Moe", "lfm2_moe", native="hybrid"),

@@ -415,6 +415,21 @@ def test_norms_of_each_head_are_refused():
         describe(tiny.stock("stablelm", qk_layernorm=True))
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"alibi": True}, "biases of positions"),
+        (
+            {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+            "other numbers of heads",
+        ),
+    ],
+)
+def test_other_attention_of_the_same_class_is_refused(changes, why):
+    with pytest.raises(Unknown, match=why):
+        describe(tiny.stock("falcon", **changes))
+
+
 def test_packed_projections_that_are_apart_are_not_joined():
     hf = stock("olmo-hybrid")
     quantize(hf, "int4")

@@ -77,6 +77,8 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}),
     "stablelm-parallel": ("StableLmConfig", {"use_parallel_residual": True}),
     "persimmon": ("PersimmonConfig", {"num_key_value_heads": 4}),
+    "falcon": ("FalconConfig", {"bias": True}),
+    "falcon-serial": ("FalconConfig", {"multi_query": False, "parallel_attn": False}),
     "gpt-neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
     "cohere-compass": (
         "CohereCompassTextConfig",

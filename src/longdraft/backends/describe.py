@@ -70,10 +70,10 @@ IDLE_IN_BODY = {"embed_dropout", "emb_dropout"}
 EXTENSION = "embed_tokens_extend"  # reads images and sounds, and leaves texts as they are
 BODIES = ("model", "gpt_neox", "transformer")
 HEADS = ("lm_head",)
-EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
-LISTS = ("layers", "blocks")
+EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte", "word_embeddings")
+LISTS = ("layers", "blocks", "h")
 DECODERS = ("language_model", "text_model")  # in models that read images, too
-FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
+FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm", "ln_f")
 ROTATIONS = {"rotary_emb", "rotary_embs", "pos_emb"}
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_EMBEDDING = {
@@ -83,7 +83,7 @@ OF_EMBEDDING = {
 OF_LAYER = {
     *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
     *("residual_multiplier", "use_parallel_residual", "is_attention_layer", "moe_enabled"),
-    "resid_pdrop",
+    *("resid_pdrop", "hidden_dropout", "num_heads"),
     *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
 OF_BODY = {"embedding_multiplier", "embedding_dropout", "emb_pdrop"}
@@ -229,6 +229,8 @@ class Finder(PartFinder):
         """
         if hasattr(module, "input_linear"):
             return self.config.shared_intermediate_size
+        if size := getattr(self.config, "ffn_hidden_size", None):
+            return size
         return getattr(getattr(module, "w1", None), "out_features", None)
 
     def _norm_in(self, layer: Any, name: str | None) -> Norm | None:

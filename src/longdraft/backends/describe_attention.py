@@ -32,18 +32,19 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 TOGETHER = ("qkv_proj", "Wqkv")
 BY_HEAD = "query_key_value"
 OUTPUTS = ("o_proj", "dense", "out_proj")
-KEY_HEADS = "num_key_value_heads"
+KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
 GATES = ("g_proj", "gate_proj")
 GATE_FUNCTIONS = ("sigmoid", "softplus")
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_ATTENTION = {
     *("config", "layer_idx", "layer_type", "attention_dropout", "num_key_value_groups"),
     *("head_dim", "scaling", "is_causal", "sliding_window", "attn_logit_softcapping"),
-    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", KEY_HEADS),
+    *("is_sliding", "use_rope", "residual_dropout", "num_attention_heads", *KEY_HEADS),
     *("attention_type", "hidden_size", "sliding_window_pattern", "num_heads", "use_qk_norm"),
     *("rope_parameters", "partial_rotary_factor", "rotary_ndims", "qk_layernorm", "head_size"),
     *("is_local_attention", "gate_per_head", "force_rope", "clip_qkv", "rope_theta"),
-    *("max_position_embeddings", "mrope_section"),
+    *("max_position_embeddings", "mrope_section", "multi_query", "new_decoder_architecture"),
+    *("split_size", "hidden_dropout", "inv_norm_factor", "beta"),
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
@@ -69,8 +70,9 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     kind = type(module).__name__
     dim = int(getattr(module, "head_dim", None) or module.head_size)
     heads = getattr(module, "num_heads", None) or c.num_attention_heads
-    holders = (module, c)  # DBRX's configuration may have another number than its modules
-    key_heads = next((n for h in holders if (n := getattr(h, KEY_HEADS, None))), heads)
+    # DBRX's and Falcon's configurations may have other numbers than their modules
+    own = (getattr(module, name, None) for name in KEY_HEADS)
+    key_heads = next(filter(None, own), None) or getattr(c, KEY_HEADS[0], None) or heads
     sizes = {
         "q_proj": heads * dim * (1 + finder.family.gated),
         "k_proj": key_heads * dim,
@@ -84,10 +86,11 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     if module.is_causal is not True:
         raise Unknown(f"{kind} is not causal")
     width = c.hidden_size
-    if named == BY_HEAD and heads != key_heads:
+    grouped = getattr(module, "new_decoder_architecture", False)  # and cached for all heads
+    if named == BY_HEAD and (grouped or key_heads not in (1, heads)):
         raise Unknown(f"{kind} has other numbers of heads than are known")
     if named:
-        by_head = heads if named == BY_HEAD else 1
+        by_head = heads if named == BY_HEAD and heads == key_heads else 1
         q, k, v = finder.rows(getattr(module, named), sizes, by_head)
     else:
         q, k, v = [finder.linear(getattr(module, n), n, (sizes[n], width)) for n in PROJECTIONS]
@@ -104,7 +107,7 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
         heads=heads,
         key_heads=key_heads,
         dim=dim,
-        scale=module.scaling,
+        scale=module.scaling if hasattr(module, "scaling") else module.inv_norm_factor,
         rotation=_rotation_of(finder, module),
         gated=finder.family.gated,
         window=_window_of(finder, module),
@@ -174,6 +177,8 @@ def _window_of(finder: PartFinder, module: Any) -> int | None:
 
 def _rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
     c = finder.config
+    if getattr(c, "alibi", False):
+        raise Unknown(f"{type(module).__name__} adds biases of positions to scores")
     windows = getattr(c, "sliding_window", None) is not None
     beside_windows = windows and _window_of(finder, module) is None
     forced = read_by(module, "force_rope", module)
@@ -312,6 +317,7 @@ def mamba_of(finder: PartFinder, module: Any) -> MambaTwo:
 # By the names of children of a layer.
 MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | Recurrent]] = {
     "self_attn": attention_of,
+    "self_attention": attention_of,
     "attention": attention_of,
     "linear_attn": delta_net_of,
     "conv": short_convolution_of,
