@@ -143,6 +143,11 @@ class ModelFamily:
         return (f"{self.stem}TextScaledWordEmbedding", f"{self.stem}ScaledWordEmbedding")
 
     @property
+    def linear(self) -> str:
+        """Its own class of linear layers, if there is one."""
+        return f"{self.stem}Linear"
+
+    @property
     def extension(self) -> str:
         """Reads images and sounds beside the embeddings, if there is such a part."""
         return f"{self.stem}FeatureEmbedding"
@@ -293,6 +298,7 @@ FAMILIES = (
     decoder("Phi", "phi", partial=True),
     decoder("StableLm", "stablelm", partial=True),
     decoder("Persimmon", "persimmon", partial=True),
+    decoder("Falcon", "falcon"),
     decoder("GPTNeoX", "gpt_neox", layers="Layer", partial=True),
     decoder("DeepseekV2", "deepseek_v2", sparse="Moe", routing="TopkRouter", interleaved=True),
     decoder("DeepseekV3", "deepseek_v3", sparse="MoE", routing="TopkRouter"),

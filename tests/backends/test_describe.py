@@ -430,7 +430,7 @@ def test_what_no_description_covers_is_refused(what):
 
 
 def test_other_families_are_unknown():
-    hf = tiny_models.build(tiny_models.config("falcon"))
+    hf = tiny_models.build(tiny_models.config("bloom"))
     assert described(hf) is None
     with pytest.raises(Unknown, match="is of no family"):
         describe(hf)
@@ -458,6 +458,21 @@ def test_a_hybrid_may_have_no_recurrent_layers():
 def test_norms_of_each_head_are_refused():
     with pytest.raises(Unknown, match="StableLmLayerNormPerHead"):
         describe(tiny.stock("stablelm", qk_layernorm=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"alibi": True}, "biases of positions"),
+        (
+            {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+            "other numbers of heads",
+        ),
+    ],
+)
+def test_other_attention_of_the_same_class_is_refused(changes, why):
+    with pytest.raises(Unknown, match=why):
+        describe(tiny.stock("falcon", **changes))
 
 
 def test_packed_projections_that_are_apart_are_not_joined():

@@ -58,6 +58,8 @@ def model(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
 
 def texts(hf: Any) -> LM:
     lm = LM(text_model(hf), "tiny")
+    if OLD and not lm.exact:
+        pytest.skip("this version of Transformers has other classes")
     assert lm.backend.name == "native" and lm.exact
     return lm
 

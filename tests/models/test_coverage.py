@@ -97,7 +97,7 @@ def test_nothing_that_the_table_says_runs_is_refused():
     [
         ("llama", {"exact", "equal"}),
         ("gemma2", {"exact", "equal"}),
-        ("falcon", {"equal"}),
+        ("bloom", {"equal"}),
         ("rwkv", {"refused"}),
     ],
 )

@@ -94,6 +94,8 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}),
     "stablelm-parallel": ("StableLmConfig", {"use_parallel_residual": True}),
     "persimmon": ("PersimmonConfig", ALL_HEADS),
+    "falcon": ("FalconConfig", {"bias": True}),
+    "falcon-serial": ("FalconConfig", {"multi_query": False, "parallel_attn": False}),
     "gpt-neox": ("GPTNeoXConfig", ALL_HEADS),
     "cohere-compass": (
         "CohereCompassTextConfig",

@@ -55,6 +55,7 @@ def self_attention_of(finder: PartFinder, module: Any) -> Attention:
 # By the names of children of a layer.
 MIXERS: Mapping[str, Callable[[PartFinder, Any], Attention | Recurrent]] = {
     "self_attn": self_attention_of,
+    "self_attention": attention_of,
     "attention": attention_of,
     "attn": attention_of,
     "linear_attn": delta_net_of,
@@ -109,7 +110,7 @@ BODIES = ("model", "gpt_neox", "transformer")
 LISTS = ("layers", "blocks", "h")
 DECODERS = ("language_model", "text_model")  # in models that read images, too
 HEADS = ("lm_head",)
-EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte")
+EMBEDDINGS = ("embed_tokens", "embed_in", "embeddings", "wte", "word_embeddings")
 POSITIONS = ("embed_positions", "wpe")
 MASK = "bias"  # of older bodies: a buffer that nothing reads
 FINAL_NORMS = ("ln_f", "norm", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
@@ -124,6 +125,7 @@ OF_LAYER = {
     *("config", "hidden_size", "attention_type", "layer_type", "block_type", "layer_idx"),
     *("use_parallel_residual", "is_attention_layer", "moe_enabled", *RESIDUAL_SCALES),
     *("inner_dim", "embed_dim", "dropout", "do_layer_norm_before", "resid_pdrop"),
+    *("hidden_dropout", "num_heads"),
     *("has_experts", MIXER, *MLPS, *MIXERS),  # those that are None
 }
 OF_BODY = {"embedding_multiplier", "embedding_dropout", "dropout", "layerdrop", "emb_pdrop"}
@@ -317,6 +319,8 @@ class Finder(PartFinder):
             return self.config.shared_intermediate_size
         if hasattr(self.config, "n_inner"):
             return self.config.n_inner or 4 * self.config.hidden_size
+        if size := getattr(self.config, "ffn_hidden_size", None):
+            return size
         return getattr(getattr(module, "w1", None), "out_features", None)
 
     def _mlp_output_norm(self, layer: Any, mlp: str, name: str | None) -> Norm | None:

@@ -30,10 +30,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 # All three in one layer: one after the other, or head by head.
 TOGETHER = ("qkv_proj", "Wqkv")
 BY_HEAD = "query_key_value"
-EITHER = "c_attn"  # the first, unless a module has `multi_query` and it is False
+EITHER = "c_attn"  # head by head where a module has `multi_query` and it is False
 OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj")
 IDLE = {"attn_dropout", "resid_dropout"}
-KEY_HEADS = ("kv_heads", "num_key_value_heads")
+KEY_HEADS = ("kv_heads", "num_key_value_heads", "num_kv_heads")
 GATES = ("g_proj", "gate_proj")
 GATE_FUNCTIONS = ("sigmoid", "softplus")
 # Attributes that are read below, or change nothing in a pass without gradients.
@@ -49,7 +49,8 @@ OF_ATTENTION = {
     *("embed_dim", "split_size", "dropout", "enable_bias", "mask_value", "multi_query", "kv_dim"),
     *("is_cross_attention", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
     *("reorder_and_upcast_attn", "attention_softmax_in_fp32", "attn_pdrop", "attn_dropout"),
-    "scale_attention_softmax_in_fp32",
+    *("scale_attention_softmax_in_fp32", "new_decoder_architecture", "hidden_dropout"),
+    *("inv_norm_factor", "beta"),
 }
 OF_DELTA_NET = {
     *("hidden_size", "layer_idx", "layer_type", "repeat_qk_heads", "conv_kernel_size", "conv_dim"),
@@ -75,16 +76,17 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     kind = type(module).__name__
     dim = int(getattr(module, "head_dim", None) or module.head_size)
     heads = getattr(module, "num_heads", None) or c.num_attention_heads
-    # DBRX's configuration may have another number than its modules
-    found = (getattr(holder, name, None) for holder in (module, c) for name in KEY_HEADS)
-    key_heads = next((n for n in found if n), heads)
+    # DBRX's and Falcon's configurations may have other numbers than their modules
+    own = (getattr(module, name, None) for name in KEY_HEADS)
+    key_heads = next(filter(None, own), None) or getattr(c, "num_key_value_heads", None) or heads
     sizes = {
         "q_proj": heads * dim * (1 + finder.family.gated),
         "k_proj": key_heads * dim,
         "v_proj": key_heads * dim,
     }
     named = next((n for n in (*TOGETHER, BY_HEAD, EITHER) if hasattr(module, n)), None)
-    by_head = named == BY_HEAD or getattr(module, "multi_query", None) is False
+    alone = getattr(module, "multi_query", None) is False
+    by_head = (named == BY_HEAD and heads == key_heads) or (named == EITHER and alone)
     parts = {first_of(OUTPUTS, module), *((named,) if named else PROJECTIONS)}
     optional = {*GATES, "sinks", "attention_dropout", *IDLE}
     optional |= {name for pair in HEAD_NORMS for name in pair}
@@ -93,7 +95,8 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
     if module.is_causal is not True:
         raise Unknown(f"{kind} is not causal")
     width = c.hidden_size
-    if by_head and heads != key_heads:
+    grouped = getattr(module, "new_decoder_architecture", False)  # and cached for all heads
+    if named == BY_HEAD and (grouped or key_heads not in (1, heads)):
         raise Unknown(f"{kind} has other numbers of heads than are known")
     if named:
         q, k, v = finder.rows(getattr(module, named), sizes, heads if by_head else 1)
@@ -112,7 +115,7 @@ def attention_of(finder: PartFinder, module: Any) -> Attention:
         heads=heads,
         key_heads=key_heads,
         dim=dim,
-        scale=module.scaling,
+        scale=module.scaling if hasattr(module, "scaling") else module.inv_norm_factor,
         rotation=rotation_of(finder, module),
         gated=finder.family.gated,
         window=_window_of(finder, module),
@@ -183,6 +186,8 @@ def _window_of(finder: PartFinder, module: Any) -> int | None:
 def rotation_of(finder: PartFinder, module: Any) -> Rotation | None:
     """That of this attention. None: it has none."""
     c = finder.config
+    if getattr(c, "alibi", False):
+        raise Unknown(f"{type(module).__name__} adds biases of positions to scores")
     windows = getattr(c, "sliding_window", None) is not None
     beside_windows = windows and _window_of(finder, module) is None
     forced = read_by(module, "force_rope", module)

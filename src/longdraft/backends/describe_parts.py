@@ -40,7 +40,7 @@ ACTIVATIONS = ("act_fn", "activation_fn", "act", "activation")
 # Attributes that are read below, or change nothing in a pass without gradients.
 OF_MLP = {
     *("config", "layer_idx", "layer_type", "hidden_size", "intermediate_size", "input_size"),
-    "residual_dropout",
+    *("residual_dropout", "hidden_dropout"),
 }
 
 
@@ -71,7 +71,9 @@ class PartFinder:
             check(module, Conv1D, {"weight", "bias"}, {"nf", "nx"})
             return Linear(LinearRows(module.weight.detach().mT, module.bias), name, shape)
         else:
-            check(module, nn.Linear, {"weight"}, {"in_features", "out_features"}, {"bias"})
+            own = class_of(self.family, self.family.linear)
+            cls = own if own is not None and type(module) is own else nn.Linear
+            check(module, cls, {"weight"}, {"in_features", "out_features"}, {"bias"})
         return Linear(module, name, shape)
 
     def rows(self, module: Any, outputs: Mapping[str, int], heads: int = 1) -> list[Linear]:
