@@ -108,10 +108,11 @@ class PartFinder:
     def norm(self, module: Any, name: str, size: int) -> Norm:
         """A norm of `size` numbers, which may have no weights."""
         cls = type(module)
-        own = {cls.__name__.removeprefix(x) for x in (self.family.stem, self.family.parts)}
-        kind = next((NORM_KINDS[name] for name in own if name in NORM_KINDS), None)
-        known = cls is nn.LayerNorm or cls is class_of(self.family, cls.__name__)
-        if kind is None or not known:
+        stem, parts = self.family.stem, self.family.parts
+        kind = NORM_KINDS.get(cls.__name__.removeprefix(stem))
+        kind = kind or NORM_KINDS.get(cls.__name__.removeprefix(parts))
+        of_family = cls is nn.LayerNorm or cls is class_of(self.family, cls.__name__)
+        if kind is None or not of_family:
             raise Unknown(f"{cls.__name__} is no norm of this family")
         if isinstance(module, nn.LayerNorm):
             known = {"normalized_shape", "eps", "elementwise_affine"}

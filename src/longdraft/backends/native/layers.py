@@ -52,6 +52,7 @@ READ: Mapping[type, frozenset[str]] = {
 
 
 PLAIN = {nn.Linear, LinearRows}
+NORMED = (DeltaNet, MambaTwo)  # mixers that normalize their outputs
 MOST_ROTATED = 256  # numbers behind a latent
 
 # By their names in descriptions.
@@ -195,7 +196,7 @@ def is_uniform(decoder: Decoder) -> bool:
     scales = {layer.residual_scale for layer in decoder.layers}
     latents = [a.latent for a in decoder.attentions if a.latent is not None]
     own = {id(norm) for latent in latents for norm in norms_of(latent)}
-    own |= {id(mixer.norm) for mixer in decoder.recurrent if hasattr(mixer, "norm")}
+    own |= {id(mixer.norm) for mixer in decoder.recurrent if isinstance(mixer, NORMED)}
     norms = {(norm.eps, norm.kind) for norm in decoder.norms if id(norm) not in own}
     return all(
         len(different) == 1 for different in (heads, rotated, inside, limits, scales, norms, side)

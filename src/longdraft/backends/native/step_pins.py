@@ -108,13 +108,10 @@ class StepPins(pins.Pins):
         """[count] layers each: the gates of all experts, if they have some, what is up, and what is
         down.
         """
-        if isinstance(mlp.gate_up, tuple) and isinstance(mlp.down, PackedLinear):
-            gate, up, down = (self._parts(x, mlp.count) for x in (*mlp.gate_up, mlp.down))
+        if isinstance(mlp.gate_up, tuple):
+            gate, up, down = (self._of_all(x, mlp.count) for x in (*mlp.gate_up, mlp.down))
             return gate, up, down
         assert isinstance(mlp.down, Tensor)
-        if isinstance(mlp.gate_up, tuple):
-            gate, up, down = (self._each(x, None) for x in (*mlp.gate_up, mlp.down))
-            return gate, up, down
         gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
         down = mlp.down.mT if mlp.transposed else mlp.down
         if not mlp.gated:
@@ -128,6 +125,12 @@ class StepPins(pins.Pins):
             self._each(up, biases[1]),
             self._each(down, mlp.down_bias),
         )
+
+    def _of_all(self, weights: Tensor | PackedLinear, count: int) -> Any:
+        """A matrix of each expert, without biases unless it is packed -> [count] layers."""
+        if isinstance(weights, Tensor):
+            return self._each(weights, None)
+        return self._parts(weights, count)
 
     def _parts(self, layer: PackedLinear, count: int) -> Any:
         """A layer with the rows of one expert after the other's, as [count] layers."""
