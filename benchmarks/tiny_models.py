@@ -135,9 +135,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
         "index_topk": 4,
     },
-    "dots3_note_text": {"head_dim": 24, "shared_experts_intermediate_size": 32},
+    "dots3_note_text": {"head_dim": 32, "shared_experts_intermediate_size": 32},
     "dots3_note": {
-        "text_config": {"head_dim": 24, "shared_experts_intermediate_size": 32},
+        "text_config": {"head_dim": 32, "shared_experts_intermediate_size": 32},
         "vision_config": {"adapter_in_dim": WIDTH, "adapter_out_dim": WIDTH},
         "audio_config": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
     },
