@@ -13,9 +13,11 @@ from support.checks import SAMPLERS, check_lossless
 from support.listed import BUILD
 from torch import Tensor
 
+from longdraft import generate
 from longdraft.backends.describe import describe
 from longdraft.backends.native.layers import is_uniform, knows
 from longdraft.core import Tree
+from longdraft.engine.conversation import Conversation
 from longdraft.models.lm import LM
 from longdraft.ops import native
 
@@ -81,6 +83,18 @@ def test_a_part_of_another_layer_is_noticed(field: str) -> None:
 def test_long_texts(name: str, length: int) -> None:
     for sampler in (SAMPLERS["greedy"], SAMPLERS["T=1"]):
         check_lossless(BUILD["vegas-tree"], name, sampler, (length, 1))
+
+
+@pytest.mark.parametrize(("length", "kept"), [(64, 40), (400, 1), (1060, 1027)])
+def test_messages_that_are_edited(length: int, kept: int) -> None:
+    lm = tiny.target("youtu-bf16")
+    talk = Conversation(lm)
+    drafter = BUILD["vegas-tree"](lm)
+    text, other = tiny.prompts(length, 33, seed=length)
+    for prompt in (text, text + other, text[:kept] + other):
+        steps = list(talk.answer(prompt, 16, drafter))
+        plain = generate(lm, [prompt], max_new_tokens=16, eos=())[0]
+        assert [t for step in steps for t in step.tokens[0]][:16] == plain
 
 
 def test_many_heads_divide_a_prompt_into_smaller_passes() -> None:

@@ -128,7 +128,7 @@ def knows_latent(latent: SharedLatent) -> bool:
     alike = {(norm.eps, norm.kind, norm.plus_one) for norm in norms_of(latent)}
     return (
         all(size % 16 == 0 for size in sizes)
-        and max(sizes) > 0
+        and min(sizes) > 0
         and latent.rotated <= MOST_ROTATED
         and latent.value <= latent.rank + latent.rotated
         and alike == {(latent.norm.eps, "rms", False)}
