@@ -209,7 +209,7 @@ QWEN3_5 = hybrid(
     rotary="TextRotaryEmbedding",
 )
 GEMMA = decoder("Gemma", "gemma", plus_one=True, scaled=True)
-GEMMA2 = decoder("Gemma2", "gemma2", plus_one=True, scaled=True)
+GEMMA2 = decoder("Gemma2", "gemma2", gguf="gemma2", plus_one=True, scaled=True)
 GEMMA3 = decoder(
     "Gemma3", "gemma3_text", "gemma3", "TextConfig", gguf="gemma3", plus_one=True, scaled=True
 )
@@ -243,9 +243,9 @@ FAMILIES = (
     decoder(
         "AriaText", "aria_text", "aria", sparse="MoELayer", mlps="SharedExpertsMLP", inner="Aria"
     ),
-    decoder("Granite", "granite"),
-    decoder("SmolLM3", "smollm3"),
-    decoder("SeedOss", "seed_oss"),
+    decoder("Granite", "granite", gguf="granite"),
+    decoder("SmolLM3", "smollm3", gguf="smollm3"),
+    decoder("SeedOss", "seed_oss", gguf="seed_oss"),
     decoder("Cwm", "cwm"),
     decoder("Ministral", "ministral"),
     GEMMA,
@@ -254,12 +254,12 @@ FAMILIES = (
     decoder("Phi3", "phi3", partial=True),
     decoder("Phi4Multimodal", "phi4_multimodal", partial=True),
     decoder("Glm", "glm", interleaved=True, partial=True),
-    decoder("Glm4", "glm4", interleaved=True, partial=True),
+    decoder("Glm4", "glm4", gguf="glm4", interleaved=True, partial=True),
     decoder("Helium", "helium", interleaved=True),
     decoder("Ernie4_5", "ernie4_5", interleaved=True),
-    decoder("Olmo2", "olmo2"),
+    decoder("Olmo2", "olmo2", gguf="olmo2"),
     decoder("Olmo3", "olmo3"),
-    decoder("Exaone4", "exaone4", turns_windows=True),
+    decoder("Exaone4", "exaone4", gguf="exaone4", turns_windows=True),
     decoder("Arcee", "arcee"),
     decoder("VaultGemma", "vaultgemma", plus_one=True, scaled=True),
     decoder("HunYuanDenseV1", "hunyuan_v1_dense", late_norms=True),

@@ -18,7 +18,8 @@ from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
 from longdraft.families import FAMILIES
 from longdraft.models.alignment import LINE, Area, lines
-from longdraft.models.gguf import experts, gemma3, marks, rope
+from longdraft.models.gguf import experts, marks, rope
+from longdraft.models.gguf.architectures import ARCHITECTURES
 from longdraft.models.gguf.blocks import Make, outside
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
@@ -26,18 +27,9 @@ from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
-WITH_WINDOWS = (gemma3.KIND, experts.OSS)
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    **{f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"},
-    **{f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"},
-    "attn_output": "self_attn.o_proj",
-    **{f"ffn_{n}": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
-}
 MAX_POSITIONS = 1 << 30
 PER_LAYER = 9  # tensors that each layer has at least
 
@@ -51,12 +43,8 @@ def module_of(name: str, kind: str) -> str | None:
         layer, part, leaf = match.groups()
         if kind == experts.OSS and name.endswith(experts.SINKS):
             return f"model.layers.{layer}.self_attn.sinks"
-        modules = IN_LAYER
-        if kind == gemma3.KIND:
-            modules = IN_LAYER | gemma3.NORMS
-        elif kind in experts.KINDS:
-            modules = IN_LAYER | experts.MODULES[kind]
-        return f"model.layers.{layer}.{modules[part]}.{leaf}" if part in modules else None
+        module = ARCHITECTURES[kind].module_of(part)
+        return module and f"model.layers.{layer}.{module}.{leaf}"
     part, _, leaf = name.rpartition(".")
     return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
 
@@ -118,8 +106,7 @@ def build(
     if config.tie_word_embeddings:
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed.items())
-    if gemma3.is_one(file):
-        gemma3.scale_embedding(hf)
+    scale_embedding(hf.model.embed_tokens)
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
     rope.check(file, hf)
     hf.generation_config = GenerationConfig(
@@ -140,6 +127,7 @@ def config_of(file: GGUF) -> Any:
             f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does "
             f"not read from GGUF: use one of {', '.join(CONFIGS)}, or the model's safetensors"
         )
+    architecture = ARCHITECTURES[kind]
     of_experts = experts.metadata(file, kind)
     width = file.required(f"{kind}.embedding_length", int)
     layers = file.required(f"{kind}.block_count", int)
@@ -154,13 +142,15 @@ def config_of(file: GGUF) -> Any:
     rotated = file.get(f"{kind}.rope.dimension_count", int)
     dim = file.get(f"{kind}.attention.key_length", int, rotated or width // heads)
     rotated = rotated or dim
-    if rotated != dim or dim % 2 or file.get(f"{kind}.attention.value_length", int, dim) != dim:
+    whole = rotated == dim or (architecture.partial and 0 < rotated < dim and rotated % 2 == 0)
+    if not whole or dim % 2 or file.get(f"{kind}.attention.value_length", int, dim) != dim:
         raise InputError(
             f"{file.path} rotates {rotated} of {dim} dimensions per head: use a model that "
             "rotates all"
         )
     table = _tensor(file, TABLE)
-    up = ("blk.0.ffn_up.weight", (mlp, width))
+    rows = 2 * mlp if architecture.joins_gate else mlp
+    up = ("blk.0.ffn_up.weight", (rows, width))
     if of_experts:
         up = ("blk.0.ffn_up_exps.weight", (of_experts.count, of_experts.inner, width))
     for name, wanted in (
@@ -179,7 +169,7 @@ def config_of(file: GGUF) -> Any:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{token}_token_id", int) for token in ("bos", "padding")]
-    if file.get(f"{kind}.attention.sliding_window", int) and kind not in WITH_WINDOWS:
+    if file.get(f"{kind}.attention.sliding_window", int) and not architecture.with_windows:
         raise InputError(
             f"{file.path} has a sliding window, which longdraft does not read from GGUF: "
             "use safetensors"
@@ -187,32 +177,34 @@ def config_of(file: GGUF) -> Any:
     is_plain = table.type.name in ("F32", "F16", "BF16")
     tied = HEAD not in file.tensors and is_plain
     config: Any = CONFIGS[kind]
-    rotations = rope.parameters(file, kind, positions)
-    if kind == experts.OSS and rotations["rope_type"] == "yarn":
-        rotations["truncate"] = False  # its makers' code does not round where the ramp begins
-    own: dict[str, Any] = {"rope_parameters": rotations}
-    own |= of_experts.options if of_experts else {}
-    if kind == gemma3.KIND:
-        own = gemma3.options(file, rotations, dim)
-    if kind in ("llama", "qwen3", experts.QWEN):
-        own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    return config(
-        vocab_size=table.shape[0],
-        hidden_size=width,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=keys,
-        head_dim=dim,
-        max_position_embeddings=positions,
-        rms_norm_eps=file.get(f"{kind}.attention.layer_norm_rms_epsilon", float, 1e-5),
-        bos_token_id=ids[0],
-        pad_token_id=ids[1],
-        eos_token_id=marks.end_ids(file) or None,
-        tie_word_embeddings=tied,
-        name_or_path=str(file.path),
-        **own,
-    )
+    given: dict[str, Any] = {
+        "vocab_size": table.shape[0],
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "head_dim": dim,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": file.get(f"{kind}.attention.layer_norm_rms_epsilon", float, 1e-5),
+        "rope_parameters": rope.parameters(file, kind, positions),
+        "bos_token_id": ids[0],
+        "pad_token_id": ids[1],
+        "eos_token_id": marks.end_ids(file) or None,
+        "tie_word_embeddings": tied,
+        "name_or_path": str(file.path),
+    }
+    given |= of_experts.options if of_experts else {}
+    return config(**architecture.options(file, kind, given))
+
+
+def scale_embedding(table: Any) -> None:
+    """Make the buffer that scales embeddings, if there is one.
+
+    It has no values in a model that was built without memory.
+    """
+    if hasattr(table, "scalar_embed_scale"):
+        table.embed_scale = nn.Buffer(torch.tensor(table.scalar_embed_scale), persistent=False)
 
 
 def check_vocabulary(file: GGUF) -> None:
@@ -299,9 +291,10 @@ def _weight(
     stays = _stays_packed(stored)
     if stays and _is_only_table(stored, file):
         return stored.dequantized(make(stored.shape, dtype))
-    rotated = config.model_type == "llama" and re.search(r"\.attn_([qk])\.", stored.name)
+    architecture = ARCHITECTURES[kind]
+    rotated = architecture.turned and re.search(r"\.attn_([qk])\.", stored.name)
     weights = stored.read(make if stays and not rotated else outside)
-    if kind == gemma3.KIND and name.endswith("norm.weight"):
+    if architecture.minus_one and name.endswith("norm.weight"):
         numbers = weights.dequantized() if isinstance(weights, Packed) else weights.float()
         weights = numbers - 1
     if rotated:

@@ -1,0 +1,189 @@
+"""GGUF files of architectures that differ from a Llama by names, norms, scales or windows: a tiny
+model's logits are those of Transformers, and each thing that a file says matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support import gguf_files as files
+from support import tiny
+from support.gguf_files import ARRAY, BOOL, F32, STRING, U32, logits, ours
+
+from longdraft import InputError, load
+from longdraft.models.gguf import architectures
+from longdraft.models.gguf import model as gguf_model
+
+# Names in files, as converters write them; others are those of a Llama.
+BEHIND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+NAMES: dict[str, dict[str, str]] = {
+    "granite": {},
+    "smollm3": {},
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "olmo2": BEHIND,
+    "exaone4": BEHIND,
+    "gemma2": BEHIND | {"pre_feedforward_layernorm": "ffn_norm"},
+    "glm4": {
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up",
+    },
+}
+TURNED = {"granite", "smollm3"}  # rows of queries and keys
+TINY = {"seed_oss": "seed-oss", "gemma2": "gemma2-softcap"}  # names of tiny models that differ
+KINDS = [kind for kind in NAMES if TINY.get(kind, kind) in tiny.CONFIGS]
+
+
+# Files do not say which layers do not rotate: every fourth.
+FOUR = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+CHANGES = {"smollm3": FOUR | {"no_rope_layers": [1, 1, 1, 0]}}
+
+
+def stock(kind: str) -> Any:
+    changes = {"vocab_size": files.VOCAB, **CHANGES.get(kind, {})}
+    hf = tiny.stock(TINY.get(kind, kind), **changes)
+    for name, p in hf.named_parameters():
+        if p.dim() == 1 and name.endswith("norm.weight"):
+            torch.nn.init.normal_(p, mean=1.0, std=0.2)  # those of equal weights show no order
+    return hf
+
+
+def windows(config: Any) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config.layer_types]
+
+
+def metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
+    """What a file of this architecture says beside sizes."""
+    c = config
+    match kind:
+        case "granite":
+            return {
+                "granite.attention.scale": (F32, c.attention_multiplier),
+                "granite.embedding_scale": (F32, c.embedding_multiplier),
+                "granite.residual_scale": (F32, c.residual_multiplier),
+                "granite.logit_scale": (F32, c.logits_scaling),
+            }
+        case "exaone4":
+            return {
+                "exaone4.attention.sliding_window": (U32, c.sliding_window),
+                "exaone4.attention.sliding_window_pattern": (ARRAY, (BOOL, windows(c))),
+            }
+        case "gemma2":
+            return {
+                "gemma2.attention.sliding_window": (U32, c.sliding_window),
+                "gemma2.attn_logit_softcapping": (F32, c.attn_logit_softcapping),
+                "gemma2.final_logit_softcapping": (F32, c.final_logit_softcapping),
+            }
+        case "glm4":
+            return {"glm4.rope.dimension_count": (U32, c.head_dim // 2)}
+    return {}
+
+
+def saved(folder: Any, kind: str, hf: Any, **changes: tuple[int, Any]) -> Any:
+    c = hf.config
+    parts = files.PARTS | NAMES[kind]
+    tensors = {}
+    for name, p in hf.named_parameters():
+        x = p.detach()
+        stored = files.name_of(name, parts)
+        if kind in TURNED and (".attn_q." in stored or ".attn_k." in stored):
+            heads = c.num_attention_heads if ".attn_q." in stored else c.num_key_value_heads
+            x = x.view(heads, 2, c.head_dim // 2, -1).transpose(1, 2).reshape(x.shape)
+        if kind == "gemma2" and x.dim() == 1:
+            x = x + 1
+        tensors[stored] = ("F32", tuple(x.shape), files.plain("F32", x))
+    known = files.sizes(c, kind) | files.tokenizer() | metadata(kind, c)
+    known |= {f"{kind}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return files.write(folder / "model.gguf", known, tensors)
+
+
+def difference(folder: Any, kind: str, **changes: tuple[int, Any]) -> float:
+    hf = stock(kind)
+    return float((ours(saved(folder, kind, hf, **changes)) - logits(hf)).abs().max())
+
+
+@torch.inference_mode(False)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_the_model_it_was_made_from(tmp_path, kind):
+    assert difference(tmp_path, kind) < 1e-4
+
+
+# A key of the metadata, and a value that is not the model's.
+OTHER = {
+    ("granite", "attention__scale"): (F32, 1.0),
+    ("granite", "embedding_scale"): (F32, 1.0),
+    ("granite", "residual_scale"): (F32, 1.0),
+    ("granite", "logit_scale"): (F32, 1.0),
+    ("exaone4", "attention__sliding_window"): (U32, 9),
+    ("exaone4", "attention__sliding_window_pattern"): (ARRAY, (BOOL, [False, True, True])),
+    ("gemma2", "attention__sliding_window"): (U32, 9),
+    ("gemma2", "attn_logit_softcapping"): (F32, 1.0),
+    ("gemma2", "final_logit_softcapping"): (F32, 1.0),
+    ("glm4", "rope__dimension_count"): (U32, 4),
+    ("olmo2", "attention__layer_norm_rms_epsilon"): (F32, 0.5),
+    ("seed_oss", "rope__freq_base"): (F32, 100.0),
+    ("smollm3", "rope__freq_base"): (F32, 100.0),
+}
+
+
+@torch.inference_mode(False)
+@pytest.mark.parametrize(("kind", "key"), OTHER)
+def test_each_number_matters(tmp_path, kind, key):
+    if kind in KINDS:
+        assert difference(tmp_path, kind, **{key: OTHER[kind, key]}) > 1e-3
+
+
+# What a row of the table could forget.
+FORGOTTEN = {
+    "the order of rows": ("granite", {"turned": False}),
+    "an order that is none": ("olmo2", {"turned": True}),
+    "norms plus one": ("gemma2", {"minus_one": False}),
+}
+
+
+@torch.inference_mode(False)
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_a_change_that_is_not_undone_is_noticed(tmp_path, what, monkeypatch):
+    kind, changes = FORGOTTEN[what]
+    row = replace(architectures.ARCHITECTURES[kind], **changes)
+    monkeypatch.setattr(gguf_model, "ARCHITECTURES", {kind: row})
+    assert difference(tmp_path, kind) > 1e-3
+
+
+@torch.inference_mode(False)
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "why"),
+    [
+        ("granite", "residual_scale", (F32, -1.0), "residual_scale is -1"),
+        ("gemma2", "attention__sliding_window", (U32, 0), "no sliding window"),
+        (
+            "exaone4",
+            "attention__sliding_window_pattern",
+            (ARRAY, (BOOL, [True])),
+            "1 entries for 3",
+        ),
+        ("olmo2", "attention__sliding_window", (U32, 8), "sliding window"),
+        ("glm4", "rope__dimension_count", (U32, 64), "rotates 64 of 16"),
+        ("granite", "rope__scaling__type", (STRING, "longrope"), "rope scaling"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path, kind, key, value, why):
+    path = saved(tmp_path, kind, stock(kind), **{key: value})
+    with pytest.raises(InputError, match=why):
+        load(path)
+
+
+@torch.inference_mode(False)
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_run_in_the_kernels(tmp_path, kind):
+    lm, _ = load(saved(tmp_path, kind, stock(kind)))
+    assert (
+        lm.backend.name in ("native", "eager")
+        and lm.config.model_type == stock(kind).config.model_type
+    )
