@@ -29,6 +29,11 @@ NAMES: dict[str, dict[str, str]] = {
     "olmo2": BEHIND,
     "exaone4": BEHIND,
     "gemma2": BEHIND | {"pre_feedforward_layernorm": "ffn_norm"},
+    "ernie4_5": {},
+    "command-r": {},
+    "cohere2": {},
+    "starcoder2": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm",
         "post_mlp_layernorm": "post_ffw_norm",
@@ -36,7 +41,8 @@ NAMES: dict[str, dict[str, str]] = {
     },
 }
 TURNED = {"granite", "smollm3"}  # rows of queries and keys
-TINY = {"seed_oss": "seed-oss", "gemma2": "gemma2-softcap"}  # names of tiny models that differ
+TINY = {"seed_oss": "seed-oss", "gemma2": "gemma2-softcap", "ernie4_5": "ernie"}
+TINY |= {"command-r": "cohere"}  # names of tiny models that differ
 KINDS = [kind for kind in NAMES if TINY.get(kind, kind) in tiny.CONFIGS]
 
 
@@ -80,6 +86,16 @@ def metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
                 "gemma2.attn_logit_softcapping": (F32, c.attn_logit_softcapping),
                 "gemma2.final_logit_softcapping": (F32, c.final_logit_softcapping),
             }
+        case "command-r" | "cohere2" | "starcoder2":
+            eps = c.norm_epsilon if kind == "starcoder2" else c.layer_norm_eps
+            made = {f"{kind}.attention.layer_norm_epsilon": (F32, eps)}
+            if kind != "starcoder2":
+                made[f"{kind}.logit_scale"] = (F32, c.logit_scale)
+            if kind != "command-r":
+                made[f"{kind}.attention.sliding_window"] = (U32, c.sliding_window)
+            if kind == "cohere2":
+                made["cohere2.attention.sliding_window_pattern"] = (ARRAY, (BOOL, windows(c)))
+            return made
         case "glm4":
             return {"glm4.rope.dimension_count": (U32, c.head_dim // 2)}
     return {}
@@ -126,6 +142,11 @@ OTHER = {
     ("gemma2", "attn_logit_softcapping"): (F32, 1.0),
     ("gemma2", "final_logit_softcapping"): (F32, 1.0),
     ("glm4", "rope__dimension_count"): (U32, 4),
+    ("command-r", "logit_scale"): (F32, 1.0),
+    ("cohere2", "attention__sliding_window"): (U32, 9),
+    ("cohere2", "attention__layer_norm_epsilon"): (F32, 0.5),
+    ("starcoder2", "attention__sliding_window"): (U32, 9),
+    ("phi3", "rope__dimension_count"): (U32, 8),
     ("olmo2", "attention__layer_norm_rms_epsilon"): (F32, 0.5),
     ("seed_oss", "rope__freq_base"): (F32, 100.0),
     ("smollm3", "rope__freq_base"): (F32, 100.0),

@@ -291,7 +291,11 @@ def sizes(config, arch: str) -> dict:
         f"{arch}.attention.value_length": (U32, c.head_dim),
         f"{arch}.rope.dimension_count": (U32, c.head_dim),
         f"{arch}.rope.freq_base": (F32, float(c.rope_parameters["rope_theta"])),
-        f"{arch}.attention.layer_norm_rms_epsilon": (F32, c.rms_norm_eps),
+        **(
+            {f"{arch}.attention.layer_norm_rms_epsilon": (F32, c.rms_norm_eps)}
+            if hasattr(c, "rms_norm_eps")
+            else {}
+        ),
     }
 
 

@@ -29,6 +29,8 @@ BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA = BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}
+JOINED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+UNGATED = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 GLM = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
@@ -61,6 +63,11 @@ class Architecture:
     with_windows: bool = False
     partial: bool = False
     options: Options = unchanged
+
+    @property
+    def joins_queries(self) -> bool:
+        """Whether rows of queries, keys and values lie in one matrix."""
+        return "attn_qkv" in self.names
 
     @property
     def joins_gate(self) -> bool:
@@ -147,6 +154,47 @@ def _seed(file: GGUF, kind: str, given: Given) -> Given:
     }
 
 
+def _ernie(file: GGUF, kind: str, given: Given) -> Given:
+    return given | {"use_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _with_layer_norms(file: GGUF, kind: str, given: Given) -> Given:
+    """Arguments of a config whose norms subtract the mean, without their epsilon."""
+    return {name: value for name, value in given.items() if name != "rms_norm_eps"}
+
+
+def _layer_eps(file: GGUF, kind: str) -> float:
+    return scale(file, f"{kind}.attention.layer_norm_epsilon", 1e-5)
+
+
+def _cohere(file: GGUF, kind: str, given: Given) -> Given:
+    made = _with_layer_norms(file, kind, given) | {
+        "layer_norm_eps": _layer_eps(file, kind),
+        "logit_scale": scale(file, f"{kind}.logit_scale", 1.0),
+    }
+    if kind != "cohere2":
+        return made | {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+    types = _layer_types(file, kind, given["num_hidden_layers"], 4)
+    return made | {"sliding_window": _window(file, kind), "layer_types": types}
+
+
+def _starcoder(file: GGUF, kind: str, given: Given) -> Given:
+    return _with_layer_norms(file, kind, given) | {
+        "norm_epsilon": _layer_eps(file, kind),
+        "use_bias": "blk.0.attn_q.bias" in file.tensors,
+        "sliding_window": file.get(f"{kind}.attention.sliding_window", int) or None,
+    }
+
+
+def _phi(file: GGUF, kind: str, given: Given) -> Given:
+    rotated = file.get(f"{kind}.rope.dimension_count", int, given["head_dim"])
+    rope = given["rope_parameters"] | {"partial_rotary_factor": rotated / given["head_dim"]}
+    return given | {
+        "rope_parameters": rope,
+        "sliding_window": file.get(f"{kind}.attention.sliding_window", int) or None,
+    }
+
+
 def _oss(file: GGUF, kind: str, given: Given) -> Given:
     rope = given["rope_parameters"]
     if rope["rope_type"] == "yarn":  # its makers' code does not round where the ramp begins
@@ -164,6 +212,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": Architecture(BEHIND, options=with_biases),
     "exaone4": Architecture(BEHIND, with_windows=True, options=_exaone),
     "glm4": Architecture(GLM, partial=True, options=_glm),
+    "ernie4_5": Architecture(options=_ernie),
+    "command-r": Architecture(options=_cohere),
+    "cohere2": Architecture(with_windows=True, options=_cohere),
+    "starcoder2": Architecture(UNGATED, with_windows=True, options=_starcoder),
+    "phi3": Architecture(JOINED, with_windows=True, partial=True, options=_phi),
     "gemma2": Architecture(GEMMA, minus_one=True, with_windows=True, options=_gemma2),
     gemma3.KIND: Architecture(GEMMA, minus_one=True, with_windows=True, options=gemma3.options),
     experts.QWEN: Architecture(experts.MODULES[experts.QWEN], options=with_biases),

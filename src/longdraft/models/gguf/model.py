@@ -31,7 +31,7 @@ TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 MAX_POSITIONS = 1 << 30
-PER_LAYER = 9  # tensors that each layer has at least
+PER_LAYER = 6  # tensors that each layer has at least
 
 
 def module_of(name: str, kind: str) -> str | None:
@@ -153,12 +153,14 @@ def config_of(file: GGUF) -> Any:
     up = ("blk.0.ffn_up.weight", (rows, width))
     if of_experts:
         up = ("blk.0.ffn_up_exps.weight", (of_experts.count, of_experts.inner, width))
-    for name, wanted in (
-        (TABLE, (table.shape[0], width)),
-        ("blk.0.attn_q.weight", (heads * dim, width)),
-        ("blk.0.attn_k.weight", (keys * dim, width)),
-        up,
-    ):
+    queries, of_keys = heads * dim, keys * dim
+    projections = [
+        ("blk.0.attn_q.weight", (queries, width)),
+        ("blk.0.attn_k.weight", (of_keys, width)),
+    ]
+    if architecture.joins_queries:
+        projections = [("blk.0.attn_qkv.weight", (queries + 2 * of_keys, width))]
+    for name, wanted in ((TABLE, (table.shape[0], width)), *projections, up):
         if _tensor(file, name).shape != wanted:
             shape, right = ("x".join(map(str, x)) for x in (_tensor(file, name).shape, wanted))
             raise InputError(
