@@ -220,7 +220,7 @@ FAMILIES = (
     QWEN3,
     QWEN3_5,
     decoder("Qwen3Moe", "qwen3_moe", tested=True, gguf="qwen3moe"),
-    decoder("Qwen2Moe", "qwen2_moe"),
+    decoder("Qwen2Moe", "qwen2_moe", gguf="qwen2moe"),
     hybrid(
         "Qwen3_5Moe",
         "qwen3_5_moe_text",
@@ -232,13 +232,15 @@ FAMILIES = (
     ),
     decoder("Mixtral", "mixtral"),
     decoder("GptOss", "gpt_oss", tested=True, sparse="MLP", gguf="gpt-oss"),
-    decoder("Olmoe", "olmoe"),
+    decoder("Olmoe", "olmoe", gguf="olmoe"),
     decoder("FlexOlmo", "flex_olmo"),
     decoder("MiniMaxM2", "minimax_m2", partial=True),
     decoder("Ernie4_5_Moe", "ernie4_5_moe", interleaved=True),
     decoder("GraniteMoe", "granitemoe", sparse="MoE"),
     decoder("Dots1", "dots1", sparse="MoE", routing="TopkRouter"),
-    decoder("Glm4Moe", "glm4_moe", sparse="MoE", routing="TopkRouter", partial=True),
+    decoder(
+        "Glm4Moe", "glm4_moe", gguf="glm4moe", sparse="MoE", routing="TopkRouter", partial=True
+    ),
     decoder("Dbrx", "dbrx", sparse="FFN", routing="Router", layers="Block"),
     decoder(
         "AriaText", "aria_text", "aria", sparse="MoELayer", mlps="SharedExpertsMLP", inner="Aria"
@@ -310,8 +312,8 @@ FAMILIES = (
     decoder("GPT2", "gpt2", heads="LMHeadModel", layers="Block"),
     decoder("GPTBigCode", "gpt_bigcode", layers="Block"),
     decoder("OPT", "opt"),
-    hybrid("Lfm2", "lfm2"),
-    hybrid("Lfm2Moe", "lfm2_moe"),
+    hybrid("Lfm2", "lfm2", gguf="lfm2"),
+    hybrid("Lfm2Moe", "lfm2_moe", gguf="lfm2moe"),
     hybrid("Lfm3", "lfm3"),
     hybrid("Qwen3Next", "qwen3_next", plus_one=True, gated=True),
     hybrid(

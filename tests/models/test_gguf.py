@@ -26,7 +26,7 @@ from support.gguf_files import (
 )
 from support.listed import full
 from support.tiny import BASE
-from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, StableLmConfig
 
 from longdraft import build, generate, load
 from longdraft.backends.packed_linear import PackedLinear
@@ -288,32 +288,30 @@ def test_what_reads_weights_copes_with_packed_ones(tmp_path):
     assert found["dtype"] == "float32" and len(found["weights_sha256"]) == 64
 
 
-def phi3(tmp_path) -> tuple[Path, object]:
+def stablelm(tmp_path) -> tuple[Path, object]:
     """A file of another architecture, and the model in it."""
-    pad = {"vocab_size": VOCAB, "pad_token_id": 0, "rms_norm_eps": 1e-6}
-    sizes = {key: n for key, n in {**BASE, **pad}.items() if key != "head_dim"}
-    hf = AutoModelForCausalLM.from_config(Phi3Config(**sizes), attn_implementation="eager").eval()
-    parts = {**files.PARTS, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+    sizes = {key: n for key, n in {**BASE, "vocab_size": VOCAB}.items() if key != "head_dim"}
+    config = StableLmConfig(**sizes)
+    hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     tensors = {}
     for name, p in hf.named_parameters():
-        torch.nn.init.normal_(p, mean=float("norm" in name), std=0.1)
-        tensors[files.name_of(name, parts)] = ("F32", tuple(p.shape), files.plain("F32", p))
-    hf.config.head_dim = 16
+        torch.nn.init.normal_(p, mean=float("norm.weight" in name), std=0.1)
+        tensors[files.name_of(name)] = ("F32", tuple(p.shape), files.plain("F32", p))
     metadata = (
-        files.sizes(hf.config, "phi3")
+        files.sizes(hf.config, "stablelm")
         | files.tokenizer()
-        | {"tokenizer.ggml.padding_token_id": (U32, 0)}
+        | {"stablelm.attention.layer_norm_epsilon": (F32, config.layer_norm_eps)}
     )
-    return files.write(tmp_path / "phi3.gguf", metadata, tensors), hf
+    return files.write(tmp_path / "stablelm.gguf", metadata, tensors), hf
 
 
 def test_another_architecture_is_dequantized(tmp_path, cli):
     for package in others.READERS:
         pytest.importorskip(package, reason=f"the {package} package is not installed")
-    path, hf = phi3(tmp_path)
+    path, hf = stablelm(tmp_path)
     lm, tokenizer = load(str(path), "float32")
     assert (
-        "phi3" in lm.note
+        "stablelm" in lm.note
         and lm.end_tokens == (260,)
         and tokenizer.decode(tokenizer("hel")["input_ids"]) == "hel"
     )
@@ -324,15 +322,15 @@ def test_another_architecture_is_dequantized(tmp_path, cli):
     assert (
         status == 0
         and len(notes) == 1
-        and "phi3.gguf has the architecture phi3: its weights are deq" in notes[0]
+        and "stablelm.gguf has the architecture stablelm: its weights are deq" in notes[0]
     )
 
 
 def test_another_architecture_needs_packages(tmp_path, monkeypatch):
-    path, _ = phi3(tmp_path)
+    path, _ = stablelm(tmp_path)
     monkeypatch.setattr(others, "find_spec", lambda name: None)
     with pytest.raises(
-        InputError, match=r"'phi3': install gguf and accelerate.*llama, qwen2, qwen3"
+        InputError, match=r"'stablelm': install gguf and accelerate.*llama, qwen2, qwen3"
     ):
         load(str(path))
 

@@ -262,6 +262,7 @@ def tokenizer() -> dict:
 
 def sizes(config, arch: str) -> dict:
     c = config
+    dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     of_experts = {}
     if getattr(c, "num_experts", 0):
         inner = getattr(c, "moe_intermediate_size", c.intermediate_size)
@@ -287,9 +288,9 @@ def sizes(config, arch: str) -> dict:
         f"{arch}.feed_forward_length": (U32, c.intermediate_size),
         f"{arch}.attention.head_count": (U32, c.num_attention_heads),
         f"{arch}.attention.head_count_kv": (U32, c.num_key_value_heads),
-        f"{arch}.attention.key_length": (U32, c.head_dim),
-        f"{arch}.attention.value_length": (U32, c.head_dim),
-        f"{arch}.rope.dimension_count": (U32, c.head_dim),
+        f"{arch}.attention.key_length": (U32, dim),
+        f"{arch}.attention.value_length": (U32, dim),
+        f"{arch}.rope.dimension_count": (U32, dim),
         f"{arch}.rope.freq_base": (F32, float(c.rope_parameters["rope_theta"])),
         **(
             {f"{arch}.attention.layer_norm_rms_epsilon": (F32, c.rms_norm_eps)}
@@ -311,6 +312,7 @@ PARTS |= {"mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp"}
 PARTS |= {f"mlp.experts.{part}": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
 OF_OSS = PARTS | {"post_attention_layernorm": "post_attention_norm"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TOP |= {"model.embedding_norm": "token_embd_norm"}
 
 
 def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
@@ -328,7 +330,7 @@ def parameters(hf):
     for name, p in hf.named_parameters():
         x = p.detach()
         holder, _, leaf = name.rpartition(".")
-        if not holder.endswith("experts"):
+        if not holder.endswith(".experts"):
             yield name, x
             continue
         module = hf.get_submodule(holder)

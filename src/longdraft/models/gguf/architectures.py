@@ -31,11 +31,29 @@ BEHIND = {
 GEMMA = BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}
 JOINED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 UNGATED = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+ROUTED = experts.OF_EXPERTS | {"ffn_gate_inp": "mlp.gate"}
+LFM = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    **{f"shortconv.{n}": f"conv.{n}" for n in ("conv", "in_proj", "out_proj")},
+}
+LFM_NORM = ("token_embd_norm", "model.embedding_norm")
 GLM = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+
+
+def _shared(module: str) -> dict[str, str]:
+    """Names of an MLP that all nodes go through."""
+    return {f"ffn_{n}_shexp": f"{module}.{n}_proj" for n in experts.MATRICES}
 
 
 def with_biases(file: GGUF, kind: str, given: Given) -> Given:
@@ -50,6 +68,8 @@ def unchanged(file: GGUF, kind: str, given: Given) -> Given:
 @dataclass(frozen=True)
 class Architecture:
     """names: of a layer's modules by those of the file's parts, beside and in place of IN_LAYER's.
+    tensors: of a layer's parameters by those of the file's tensors, where the endings differ.
+    final_norm: the last norm, in the file and in the model.
 
     turned: rows of queries and keys lie so that numbers which are rotated together are side by
     side. minus_one: norms of the file are those of the model plus 1. with_windows: its options read
@@ -58,6 +78,8 @@ class Architecture:
     """
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    tensors: Mapping[str, str] = field(default_factory=dict[str, str])
+    final_norm: tuple[str, str] = ("output_norm", "model.norm")
     turned: bool = False
     minus_one: bool = False
     with_windows: bool = False
@@ -74,9 +96,11 @@ class Architecture:
         """Whether `ffn_up` has the rows of gates, too."""
         return self.names.get("ffn_up", "").endswith("gate_up_proj")
 
-    def module_of(self, part: str) -> str | None:
-        """None: its layers have no such part."""
-        return self.names.get(part) or IN_LAYER.get(part)
+    def parameter_of(self, tensor: str) -> str | None:
+        """The name in a layer of what a file has as this; None: layers have no such tensor."""
+        part, _, leaf = tensor.rpartition(".")
+        module = self.names.get(part) or IN_LAYER.get(part)
+        return self.tensors.get(tensor) or (module and f"{module}.{leaf}")
 
 
 def scale(file: GGUF, key: str, default: float) -> float:
@@ -195,6 +219,17 @@ def _phi(file: GGUF, kind: str, given: Given) -> Given:
     }
 
 
+def _lfm(file: GGUF, kind: str, given: Given) -> Given:
+    eps = given.pop("rms_norm_eps")
+    heads = given.pop("key_heads")
+    return given | {
+        "norm_eps": eps,
+        "layer_types": ["full_attention" if n else "conv" for n in heads],
+        "conv_L_cache": file.required(f"{kind}.shortconv.l_cache", int),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 def _oss(file: GGUF, kind: str, given: Given) -> Given:
     rope = given["rope_parameters"]
     if rope["rope_type"] == "yarn":  # its makers' code does not round where the ramp begins
@@ -219,6 +254,32 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture(JOINED, with_windows=True, partial=True, options=_phi),
     "gemma2": Architecture(GEMMA, minus_one=True, with_windows=True, options=_gemma2),
     gemma3.KIND: Architecture(GEMMA, minus_one=True, with_windows=True, options=gemma3.options),
-    experts.QWEN: Architecture(experts.MODULES[experts.QWEN], options=with_biases),
-    experts.OSS: Architecture(experts.MODULES[experts.OSS], with_windows=True, options=_oss),
+    experts.QWEN: Architecture(ROUTED, options=with_biases),
+    experts.OSS: Architecture(
+        ROUTED | {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
+        {"attn_sinks.weight": "self_attn.sinks"},
+        with_windows=True,
+        options=_oss,
+    ),
+    "qwen2moe": Architecture(
+        ROUTED | _shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+    ),
+    "olmoe": Architecture(ROUTED, options=with_biases),
+    "glm4moe": Architecture(
+        ROUTED
+        | _shared("mlp.shared_experts")
+        | {"post_attention_norm": "post_attention_layernorm"},
+        {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        partial=True,
+        options=_glm,
+    ),
+    "lfm2": Architecture(LFM, final_norm=LFM_NORM, options=_lfm),
+    "lfm2moe": Architecture(
+        LFM
+        | {f"ffn_{n}_exps": f"feed_forward.experts.{n}" for n in experts.MATRICES}
+        | {"ffn_gate_inp": "feed_forward.gate"},
+        {"exp_probs_b.bias": "feed_forward.expert_bias"},
+        final_norm=LFM_NORM,
+        options=_lfm,
+    ),
 }

@@ -5,6 +5,7 @@ The matrices of all experts of a layer lie in three tensors, for gates, up and d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,16 +19,9 @@ from longdraft.ops.packed import Packed
 
 QWEN = "qwen3moe"
 OSS = "gpt-oss"
-KINDS = (QWEN, OSS)
 MATRICES = ("gate", "up", "down")
 OF_EXPERTS = {f"ffn_{n}_exps": f"mlp.experts.{n}" for n in MATRICES}
-MODULES = {
-    QWEN: OF_EXPERTS | {"ffn_gate_inp": "mlp.gate"},
-    OSS: OF_EXPERTS
-    | {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
-}
-SINKS = "attn_sinks.weight"
-EXPERTS = ".mlp.experts"
+HOLDER = ".experts"
 # What would change how experts are chosen or weighed, with the values that do not.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_shared_count": (0,),
@@ -40,43 +34,48 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "leading_dense_block_count": (0,),
     "interleave_moe_layer_step": (0, 1),
 }
+SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
 
 
 class FileExperts(NamedTuple):
     """The metadata of a file's experts.
 
-    count: of a layer. inner: the numbers inside one. options: arguments of the config.
+    count: of a layer. inner: the numbers inside one. dense: the first layers, which have none.
+    options: arguments of the config.
     """
 
     count: int
     inner: int
+    dense: int
     options: dict[str, Any]
 
 
 def metadata(file: GGUF, kind: str) -> FileExperts | None:
     """None: it has none. Raises InputError for experts that are not read."""
-    if kind not in KINDS:
+    mixture = MIXTURES.get(kind)
+    if mixture is None:
         if file.get(f"{kind}.expert_count", int, 0):
             raise InputError(
                 f"{file.path} contains a mixture of experts of architecture {kind}: use one of "
-                f"{', '.join(KINDS)}, or the model's safetensors"
+                f"{', '.join(MIXTURES)}, or the model's safetensors"
             )
         return None
     for name, neutral in NEUTRAL.items():
         value = file.metadata.get(f"{kind}.{name}", neutral[0])
-        if value not in neutral:
+        if value not in mixture.reads.get(name, neutral):
             raise InputError(
                 f"{file.path} has {name} {str(value)[:20]}, which longdraft does not read from "
                 "GGUF: use the model's safetensors"
             )
-    count, chosen, inner = (
-        file.required(f"{kind}.{name}", int)
-        for name in ("expert_count", "expert_used_count", "expert_feed_forward_length")
+    count, chosen = (
+        file.required(f"{kind}.{name}", int) for name in ("expert_count", "expert_used_count")
     )
+    mlp = file.required(f"{kind}.feed_forward_length", int)
+    inner = file.get(f"{kind}.expert_feed_forward_length", int, mlp)
     if not 0 < chosen <= count:
         raise InputError(f"{file.path} claims that {chosen} of {count} experts are used: {AGAIN}")
-    options = _of_oss if kind == OSS else _of_qwen
-    return FileExperts(count, inner, options(file, count, chosen, inner))
+    dense = file.get(f"{kind}.leading_dense_block_count", int, 0)
+    return FileExperts(count, inner, dense, mixture.options(file, count, chosen, inner))
 
 
 def _of_qwen(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
@@ -107,6 +106,90 @@ def _of_oss(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
     }
 
 
+def _of_qwen2(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
+    """Arguments of Qwen2MoeConfig."""
+    shared = file.required("qwen2moe.expert_shared_feed_forward_length", int)
+    return _of_qwen(file, count, chosen, inner) | {
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": file.get("qwen2moe.expert_weights_norm", bool, False),
+    }
+
+
+def _of_olmo(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
+    """Arguments of OlmoeConfig."""
+    return {"num_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": False}
+
+
+def _of_glm(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
+    """Arguments of Glm4MoeConfig."""
+    kind = "glm4moe"
+    return {
+        "n_routed_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": inner,
+        "n_shared_experts": file.get(f"{kind}.expert_shared_count", int, 0),
+        "first_k_dense_replace": file.get(f"{kind}.leading_dense_block_count", int, 0),
+        "norm_topk_prob": file.get(f"{kind}.expert_weights_norm", bool, True),
+        "routed_scaling_factor": file.get(f"{kind}.expert_weights_scale", float, 1.0),
+        "n_group": 1,
+        "topk_group": 1,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _of_lfm(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
+    """Arguments of Lfm2MoeConfig."""
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": inner,
+        "num_dense_layers": file.get("lfm2moe.leading_dense_block_count", int, 0),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+    }
+
+
+class Mixture(NamedTuple):
+    """options(file, count, chosen, inner): arguments of a config. reads: names of NEUTRAL that they
+    read, or whose values are those of the model, and the values that they may have.
+    """
+
+    options: Callable[[GGUF, int, int, int], dict[str, Any]]
+    reads: Mapping[str, Container[Any]] = {}
+
+
+class _Any:
+    """Contains everything."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+ANY = _Any()
+MIXTURES: Mapping[str, Mixture] = {
+    QWEN: Mixture(_of_qwen),
+    OSS: Mixture(_of_oss),
+    "qwen2moe": Mixture(
+        _of_qwen2,
+        {"expert_shared_feed_forward_length": ANY, "expert_weights_norm": ANY},
+    ),
+    "olmoe": Mixture(_of_olmo, {"expert_weights_norm": (True, False)}),
+    "glm4moe": Mixture(
+        _of_glm,
+        {
+            "expert_shared_count": ANY,
+            "expert_weights_norm": ANY,
+            "expert_weights_scale": ANY,
+            "leading_dense_block_count": ANY,
+            "expert_gating_func": (SIGMOID,),
+        },
+    ),
+    "lfm2moe": Mixture(
+        _of_lfm, {"leading_dense_block_count": ANY, "expert_gating_func": (SIGMOID,)}
+    ),
+}
+
+
 def is_matrix(name: str) -> bool:
     """Whether a file's tensor has the matrices of all experts."""
     part, _, leaf = name.rpartition(".")
@@ -114,11 +197,13 @@ def is_matrix(name: str) -> bool:
 
 
 def separate(hf: Any) -> dict[str, tuple[int, ...]]:
-    """A model's parameters and their shapes, those of experts as a file has them."""
+    """A model's parameters, its buffers that files have and their shapes, those of experts as a
+    file has them.
+    """
     found = dict[str, tuple[int, ...]]()
-    for name, p in hf.named_parameters(remove_duplicate=False):
+    for name, p in hf.state_dict(keep_vars=True).items():
         holder, _, leaf = name.rpartition(".")
-        if not holder.endswith(EXPERTS):
+        if not holder.endswith(HOLDER):
             found[name] = tuple(p.shape)
             continue
         of_bias = leaf.endswith("_bias")
@@ -134,7 +219,7 @@ def separate(hf: Any) -> dict[str, tuple[int, ...]]:
 @torch.no_grad()
 def put(hf: Any, packed: dict[str, Packed], plain: dict[str, Tensor]) -> None:
     """Move the matrices of experts from both into the model: packed if all three of a layer are."""
-    for holder in [name for name, _ in hf.named_modules() if name.endswith(EXPERTS)]:
+    for holder in [name for name, _ in hf.named_modules() if name.endswith(HOLDER)]:
         own: Any = hf.get_submodule(holder)
         count = len(own.down_proj)
         names = [f"{holder}.{n}" for n in MATRICES]

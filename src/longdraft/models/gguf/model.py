@@ -29,7 +29,8 @@ from longdraft.ops.packed import Packed
 CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
-MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+MODULES = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 MAX_POSITIONS = 1 << 30
 PER_LAYER = 6  # tensors that each layer has at least
 
@@ -39,14 +40,13 @@ def module_of(name: str, kind: str) -> str | None:
 
     None for a tensor that these models do not have.
     """
-    if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
-        layer, part, leaf = match.groups()
-        if kind == experts.OSS and name.endswith(experts.SINKS):
-            return f"model.layers.{layer}.self_attn.sinks"
-        module = ARCHITECTURES[kind].module_of(part)
-        return module and f"model.layers.{layer}.{module}.{leaf}"
+    architecture = ARCHITECTURES[kind]
+    if match := re.fullmatch(r"blk\.(\d{1,6})\.([\w.]+)", name):
+        parameter = architecture.parameter_of(match[2])
+        return parameter and f"model.layers.{match[1]}.{parameter}"
     part, _, leaf = name.rpartition(".")
-    return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
+    modules = MODULES | dict([architecture.final_norm])
+    return f"{modules[part]}.{leaf}" if part in modules and leaf in ("weight", "bias") else None
 
 
 def area_for(file: GGUF, dtype: torch.dtype) -> Area:
@@ -95,8 +95,7 @@ def build(
     packed, plain = _weights(file, config, dtype, report, make)
     experts.put(hf, packed, plain)
     for name, tensor in plain.items():
-        module, _, leaf = name.rpartition(".")
-        hf.get_submodule(module).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+        _put(hf, name, tensor)
     if HEAD not in file.tensors and not config.tie_word_embeddings:
         packed["lm_head"] = packed["model.embed_tokens"]
     table = packed.pop("model.embed_tokens", None)
@@ -107,12 +106,25 @@ def build(
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed.items())
     scale_embedding(hf.model.embed_tokens)
-    hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
+    name = rope.module_of(hf)
+    setattr(hf.model, name, type(getattr(hf.model, name))(config=config))
     rope.check(file, hf)
     hf.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=marks.end_ids(file) or None
     )
     return hf.eval()
+
+
+def _put(hf: Any, name: str, tensor: Tensor) -> None:
+    """Put a parameter or a buffer into a model."""
+    holder, _, leaf = name.rpartition(".")
+    module = hf.get_submodule(holder)
+    own = getattr(module, leaf)
+    whole = tensor.view(own.shape)
+    if isinstance(own, nn.Parameter):
+        module.register_parameter(leaf, nn.Parameter(whole, requires_grad=False))
+    else:
+        module.register_buffer(leaf, whole)
 
 
 def config_of(file: GGUF) -> Any:
@@ -133,9 +145,11 @@ def config_of(file: GGUF) -> Any:
     layers = file.required(f"{kind}.block_count", int)
     heads = file.required(f"{kind}.attention.head_count", int)
     mlp = file.required(f"{kind}.feed_forward_length", int)
-    keys = file.get(f"{kind}.attention.head_count_kv", int, heads)
     has_layers = 0 < PER_LAYER * layers <= len(file.tensors)
-    if not (has_layers and heads > 0 and keys > 0 and heads % keys == 0):
+    counts = f"{kind}.attention.head_count_kv"
+    each = _of_each_layer(file, counts, layers, heads) if has_layers else [0]
+    keys = max(each)
+    if not (heads > 0 and keys > 0 and heads % keys == 0):
         raise InputError(
             f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}"
         )
@@ -151,15 +165,16 @@ def config_of(file: GGUF) -> Any:
     table = _tensor(file, TABLE)
     rows = 2 * mlp if architecture.joins_gate else mlp
     up = ("blk.0.ffn_up.weight", (rows, width))
-    if of_experts:
+    if of_experts and not of_experts.dense:
         up = ("blk.0.ffn_up_exps.weight", (of_experts.count, of_experts.inner, width))
     queries, of_keys = heads * dim, keys * dim
+    first = f"blk.{each.index(keys)}"
     projections = [
-        ("blk.0.attn_q.weight", (queries, width)),
-        ("blk.0.attn_k.weight", (of_keys, width)),
+        (f"{first}.attn_q.weight", (queries, width)),
+        (f"{first}.attn_k.weight", (of_keys, width)),
     ]
     if architecture.joins_queries:
-        projections = [("blk.0.attn_qkv.weight", (queries + 2 * of_keys, width))]
+        projections = [(f"{first}.attn_qkv.weight", (queries + 2 * of_keys, width))]
     for name, wanted in ((TABLE, (table.shape[0], width)), *projections, up):
         if _tensor(file, name).shape != wanted:
             shape, right = ("x".join(map(str, x)) for x in (_tensor(file, name).shape, wanted))
@@ -197,6 +212,8 @@ def config_of(file: GGUF) -> Any:
         "name_or_path": str(file.path),
     }
     given |= of_experts.options if of_experts else {}
+    if keys != min(each):
+        given["key_heads"] = each
     return config(**architecture.options(file, kind, given))
 
 
@@ -207,6 +224,17 @@ def scale_embedding(table: Any) -> None:
     """
     if hasattr(table, "scalar_embed_scale"):
         table.embed_scale = nn.Buffer(torch.tensor(table.scalar_embed_scale), persistent=False)
+
+
+def _of_each_layer(file: GGUF, key: str, layers: int, default: int) -> list[int]:
+    """A number of the metadata, which may be one for all layers."""
+    value: Any = file.metadata.get(key, default)
+    if isinstance(value, int):
+        return [value] * layers
+    each = [int(n) for n in value]
+    if len(each) != layers or not max(each, default=0):
+        raise InputError(f"{file.path}: {key} has {len(each)} entries for {layers} layers: {AGAIN}")
+    return each
 
 
 def check_vocabulary(file: GGUF) -> None:
@@ -246,7 +274,7 @@ def _check(file: GGUF, hf: Any) -> None:
             raise InputError(
                 f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}"
             )
-        if stored.shape != wanted[name]:
+        if _sizes(stored.shape) != _sizes(wanted[name]):
             wrong, right = ("x".join(map(str, shape)) for shape in (stored.shape, wanted[name]))
             raise InputError(
                 f"{file.path}: {stored.name} is {wrong}, but the metadata implies {right}: {AGAIN}"
@@ -256,6 +284,11 @@ def _check(file: GGUF, hf: Any) -> None:
         raise InputError(
             f"{file.path} lacks the weights {lacking[0]} and {len(lacking) - 1} others: {AGAIN}"
         )
+
+
+def _sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without those that are 1, which files leave out."""
+    return tuple(n for n in shape if n != 1)
 
 
 def _weights(
@@ -305,6 +338,8 @@ def _weight(
         weights = permuted(weights, order, make if stays else outside)
     if isinstance(weights, Packed) and stays:
         return weights
+    if name.endswith(CORRECTIONS):  # experts are chosen in float32
+        return weights.dequantized() if isinstance(weights, Packed) else weights.float()
     made = make(stored.shape, dtype)
     if isinstance(weights, Packed):
         weights.dequantized(out=made.view(weights.shape))

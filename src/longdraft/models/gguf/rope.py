@@ -66,12 +66,17 @@ def check_unscaled(file: GGUF, kind: str) -> None:
         )
 
 
+def module_of(hf: Any) -> str:
+    """The name of the module that computes rotations in a model's body."""
+    return "rotary_emb" if hasattr(hf.model, "rotary_emb") else "pos_emb"
+
+
 def check(file: GGUF, hf: Any) -> None:
     """Raises InputError for a file whose factors of rotary frequencies are not those of Llama 3."""
     factors = _factors(file)
     if factors is None:
         return
-    frequencies = hf.model.rotary_emb.inv_freq
+    frequencies = getattr(hf.model, module_of(hf)).inv_freq
     exponents = torch.arange(len(frequencies)) / len(frequencies)
     base = hf.config.rope_parameters["rope_theta"] ** -exponents
     same_shape = factors.shape == frequencies.shape
