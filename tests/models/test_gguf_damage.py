@@ -19,6 +19,7 @@ from support.gguf_files import ARRAY, F32, I32, STRING, U32, saved, stock, token
 
 from longdraft import load
 from longdraft.errors import InputError
+from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
@@ -173,7 +174,7 @@ def try_to_load(path: Path) -> None:
     tracemalloc.start()
     try:
         file = gguf.read(path)
-        gguf_model.build(file, gguf_model.config_of(file), torch.float32)
+        gguf_model.build(file, gguf_config.config_of(file), torch.float32)
         gguf_tokenizer.build(file)
     except InputError as error:
         assert "\n" not in str(error)

@@ -15,6 +15,7 @@ from longdraft.backends.packed_experts import PackedExperts
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import experts
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
@@ -114,7 +115,7 @@ def test_experts_of_which_one_matrix_is_not_packed_are_unpacked(tmp_path):
 
     path = saved(tmp_path, hf=stock(KIND), quantized="Q8_0", change=change)
     file = gguf.read(path)
-    hf = gguf_model.build(file, gguf_model.config_of(file), torch.float32)
+    hf = gguf_model.build(file, gguf_config.config_of(file), torch.float32)
     module = hf.model.layers[1].mlp.experts
     assert not isinstance(module, PackedExperts)
     gate, up = (file.tensors[f"blk.1.ffn_{part}_exps.weight"] for part in ("gate", "up"))
@@ -159,4 +160,4 @@ def test_a_matrix_of_two_dimensions_is_no_matrix_of_experts(tmp_path):
     flat = replace(file.tensors[name], shape=(4 * 64, 64))
     wrong = replace(file, tensors=file.tensors | {name: flat})
     with pytest.raises(InputError, match="256x64"):
-        gguf_model.config_of(wrong)
+        gguf_config.config_of(wrong)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from longdraft import InputError, build, generate, load
 from longdraft.backends.packed_linear import PackedLinear
+from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import gemma3, model
 from longdraft.ops import native
@@ -178,7 +179,7 @@ def test_linear_scaling_is_that_of_the_layers_that_see_all_tokens(tmp_path):
         put("rope.scaling.factor", F32, 8.0)(metadata)
 
     file = gguf.read(saved(tmp_path, change=scaled))
-    rope = model.config_of(file).rope_parameters
+    rope = gguf_config.config_of(file).rope_parameters
     assert (
         rope["full_attention"]["factor"] == 8.0
         and rope["sliding_attention"]["rope_type"] == "default"

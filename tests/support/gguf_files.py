@@ -22,6 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 
@@ -60,7 +61,10 @@ SIZES |= {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
+NUMBER |= {"TQ1_0": 34, "TQ2_0": 35}
 SIZES |= {
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
     "MXFP4": (32, 17),
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
@@ -74,6 +78,7 @@ HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
 }
+HALVES |= {"TQ1_0": (52,), "TQ2_0": (64,)}
 HALVES |= {"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
 QUANTIZED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
 
@@ -121,6 +126,13 @@ def blocks(kind: str, shape: tuple[int, ...], seed: int = 0, scale: float = 0.01
     if kind == "MXFP4":  # powers of 2 near the scale
         made[:, 0] = round(np.log2(scale)) + 128 + g.integers(-2, 3, len(made))
         return made.tobytes()
+    if kind == "TQ1_0":  # no byte is more than all digits of 2
+        digits = g.integers(0, 243, (len(made), 52))
+        digits[:, 48:] -= digits[:, 48:] % 3  # four digits
+        made[:, :52] = (digits * 256 + 242) // 243
+    if kind == "TQ2_0":
+        digits = g.integers(0, 3, (len(made), 64, 4))
+        made[:, :64] = (digits << np.array([0, 2, 4, 6])).sum(-1)
     for at in HALVES.get(kind, (0,)):
         made[:, at : at + 2] = (g.normal(0, scale, len(made)).astype("<f2"))[:, None].view(np.uint8)
     return made.tobytes()
@@ -149,6 +161,15 @@ def decoded(kind: str, data: bytes) -> list[float]:
         step = np.ldexp(np.float32(1), data[0] - 128)
         codes = [x & 15 for x in data[1:]] + [x >> 4 for x in data[1:]]
         return [step * np.float32(FP4[code & 7] * (-1 if code & 8 else 1)) for code in codes]
+    if kind == "TQ1_0":
+        places = [(i, n) for n in range(5) for i in range(32)]
+        places += [(32 + i, n) for n in range(5) for i in range(16)]
+        places += [(48 + i, n) for n in range(4) for i in range(4)]
+        digits = [(data[i] * 3**n % 256) * 3 >> 8 for i, n in places]
+        return [half(52) * np.float32(x - 1) for x in digits]
+    if kind == "TQ2_0":
+        codes = [data[i // 128 * 32 + i % 32] >> i // 32 % 4 * 2 & 3 for i in range(256)]
+        return [half(64) * np.float32(x - 1) for x in codes]
     d = half(0)
     q = data[2:]
     if kind == "Q8_0":
@@ -263,6 +284,7 @@ def tokenizer() -> dict:
 def sizes(config, arch: str) -> dict:
     c = config
     dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    rope = getattr(c, "rope_parameters", None) or {"rope_theta": 10000.0}
     of_experts = {}
     if getattr(c, "num_experts", 0):
         inner = getattr(c, "moe_intermediate_size", c.intermediate_size)
@@ -272,7 +294,6 @@ def sizes(config, arch: str) -> dict:
             f"{arch}.expert_feed_forward_length": (U32, inner),
         }
     if arch == "gpt-oss":
-        rope = c.rope_parameters
         original = rope["original_max_position_embeddings"]
         of_experts |= {
             f"{arch}.attention.sliding_window": (U32, c.sliding_window),
@@ -291,7 +312,7 @@ def sizes(config, arch: str) -> dict:
         f"{arch}.attention.key_length": (U32, dim),
         f"{arch}.attention.value_length": (U32, dim),
         f"{arch}.rope.dimension_count": (U32, dim),
-        f"{arch}.rope.freq_base": (F32, float(c.rope_parameters["rope_theta"])),
+        f"{arch}.rope.freq_base": (F32, float(rope.get("full_attention", rope)["rope_theta"])),
         **(
             {f"{arch}.attention.layer_norm_rms_epsilon": (F32, c.rms_norm_eps)}
             if hasattr(c, "rms_norm_eps")
@@ -312,7 +333,7 @@ PARTS |= {"mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp"}
 PARTS |= {f"mlp.experts.{part}": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
 OF_OSS = PARTS | {"post_attention_layernorm": "post_attention_norm"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-TOP |= {"model.embedding_norm": "token_embd_norm"}
+TOP |= {"model.embedding_norm": "token_embd_norm", "model.embeddings": "token_embd"}
 
 
 def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
@@ -445,7 +466,7 @@ def logits(hf, ids=IDS):
 @torch.inference_mode()
 def ours(path: Path):
     file = gguf.read(path)
-    return logits(gguf_model.build(file, gguf_model.config_of(file), torch.float32))
+    return logits(gguf_model.build(file, gguf_config.config_of(file), torch.float32))
 
 
 def tokens(change):

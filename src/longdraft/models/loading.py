@@ -23,6 +23,7 @@ from longdraft.errors import InputError
 from longdraft.models import eight_bits, fetch, mistral
 from longdraft.models.alignment import Area, align_weights
 from longdraft.models.classes import class_of, is_multimodal
+from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import marks, others
 from longdraft.models.gguf import model as gguf_model
@@ -106,7 +107,7 @@ def _tokenizer(name: str, hf: Any, file: gguf.GGUF | None) -> tuple[Any, str]:
 
 def _of_gguf(file: gguf.GGUF) -> Any:
     """The tokenizer of a file."""
-    own = file.get("general.architecture", str) in gguf_model.CONFIGS
+    own = file.get("general.architecture", str) in gguf_config.CONFIGS
     return gguf_tokenizer.build(file) if own else others.tokenizer(file)
 
 
@@ -242,11 +243,11 @@ def _from_gguf(
     path = file.path
     kind = file.required("general.architecture", str)
     notes = [marks.note(file)]
-    if kind not in gguf_model.CONFIGS:
+    if kind not in gguf_config.CONFIGS:
         notes.append(
             f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
         )
-    own = kind in gguf_model.CONFIGS
+    own = kind in gguf_config.CONFIGS
     build = partial(_packed, report=report, area=area) if own else others.build
     hf = _try(str(path), lambda: build(file, kind, DTYPES[dtype], scaling))
     return hf, "\n".join(filter(None, notes)) or None
@@ -261,7 +262,7 @@ def _packed(
     area: Area,
 ) -> Any:
     """The model of a file of an architecture that longdraft reads itself."""
-    config = gguf_model.config_of(file)
+    config = gguf_config.config_of(file)
     refuse(config)
     if scaling is not None:
         scaling.extend(config)

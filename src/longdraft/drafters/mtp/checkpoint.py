@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from huggingface_hub import snapshot_download
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from longdraft.drafters.mtp.block import MtpLayers, placed
 from longdraft.errors import InputError
+from longdraft.models.gguf.further import FurtherLayers, has_further_layers
 from longdraft.models.lm import LM
 
-Places = dict[str, Path]  # the name of each tensor -> the file that has it
 # of the target's tables
 COPIES = re.compile(r"embed_tokens\.weight|(shared_head\.|lm_)head\.weight|.*rotary_emb\.inv_freq")
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -76,29 +77,66 @@ LAYOUTS = (
 )
 
 
+class Tensors(Protocol):
+    """A checkpoint's tensors by name. where: the file or folder; read raises InputError."""
+
+    where: str
+
+    @property
+    def names(self) -> set[str]: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class FolderTensors:
+    """Those of all safetensors of a folder."""
+
+    def __init__(self, folder: Path):
+        """Raises InputError."""
+        self.where = str(folder)
+        self._places = places_in(folder)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._places)
+
+    def read(self, name: str) -> Tensor:
+        with safe_open(self._places[name], "pt") as f:
+            tensor: Tensor = f.get_tensor(name)
+        if tensor.dtype.itemsize < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{self.where}: {name} is stored as {kind}: give a checkpoint in bfloat16 "
+                "or float32"
+            )
+        return tensor
+
+
 def read_mtp(target: LM) -> MtpLayers:
     """The MTP layers in the target's own checkpoint. Raises InputError if it has none, or not whole
     ones.
     """
-    folder = folder_of(target)
-    places = places_in(folder)
+    tensors = tensors_of(target)
+    names = tensors.names
     for layout in LAYOUTS:
         count = 0
-        while layout.of_part("fuse", layout.prefix(target, count)) in places and (
+        while layout.of_part("fuse", layout.prefix(target, count)) in names and (
             not layout.outside or not count
         ):
             count += 1
         if count:
-            return Reader(folder, places, target, layout).read(count)
+            return Reader(tensors, target, layout).read(count)
     fault = (
-        f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the "
-        "model's own layers)"
+        f"{tensors.where} has no multi-token-prediction layers (eh_proj, fc or input_proj after "
+        "the model's own layers)"
     )
     raise InputError(f"{fault}: use another method than mtp, or a checkpoint that still has them")
 
 
 def has_layers(folder: Path) -> bool:
-    """Whether a model's folder has MTP layers. Raises InputError."""
+    """Whether a model's folder or GGUF file has MTP layers. Raises InputError."""
+    if folder.is_file():
+        return has_further_layers(folder)
     names = [
         re.escape(layout.of_part("fuse", layout.layer)).replace(r"\{\}", r"\d+")
         for layout in LAYOUTS
@@ -106,29 +144,32 @@ def has_layers(folder: Path) -> bool:
     return any(re.fullmatch("|".join(names), name) for name in places_in(folder))
 
 
-def folder_of(target: LM) -> Path:
-    """The folder of the target's checkpoint. Raises InputError."""
+def tensors_of(target: LM) -> Tensors:
+    """The tensors of the target's checkpoint. Raises InputError."""
     where = str(target.hf.name_or_path)
     if where and Path(where).is_dir():
-        return Path(where)
-    if not where or Path(where).is_file():
-        source = "a GGUF file" if where else "no folder of weights"
+        return FolderTensors(Path(where))
+    if where and Path(where).is_file():
+        return FurtherLayers(Path(where), target.config)
+    if not where:
         raise InputError(
-            "mtp reads layers from the model's safetensors, but this one comes from "
-            f"{source}: give a folder"
+            "mtp reads layers from the model's weights, but this one comes from no folder or file "
+            "of weights: give one"
         )
     try:
         # the target has been loaded from it
-        return Path(snapshot_download(where, local_files_only=True))
+        return FolderTensors(Path(snapshot_download(where, local_files_only=True)))
+    except InputError:
+        raise
     except Exception as error:  # the library raises many types
         raise InputError(
             f"cannot find {where} among the Hub's downloads ({type(error).__name__}): download it"
         ) from None
 
 
-def places_in(folder: Path) -> Places:
-    """Every tensor of the folder's safetensors. Raises InputError."""
-    places: Places = {}
+def places_in(folder: Path) -> dict[str, Path]:
+    """The name of each tensor of the folder's safetensors -> its file. Raises InputError."""
+    places = dict[str, Path]()
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as f:
@@ -142,15 +183,15 @@ def places_in(folder: Path) -> Places:
 class Reader:
     """Reads the layers of one checkpoint in one layout, each tensor once and none left over."""
 
-    folder: Path
-    places: Places
+    tensors: Tensors
     target: LM
     layout: MtpLayout
 
     def read(self, count: int) -> MtpLayers:
         starts = [self.layout.prefix(self.target, i) for i in range(count)]
         roots = (*starts, self.layout.outside or starts[0])
-        own = {name for name in self.places if name.startswith(roots)}
+        self.names = self.tensors.names
+        own = {name for name in self.names if name.startswith(roots)}
         self.left = {
             name
             for name in own
@@ -172,7 +213,7 @@ class Reader:
                 mine.copy_(self.tensor(rest, starts[int(i)], list(mine.shape)))
         if self.left:
             fault = (
-                f"{self.folder}: an MTP layer of {self.target.config.model_type} has no "
+                f"{self.tensors.where}: an MTP layer of {self.target.config.model_type} has no "
                 f"{min(self.left)}"
             )
             raise InputError(f"{fault}: longdraft does not know this layout of MTP layers")
@@ -187,7 +228,7 @@ class Reader:
         for inner, theirs in self.layout.inner.items():
             name = re.sub(f"^{re.escape(inner)}\\b", theirs, name)
         base, _, last = name.rpartition(".")
-        if not base.endswith("mlp.experts") or prefix + name in self.places:
+        if not base.endswith("mlp.experts") or prefix + name in self.names:
             return self.stored(prefix + name, shape)
         parts, (count, rows, *rest) = EXPERTS[last], shape
         each = [rows // len(parts), *rest]
@@ -199,23 +240,17 @@ class Reader:
 
     def stored(self, name: str, shape: list[int]) -> Tensor:
         """A stored tensor of this shape."""
-        if name not in self.places:
+        if name not in self.names:
             raise InputError(
-                f"{self.folder} lacks {name}: its MTP layers are incomplete, download it again"
+                f"{self.tensors.where} lacks {name}: its MTP layers are incomplete, download it "
+                "again"
             )
-        with safe_open(self.places[name], "pt") as f:
-            tensor = f.get_tensor(name)
+        tensor = self.tensors.read(name)
         self.left.discard(name)
-        if tensor.dtype.itemsize < 2:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise InputError(
-                f"{self.folder}: {name} is stored as {kind}: give a checkpoint in bfloat16 "
-                "or float32"
-            )
-        if list(tensor.shape) != shape:
+        if [n for n in tensor.shape if n != 1] != [n for n in shape if n != 1]:
             fault = (
-                f"{self.folder}: {name} is {list(tensor.shape)}, and must be {shape} by its "
-                "config.json"
+                f"{self.tensors.where}: {name} is {list(tensor.shape)}, and must be {shape} by its "
+                "config"
             )
             raise InputError(f"{fault}: use weights and a config that belong together")
-        return tensor
+        return tensor.view(shape)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.errors import InputError
-from longdraft.models.gguf import experts, gemma3
-from longdraft.models.gguf.file import AGAIN, GGUF
+from longdraft.models.gguf import arguments, experts, gemma3, hybrids, latents, mixtures
+from longdraft.models.gguf.arguments import Given
+from longdraft.models.gguf.file import GGUF
+from longdraft.models.gguf.joined import DELTA_NET, HALVES, LATENTS, Joined
 
-Given = dict[str, Any]
 Options = Callable[[GGUF, str, Given], Given]
 
 IN_LAYER: Mapping[str, str] = {
@@ -22,6 +22,11 @@ IN_LAYER: Mapping[str, str] = {
     **{f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"},
     "attn_output": "self_attn.o_proj",
     **{f"ffn_{n}": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
+}
+TOP: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
 }
 # Norms of what attention and MLP add to the stream.
 BEHIND = {
@@ -43,7 +48,7 @@ LFM = {
     "ffn_down": "feed_forward.w2",
     **{f"shortconv.{n}": f"conv.{n}" for n in ("conv", "in_proj", "out_proj")},
 }
-LFM_NORM = ("token_embd_norm", "model.embedding_norm")
+LFM_NORM = {"token_embd_norm": "model.embedding_norm"}
 GLM = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
@@ -56,35 +61,71 @@ def _shared(module: str) -> dict[str, str]:
     return {f"ffn_{n}_shexp": f"{module}.{n}_proj" for n in experts.MATRICES}
 
 
-def with_biases(file: GGUF, kind: str, given: Given) -> Given:
-    """Queries, keys and values have biases if the file has them."""
-    return given | {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+MAMBA = {"in": "in_proj", "conv1d": "conv1d", "norm": "norm", "out": "out_proj"}
+LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+}
+QUERY_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+BEHIND_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
+SHARED_HALVES = {
+    "ffn_gate_shexp": "shared_mlp.input_linear.gate",
+    "ffn_up_shexp": "shared_mlp.input_linear.up",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+GRANITE_EXPERTS = SHARED_HALVES | {
+    **{f"ffn_{n}_exps": f"block_sparse_moe.experts.{n}" for n in experts.MATRICES},
+    "ffn_gate_inp": "block_sparse_moe.router",
+}
+GRANITE_JOINED = {"shared_mlp.input_linear": HALVES}
 
 
-def unchanged(file: GGUF, kind: str, given: Given) -> Given:
-    return given
+def _mamba(module: str) -> dict[str, str]:
+    """Names of what Mamba-2 or a delta net has, in a module of this name."""
+    return {f"ssm_{n}": f"{module}.{theirs}" for n, theirs in MAMBA.items()}
+
+
+def _state_tensors(module: str) -> dict[str, str]:
+    """The same of tensors that are not called weight or bias."""
+    return {"ssm_dt.bias": f"{module}.dt_bias", "ssm_a": f"{module}.A_log", "ssm_d": f"{module}.D"}
 
 
 @dataclass(frozen=True)
 class Architecture:
     """names: of a layer's modules by those of the file's parts, beside and in place of IN_LAYER's.
     tensors: of a layer's parameters by those of the file's tensors, where the endings differ.
-    final_norm: the last norm, in the file and in the model.
+    top: the same as names of what is in no layer, beside and in place of TOP's. joined: matrices whose rows a file has
+    in several tensors, by the ends of their names.
 
     turned: rows of queries and keys lie so that numbers which are rotated together are side by
-    side. minus_one: norms of the file are those of the model plus 1. with_windows: its options read
-    a sliding window. partial: they read how many numbers of a head are rotated.
+    side. tiled: the first value head of every key head comes before the second of any. minus_one:
+    norms of the file are those of the model plus 1, except those that end with `own_norm`.
+    with_windows: its options read a sliding window. partial: they read how many numbers of a head
+    are rotated. uneven: its first layer may lack attention or an MLP, or have other shapes.
+    own_heads: its options read the sizes of heads. by_multiplier: what YaRN's multiplier of its
+    files is multiplied with.
+    family(file, kind): the model_type of its family, where several share an architecture.
     options(file, kind, given): arguments of its config, from those that a Llama's would have.
     """
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     tensors: Mapping[str, str] = field(default_factory=dict[str, str])
-    final_norm: tuple[str, str] = ("output_norm", "model.norm")
+    top: Mapping[str, str] = field(default_factory=dict[str, str])
+    joined: Mapping[str, Joined] = field(default_factory=dict[str, Joined])
     turned: bool = False
+    tiled: bool = False
     minus_one: bool = False
+    own_norm: str = " "
     with_windows: bool = False
     partial: bool = False
-    options: Options = unchanged
+    uneven: bool = False
+    own_heads: bool = False
+    by_multiplier: float | None = None
+    family: Callable[[GGUF, str], str] | None = None
+    options: Options = arguments.unchanged
 
     @property
     def joins_queries(self) -> bool:
@@ -103,183 +144,152 @@ class Architecture:
         return self.tensors.get(tensor) or (module and f"{module}.{leaf}")
 
 
-def scale(file: GGUF, key: str, default: float) -> float:
-    """A number of the metadata that multiplies; 0 stands for none. Raises InputError."""
-    value = file.get(key, float, 0.0) or default
-    if value <= 0:
-        raise InputError(f"{file.path}: {key} is {value}: {AGAIN}")
-    return value
-
-
-def _window(file: GGUF, kind: str) -> int:
-    window = file.get(f"{kind}.attention.sliding_window", int)
-    if not window or window < 1:
-        raise InputError(f"{file.path} has no sliding window, which every {kind} has: {AGAIN}")
-    return window
-
-
-def _layer_types(file: GGUF, kind: str, layers: int, period: int) -> list[str]:
-    """Which layers have a window: as the file says, or all but each `period`-th."""
-    key = f"{kind}.attention.sliding_window_pattern"
-    pattern: Any = file.metadata.get(key, period)
-    if isinstance(pattern, int) and not isinstance(pattern, bool):
-        slides = [bool(pattern and (i + 1) % pattern) for i in range(layers)]
-    else:
-        slides = [bool(x) for x in pattern]
-    if len(slides) != layers:
-        raise InputError(
-            f"{file.path}: {key} has {len(slides)} entries for {layers} layers: {AGAIN}"
-        )
-    return ["sliding_attention" if x else "full_attention" for x in slides]
-
-
-def _granite(file: GGUF, kind: str, given: Given) -> Given:
-    return with_biases(file, kind, given) | {
-        "attention_multiplier": scale(file, f"{kind}.attention.scale", given["head_dim"] ** -0.5),
-        "embedding_multiplier": scale(file, f"{kind}.embedding_scale", 1.0),
-        "residual_multiplier": scale(file, f"{kind}.residual_scale", 1.0),
-        "logits_scaling": scale(file, f"{kind}.logit_scale", 1.0),
-    }
-
-
-def _exaone(file: GGUF, kind: str, given: Given) -> Given:
-    layers = given["num_hidden_layers"]
-    if not file.get(f"{kind}.attention.sliding_window", int):
-        return given | {"sliding_window": None, "layer_types": ["full_attention"] * layers}
-    return given | {
-        "sliding_window": _window(file, kind),
-        "layer_types": _layer_types(file, kind, layers, 4),
-    }
-
-
-LARGEST_GEMMA2 = 46  # layers of the one size whose queries are not scaled by a head's numbers
-
-
-def _gemma2(file: GGUF, kind: str, given: Given) -> Given:
-    large = given["num_hidden_layers"] == LARGEST_GEMMA2
-    dim = given["hidden_size"] // given["num_attention_heads"] if large else given["head_dim"]
-    return given | {
-        "sliding_window": _window(file, kind),
-        "query_pre_attn_scalar": dim,
-        "attn_logit_softcapping": scale(file, f"{kind}.attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": scale(file, f"{kind}.final_logit_softcapping", 30.0),
-    }
-
-
-def _glm(file: GGUF, kind: str, given: Given) -> Given:
-    rotated = file.get(f"{kind}.rope.dimension_count", int, given["head_dim"] // 2)
-    rope = given["rope_parameters"] | {"partial_rotary_factor": rotated / given["head_dim"]}
-    return with_biases(file, kind, given) | {"rope_parameters": rope}
-
-
-def _seed(file: GGUF, kind: str, given: Given) -> Given:
-    return with_biases(file, kind, given) | {
-        "attention_out_bias": "blk.0.attn_output.bias" in file.tensors
-    }
-
-
-def _ernie(file: GGUF, kind: str, given: Given) -> Given:
-    return given | {"use_bias": "blk.0.attn_q.bias" in file.tensors}
-
-
-def _with_layer_norms(file: GGUF, kind: str, given: Given) -> Given:
-    """Arguments of a config whose norms subtract the mean, without their epsilon."""
-    return {name: value for name, value in given.items() if name != "rms_norm_eps"}
-
-
-def _layer_eps(file: GGUF, kind: str) -> float:
-    return scale(file, f"{kind}.attention.layer_norm_epsilon", 1e-5)
-
-
-def _cohere(file: GGUF, kind: str, given: Given) -> Given:
-    made = _with_layer_norms(file, kind, given) | {
-        "layer_norm_eps": _layer_eps(file, kind),
-        "logit_scale": scale(file, f"{kind}.logit_scale", 1.0),
-    }
-    if kind != "cohere2":
-        return made | {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
-    types = _layer_types(file, kind, given["num_hidden_layers"], 4)
-    return made | {"sliding_window": _window(file, kind), "layer_types": types}
-
-
-def _starcoder(file: GGUF, kind: str, given: Given) -> Given:
-    return _with_layer_norms(file, kind, given) | {
-        "norm_epsilon": _layer_eps(file, kind),
-        "use_bias": "blk.0.attn_q.bias" in file.tensors,
-        "sliding_window": file.get(f"{kind}.attention.sliding_window", int) or None,
-    }
-
-
-def _phi(file: GGUF, kind: str, given: Given) -> Given:
-    rotated = file.get(f"{kind}.rope.dimension_count", int, given["head_dim"])
-    rope = given["rope_parameters"] | {"partial_rotary_factor": rotated / given["head_dim"]}
-    return given | {
-        "rope_parameters": rope,
-        "sliding_window": file.get(f"{kind}.attention.sliding_window", int) or None,
-    }
-
-
-def _lfm(file: GGUF, kind: str, given: Given) -> Given:
-    eps = given.pop("rms_norm_eps")
-    heads = given.pop("key_heads")
-    return given | {
-        "norm_eps": eps,
-        "layer_types": ["full_attention" if n else "conv" for n in heads],
-        "conv_L_cache": file.required(f"{kind}.shortconv.l_cache", int),
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
-def _oss(file: GGUF, kind: str, given: Given) -> Given:
-    rope = given["rope_parameters"]
-    if rope["rope_type"] == "yarn":  # its makers' code does not round where the ramp begins
-        rope = rope | {"truncate": False}
-    return given | {"rope_parameters": rope}
-
-
+SHARED_EXPERT = _shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+DELTA_NETS = _mamba("linear_attn") | {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+}
+DELTA_NETS_JOINED = _mamba("linear_attn") | {
+    "attn_qkv": "linear_attn.in_proj_qkvz.qkv",
+    "attn_gate": "linear_attn.in_proj_qkvz.z",
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
+QWEN35: dict[str, Any] = {
+    "tensors": _state_tensors("linear_attn"),
+    "tiled": True,
+    "minus_one": True,
+    "own_norm": "linear_attn.norm.weight",
+    "partial": True,
+    "uneven": True,
+    "options": hybrids.qwen_hybrid,
+}
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(turned=True, options=with_biases),
+    "llama": Architecture(
+        ROUTED, turned=True, family=mixtures.mixtral_or_llama, options=arguments.with_biases
+    ),
     "qwen2": Architecture(),
-    "qwen3": Architecture(options=with_biases),
-    "granite": Architecture(turned=True, options=_granite),
-    "smollm3": Architecture(turned=True, options=with_biases),
-    "seed_oss": Architecture({"post_attention_norm": "post_attention_layernorm"}, options=_seed),
-    "olmo2": Architecture(BEHIND, options=with_biases),
-    "exaone4": Architecture(BEHIND, with_windows=True, options=_exaone),
-    "glm4": Architecture(GLM, partial=True, options=_glm),
-    "ernie4_5": Architecture(options=_ernie),
-    "command-r": Architecture(options=_cohere),
-    "cohere2": Architecture(with_windows=True, options=_cohere),
-    "starcoder2": Architecture(UNGATED, with_windows=True, options=_starcoder),
-    "phi3": Architecture(JOINED, with_windows=True, partial=True, options=_phi),
-    "gemma2": Architecture(GEMMA, minus_one=True, with_windows=True, options=_gemma2),
+    "qwen3": Architecture(options=arguments.with_biases),
+    "granite": Architecture(turned=True, options=arguments.granite),
+    "smollm3": Architecture(turned=True, options=arguments.with_biases),
+    "seed_oss": Architecture(BEHIND_ATTENTION, options=arguments.seed),
+    "olmo2": Architecture(
+        BEHIND, with_windows=True, family=arguments.olmo_family, options=arguments.olmo
+    ),
+    "exaone4": Architecture(BEHIND, with_windows=True, options=arguments.exaone),
+    "glm4": Architecture(GLM, partial=True, options=arguments.glm),
+    "ernie4_5": Architecture(options=arguments.ernie),
+    "command-r": Architecture(options=arguments.cohere),
+    "cohere2": Architecture(with_windows=True, options=arguments.cohere),
+    "starcoder2": Architecture(UNGATED, with_windows=True, options=arguments.starcoder),
+    "phi3": Architecture(JOINED, with_windows=True, partial=True, options=arguments.phi),
+    "gemma2": Architecture(GEMMA, minus_one=True, with_windows=True, options=arguments.gemma2),
     gemma3.KIND: Architecture(GEMMA, minus_one=True, with_windows=True, options=gemma3.options),
-    experts.QWEN: Architecture(ROUTED, options=with_biases),
-    experts.OSS: Architecture(
-        ROUTED | {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
+    mixtures.QWEN: Architecture(ROUTED, options=arguments.with_biases),
+    mixtures.OSS: Architecture(
+        ROUTED | BEHIND_ATTENTION | {"ffn_gate_inp": "mlp.router"},
         {"attn_sinks.weight": "self_attn.sinks"},
         with_windows=True,
-        options=_oss,
+        options=arguments.oss,
     ),
-    "qwen2moe": Architecture(
-        ROUTED | _shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
-    ),
-    "olmoe": Architecture(ROUTED, options=with_biases),
+    "qwen2moe": Architecture(ROUTED | SHARED_EXPERT),
+    "olmoe": Architecture(ROUTED, options=arguments.with_biases),
     "glm4moe": Architecture(
-        ROUTED
-        | _shared("mlp.shared_experts")
-        | {"post_attention_norm": "post_attention_layernorm"},
+        ROUTED | _shared("mlp.shared_experts") | BEHIND_ATTENTION,
         {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
         partial=True,
-        options=_glm,
+        options=arguments.glm,
     ),
-    "lfm2": Architecture(LFM, final_norm=LFM_NORM, options=_lfm),
+    "lfm2": Architecture(LFM, top=LFM_NORM, options=hybrids.lfm),
     "lfm2moe": Architecture(
         LFM
         | {f"ffn_{n}_exps": f"feed_forward.experts.{n}" for n in experts.MATRICES}
         | {"ffn_gate_inp": "feed_forward.gate"},
         {"exp_probs_b.bias": "feed_forward.expert_bias"},
-        final_norm=LFM_NORM,
-        options=_lfm,
+        top=LFM_NORM,
+        options=hybrids.lfm,
+    ),
+    "dots1": Architecture(
+        ROUTED | _shared("mlp.shared_experts"),
+        {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        options=arguments.with_biases,
+    ),
+    "ernie4_5-moe": Architecture(
+        ROUTED | _shared("mlp.shared_experts"),
+        {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"},
+        options=arguments.ernie,
+    ),
+    "minimax-m2": Architecture(
+        ROUTED,
+        {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
+        partial=True,
+        options=arguments.partial,
+    ),
+    "hunyuan-dense": Architecture(QUERY_NORMS, options=arguments.with_biases),
+    "hunyuan-moe": Architecture(
+        ROUTED | QUERY_NORMS | _shared("mlp.shared_mlp") | {"ffn_gate_inp": "mlp.gate.wg"},
+        options=arguments.with_biases,
+    ),
+    "nemotron": Architecture(minus_one=True, partial=True, options=arguments.nemotron),
+    "mistral3": Architecture(turned=True, by_multiplier=1.0, options=arguments.ministral),
+    "granitemoe": Architecture(
+        GRANITE_EXPERTS,
+        joined=GRANITE_JOINED,
+        turned=True,
+        family=mixtures.granite_family,
+        options=arguments.granite,
+    ),
+    "granitehybrid": Architecture(
+        GRANITE_EXPERTS
+        | {name.removesuffix("_shexp"): module for name, module in SHARED_HALVES.items()}
+        | _mamba("mamba"),
+        _state_tensors("mamba"),
+        joined=GRANITE_JOINED,
+        turned=True,
+        uneven=True,
+        options=hybrids.granite_hybrid,
+    ),
+    "nemotron_h": Architecture(
+        {"attn_norm": "norm", "attn_output": "mixer.o_proj"}
+        | {f"attn_{n}": f"mixer.{n}_proj" for n in "qkv"}
+        | {f"ffn_{n}": f"mixer.{n}_proj" for n in ("up", "down")}
+        | _mamba("mixer"),
+        _state_tensors("mixer"),
+        top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+        uneven=True,
+        own_heads=True,
+        options=hybrids.nemotron_hybrid,
+    ),
+    "qwen3next": Architecture(
+        ROUTED | SHARED_EXPERT | BEHIND_ATTENTION | DELTA_NETS_JOINED,
+        _state_tensors("linear_attn"),
+        joined={"linear_attn.in_proj_qkvz": DELTA_NET},
+        minus_one=True,
+        own_norm="linear_attn.norm.weight",
+        partial=True,
+        uneven=True,
+        options=hybrids.qwen_hybrid,
+    ),
+    "qwen35": Architecture(BEHIND_ATTENTION | DELTA_NETS, **QWEN35),
+    "qwen35moe": Architecture(ROUTED | SHARED_EXPERT | BEHIND_ATTENTION | DELTA_NETS, **QWEN35),
+    "deepseek2": Architecture(
+        ROUTED
+        | LATENT
+        | _shared("mlp.shared_experts")
+        | {f"attn_{n}_b": f"self_attn.kv_b_proj.{n}" for n in "kv"},
+        {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        joined={"self_attn.kv_b_proj": LATENTS},
+        uneven=True,
+        own_heads=True,
+        by_multiplier=10.0,
+        family=mixtures.latent_family,
+        options=latents.latent,
+    ),
+    "minicpm3": Architecture(
+        LATENT | {"attn_kv_b": "self_attn.kv_b_proj"},
+        uneven=True,
+        own_heads=True,
+        options=latents.minicpm,
     ),
 }

@@ -2,7 +2,8 @@
 
 Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing
 is rounded. Types of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and
-3 bits take 8 bits per entry, and so do IQ4_NL and IQ4_XS, whose 4 bits select from a table.
+3 bits take 8 bits per entry, and so do IQ4_NL and IQ4_XS, whose 4 bits select from a table; ternary
+ones take 4.
 """
 
 from __future__ import annotations
@@ -188,6 +189,31 @@ def _q2_k(blocks: Tensor) -> Packed:
     )
 
 
+def _ternary(digits: Tensor, d: Tensor) -> Packed:
+    """digits [rows,256*blocks] of 0 to 2, which stand for -d, 0 and d."""
+    scale = _halves(d).repeat_interleave(8, 1)
+    return pack(4, digits + 7, PlainScales(scale, None))
+
+
+def _tq1_0(blocks: Tensor) -> Packed:
+    """Five digits of base 3 in a byte, as a fraction of 256; in the last four bytes, four."""
+    many, some, rest, d = _parts(blocks, 32, 16, 4, 2)
+    digits = [_digits(field, count) for field, count in ((many, 5), (some, 5), (rest, 4))]
+    return _ternary(torch.cat(digits, -1).flatten(1), d)
+
+
+def _digits(field: Tensor, count: int) -> Tensor:
+    """[..,N] bytes -> [..,count*N]: the first digit of each, the second of each, and so on."""
+    powers = torch.tensor([1, 3, 9, 27, 81][:count], dtype=torch.uint8)[:, None]
+    rest = field[..., None, :] * powers  # without what is above 256
+    return (rest.to(torch.int16) * 3 >> 8).to(torch.uint8).flatten(-2)
+
+
+def _tq2_0(blocks: Tensor) -> Packed:
+    codes, d = _parts(blocks, 64, 2)
+    return _ternary(_pairs(codes.unflatten(-1, (2, 32))).flatten(1), d)
+
+
 def _q3_k(blocks: Tensor) -> Packed:
     high, codes, scales, d = _parts(blocks, 32, 64, 12, 2)
     # bit g is of group g of 32
@@ -255,10 +281,12 @@ TYPES = {
     14: Type("Q6_K", 256, 210, _q6_k),
     20: Type("IQ4_NL", 32, 18, _iq4_nl),
     23: Type("IQ4_XS", 256, 136, _iq4_xs),
+    34: Type("TQ1_0", 256, 54, _tq1_0),
+    35: Type("TQ2_0", 256, 66, _tq2_0),
     39: Type("MXFP4", 32, 17, _mxfp4),
 }
 NAMES = {  # of types that are not supported, for messages
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0",
+    40: "NVFP4",
 }  # fmt: skip

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
 from longdraft.models.gguf import marks, rope
+from longdraft.models.gguf.config import CONFIGS
 from longdraft.models.gguf.file import AGAIN, GGUF
-from longdraft.models.gguf.model import CONFIGS
 from longdraft.models.rope import Rope
 from longdraft.models.support import refuse
 from longdraft.models.untrusted import OURS, neutral

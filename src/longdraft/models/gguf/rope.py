@@ -16,12 +16,16 @@ from longdraft.models.gguf.file import AGAIN, GGUF
 from longdraft.ops.packed import Packed
 
 FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
+LONG = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+TENSORS = (FACTORS, *LONG.values())
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # all that is read under {architecture}.rope.
 READ = ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")
 READ += ("scaling.type", "scaling.factor", "scaling.original_context_length", "scaling.attn_factor")
 READ += ("scaling.yarn_beta_fast", "scaling.yarn_beta_slow")
 UNUSED = ("scaling.finetuned",)  # says how the model was trained, and changes nothing
+# of positions of images, which are equal in a text
+SECTIONS = {"qwen35": "dimension_sections", "qwen35moe": "dimension_sections"}
 # see _check_neutral
 NEUTRAL = (
     "scaling.yarn_ext_factor",
@@ -31,15 +35,22 @@ NEUTRAL = (
 INSTEAD = "use the model's safetensors"
 
 
-def parameters(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
-    """Transformers' rope_parameters of a model of this architecture. Raises InputError."""
+def parameters(
+    file: GGUF, kind: str, positions: int, by_multiplier: float | None = None
+) -> dict[str, Any]:
+    """Transformers' rope_parameters of a model of this architecture. Raises InputError.
+
+    by_multiplier: what YaRN's multiplier is multiplied with; None: there must be none.
+    """
     _check_keys(file, kind)
     base = _number(file, kind, "freq_base", 10000.0)
     if not base > 0:
         raise InputError(f"{file.path} has rotary positions of base {base}: {AGAIN}")
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     scaling, factor = _scaling(file, kind)
-    _check_neutral(file, kind, scaling, factor)
+    _check_neutral(file, kind, scaling, factor, by_multiplier is not None)
+    if any(name in file.tensors for name in LONG.values()):
+        return made | _of_long_texts(file, kind, positions)
     if (factors := _factors(file)) is not None:
         if scaling != "none":
             raise InputError(
@@ -50,7 +61,28 @@ def parameters(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
     if scaling == "none":
         return made
     made |= {"rope_type": scaling, "factor": factor}
-    return made | _yarn(file, kind, positions, factor) if scaling == "yarn" else made
+    if scaling != "yarn":
+        return made
+    made |= _yarn(file, kind, positions, factor)
+    multiplier = _number(file, kind, NEUTRAL[2])
+    if by_multiplier is None or not multiplier:
+        return made
+    return made | dict.fromkeys(("mscale", "mscale_all_dim"), multiplier * by_multiplier)
+
+
+def _of_long_texts(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
+    """LongRoPE: factors for long texts and for short ones."""
+    made: dict[str, Any] = {"rope_type": "longrope"}
+    for name, stored in LONG.items():
+        factors = _factors(file, stored)
+        if factors is None or not bool((factors > 0).all()):
+            raise InputError(f"{file.path} lacks {stored}, or it has factors of 0: {AGAIN}")
+        made[name] = factors.tolist()
+    original = file.get(f"{kind}.rope.scaling.original_context_length", int, positions)
+    if not 1 < original <= positions:
+        raise InputError(f"{file.path} claims an original context length of {original}: {AGAIN}")
+    by = _number(file, kind, "scaling.attn_factor", 1.0)
+    return made | {"original_max_position_embeddings": original, "attention_factor": by}
 
 
 def check_unscaled(file: GGUF, kind: str) -> None:
@@ -66,9 +98,9 @@ def check_unscaled(file: GGUF, kind: str) -> None:
         )
 
 
-def module_of(hf: Any) -> str:
-    """The name of the module that computes rotations in a model's body."""
-    return "rotary_emb" if hasattr(hf.model, "rotary_emb") else "pos_emb"
+def module_of(hf: Any) -> str | None:
+    """The name of the module that computes rotations in a model's body; None: it has none."""
+    return next((n for n in ("rotary_emb", "pos_emb") if getattr(hf.model, n, None)), None)
 
 
 def check(file: GGUF, hf: Any) -> None:
@@ -76,7 +108,7 @@ def check(file: GGUF, hf: Any) -> None:
     factors = _factors(file)
     if factors is None:
         return
-    frequencies = getattr(hf.model, module_of(hf)).inv_freq
+    frequencies = getattr(hf.model, module_of(hf) or "").inv_freq
     exponents = torch.arange(len(frequencies)) / len(frequencies)
     base = hf.config.rope_parameters["rope_theta"] ** -exponents
     same_shape = factors.shape == frequencies.shape
@@ -127,7 +159,7 @@ def _magnitude(factor: float) -> float:
 def _check_keys(file: GGUF, kind: str) -> None:
     """Raises InputError for a key whose meaning is not known."""
     begin = f"{kind}.rope."
-    known = {*READ, *UNUSED, *NEUTRAL}
+    known = {*READ, *UNUSED, *NEUTRAL, SECTIONS.get(kind)}
     odd = next(
         (k for k in file.metadata if k.startswith(begin) and k.removeprefix(begin) not in known),
         None,
@@ -136,7 +168,9 @@ def _check_keys(file: GGUF, kind: str) -> None:
         raise _refused(file, kind, odd.removeprefix(begin), file.metadata[odd])
 
 
-def _check_neutral(file: GGUF, kind: str, scaling: str, factor: float) -> None:
+def _check_neutral(
+    file: GGUF, kind: str, scaling: str, factor: float, reads_multiplier: bool = False
+) -> None:
     """Raises InputError for a value that is not the one that the file would mean without it.
 
     Programs read the last two for some architectures only. The first is YaRN's share, where less
@@ -147,10 +181,11 @@ def _check_neutral(file: GGUF, kind: str, scaling: str, factor: float) -> None:
         raise _refused(file, kind, NEUTRAL[0], share)
     if magnitude is not None and not isclose(magnitude, _magnitude(factor), rel_tol=1e-4):
         raise _refused(file, kind, NEUTRAL[1], magnitude)
-    if multiplier:
+    if multiplier and not reads_multiplier:
         raise _refused(file, kind, NEUTRAL[2], multiplier)
     by = _number(file, kind, "scaling.attn_factor", 1.0)
-    if not by > 0 or (by != 1 and scaling != "yarn"):
+    reads_factor = scaling == "yarn" or any(name in file.tensors for name in LONG.values())
+    if not by > 0 or (by != 1 and not reads_factor):
         raise _refused(file, kind, "scaling.attn_factor", by)
 
 
@@ -165,7 +200,7 @@ def _number(file: GGUF, kind: str, name: str, default: float | None = None) -> A
     return file.get(f"{kind}.rope.{name}", float, default)
 
 
-def _factors(file: GGUF) -> Tensor | None:
-    stored = file.tensors.get(FACTORS)
+def _factors(file: GGUF, name: str = FACTORS) -> Tensor | None:
+    stored = file.tensors.get(name)
     factors = None if stored is None else stored.read()
     return None if factors is None or isinstance(factors, Packed) else factors.float()
