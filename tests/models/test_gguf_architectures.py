@@ -87,7 +87,7 @@ def test_a_change_that_is_not_undone_is_noticed(tmp_path, what, monkeypatch):
             (ARRAY, (BOOL, [True])),
             "1 entries for 3",
         ),
-        ("olmo2", "attention__sliding_window", (U32, 8), "sliding window"),
+        ("granite", "attention__sliding_window", (U32, 8), "sliding window"),
         ("glm4", "rope__dimension_count", (U32, 64), "rotates 64 of 16"),
         ("granite", "rope__scaling__type", (STRING, "longrope"), "rope scaling"),
     ],
@@ -98,11 +98,14 @@ def test_what_cannot_be_read_is_refused(tmp_path, kind, key, value, why):
         load(path)
 
 
+# Files do not tell these models from others that compute the same.
+OF_OTHERS = {"deepseek2 without experts": "deepseek_v3"}
+
+
 @torch.inference_mode(False)
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_run_in_the_kernels(tmp_path, kind):
     lm, _ = load(saved(tmp_path, kind, stock(kind)), "float32")
-    assert (
-        lm.backend.name in ("native", "eager")
-        and lm.config.model_type == stock(kind).config.model_type
-    )
+    assert lm.backend.name == "native"
+    others = OF_OTHERS.get(kind) == lm.config.model_type
+    assert others or lm.config.model_type == stock(kind).config.model_type

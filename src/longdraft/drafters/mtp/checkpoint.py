@@ -89,7 +89,7 @@ class Tensors(Protocol):
 
 
 class FolderTensors:
-    """Those of all safetensors of a folder."""
+    """The tensors of all safetensors of a folder."""
 
     def __init__(self, folder: Path):
         """Raises InputError."""

@@ -11,7 +11,7 @@ from typing import Any
 from longdraft.models.gguf import arguments, experts, gemma3, hybrids, latents, mixtures
 from longdraft.models.gguf.arguments import Given
 from longdraft.models.gguf.file import GGUF
-from longdraft.models.gguf.joined import DELTA_NET, HALVES, LATENTS, Joined
+from longdraft.models.gguf.joined import DELTA_NET, HALVES, LATENTS, InParts
 
 Options = Callable[[GGUF, str, Given], Given]
 
@@ -94,7 +94,7 @@ def _state_tensors(module: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class FileArchitecture:
     """names: of a layer's modules by those of the file's parts, beside and in place of IN_LAYER's.
     tensors: of a layer's parameters by those of the file's tensors, where the endings differ.
     top: the same as names of what is in no layer, beside and in place of TOP's. joined: matrices whose rows a file has
@@ -114,7 +114,7 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     tensors: Mapping[str, str] = field(default_factory=dict[str, str])
     top: Mapping[str, str] = field(default_factory=dict[str, str])
-    joined: Mapping[str, Joined] = field(default_factory=dict[str, Joined])
+    joined: Mapping[str, InParts] = field(default_factory=dict[str, InParts])
     turned: bool = False
     tiled: bool = False
     minus_one: bool = False
@@ -165,44 +165,44 @@ QWEN35: dict[str, Any] = {
     "uneven": True,
     "options": hybrids.qwen_hybrid,
 }
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
+ARCHITECTURES: Mapping[str, FileArchitecture] = {
+    "llama": FileArchitecture(
         ROUTED, turned=True, family=mixtures.mixtral_or_llama, options=arguments.with_biases
     ),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(options=arguments.with_biases),
-    "granite": Architecture(turned=True, options=arguments.granite),
-    "smollm3": Architecture(turned=True, options=arguments.with_biases),
-    "seed_oss": Architecture(BEHIND_ATTENTION, options=arguments.seed),
-    "olmo2": Architecture(
+    "qwen2": FileArchitecture(),
+    "qwen3": FileArchitecture(options=arguments.with_biases),
+    "granite": FileArchitecture(turned=True, options=arguments.granite),
+    "smollm3": FileArchitecture(turned=True, options=arguments.with_biases),
+    "seed_oss": FileArchitecture(BEHIND_ATTENTION, options=arguments.seed),
+    "olmo2": FileArchitecture(
         BEHIND, with_windows=True, family=arguments.olmo_family, options=arguments.olmo
     ),
-    "exaone4": Architecture(BEHIND, with_windows=True, options=arguments.exaone),
-    "glm4": Architecture(GLM, partial=True, options=arguments.glm),
-    "ernie4_5": Architecture(options=arguments.ernie),
-    "command-r": Architecture(options=arguments.cohere),
-    "cohere2": Architecture(with_windows=True, options=arguments.cohere),
-    "starcoder2": Architecture(UNGATED, with_windows=True, options=arguments.starcoder),
-    "phi3": Architecture(JOINED, with_windows=True, partial=True, options=arguments.phi),
-    "gemma2": Architecture(GEMMA, minus_one=True, with_windows=True, options=arguments.gemma2),
-    gemma3.KIND: Architecture(GEMMA, minus_one=True, with_windows=True, options=gemma3.options),
-    mixtures.QWEN: Architecture(ROUTED, options=arguments.with_biases),
-    mixtures.OSS: Architecture(
+    "exaone4": FileArchitecture(BEHIND, with_windows=True, options=arguments.exaone),
+    "glm4": FileArchitecture(GLM, partial=True, options=arguments.glm),
+    "ernie4_5": FileArchitecture(options=arguments.ernie),
+    "command-r": FileArchitecture(options=arguments.cohere),
+    "cohere2": FileArchitecture(with_windows=True, options=arguments.cohere),
+    "starcoder2": FileArchitecture(UNGATED, with_windows=True, options=arguments.starcoder),
+    "phi3": FileArchitecture(JOINED, with_windows=True, partial=True, options=arguments.phi),
+    "gemma2": FileArchitecture(GEMMA, minus_one=True, with_windows=True, options=arguments.gemma2),
+    gemma3.KIND: FileArchitecture(GEMMA, minus_one=True, with_windows=True, options=gemma3.options),
+    mixtures.QWEN: FileArchitecture(ROUTED, options=arguments.with_biases),
+    mixtures.OSS: FileArchitecture(
         ROUTED | BEHIND_ATTENTION | {"ffn_gate_inp": "mlp.router"},
         {"attn_sinks.weight": "self_attn.sinks"},
         with_windows=True,
         options=arguments.oss,
     ),
-    "qwen2moe": Architecture(ROUTED | SHARED_EXPERT),
-    "olmoe": Architecture(ROUTED, options=arguments.with_biases),
-    "glm4moe": Architecture(
+    "qwen2moe": FileArchitecture(ROUTED | SHARED_EXPERT),
+    "olmoe": FileArchitecture(ROUTED, options=arguments.with_biases),
+    "glm4moe": FileArchitecture(
         ROUTED | _shared("mlp.shared_experts") | BEHIND_ATTENTION,
         {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
         partial=True,
         options=arguments.glm,
     ),
-    "lfm2": Architecture(LFM, top=LFM_NORM, options=hybrids.lfm),
-    "lfm2moe": Architecture(
+    "lfm2": FileArchitecture(LFM, top=LFM_NORM, options=hybrids.lfm),
+    "lfm2moe": FileArchitecture(
         LFM
         | {f"ffn_{n}_exps": f"feed_forward.experts.{n}" for n in experts.MATRICES}
         | {"ffn_gate_inp": "feed_forward.gate"},
@@ -210,37 +210,37 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         top=LFM_NORM,
         options=hybrids.lfm,
     ),
-    "dots1": Architecture(
+    "dots1": FileArchitecture(
         ROUTED | _shared("mlp.shared_experts"),
         {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
         options=arguments.with_biases,
     ),
-    "ernie4_5-moe": Architecture(
+    "ernie4_5-moe": FileArchitecture(
         ROUTED | _shared("mlp.shared_experts"),
         {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"},
         options=arguments.ernie,
     ),
-    "minimax-m2": Architecture(
+    "minimax-m2": FileArchitecture(
         ROUTED,
         {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
         partial=True,
         options=arguments.partial,
     ),
-    "hunyuan-dense": Architecture(QUERY_NORMS, options=arguments.with_biases),
-    "hunyuan-moe": Architecture(
+    "hunyuan-dense": FileArchitecture(QUERY_NORMS, options=arguments.with_biases),
+    "hunyuan-moe": FileArchitecture(
         ROUTED | QUERY_NORMS | _shared("mlp.shared_mlp") | {"ffn_gate_inp": "mlp.gate.wg"},
         options=arguments.with_biases,
     ),
-    "nemotron": Architecture(minus_one=True, partial=True, options=arguments.nemotron),
-    "mistral3": Architecture(turned=True, by_multiplier=1.0, options=arguments.ministral),
-    "granitemoe": Architecture(
+    "nemotron": FileArchitecture(minus_one=True, partial=True, options=arguments.nemotron),
+    "mistral3": FileArchitecture(turned=True, by_multiplier=1.0, options=arguments.ministral),
+    "granitemoe": FileArchitecture(
         GRANITE_EXPERTS,
         joined=GRANITE_JOINED,
         turned=True,
         family=mixtures.granite_family,
         options=arguments.granite,
     ),
-    "granitehybrid": Architecture(
+    "granitehybrid": FileArchitecture(
         GRANITE_EXPERTS
         | {name.removesuffix("_shexp"): module for name, module in SHARED_HALVES.items()}
         | _mamba("mamba"),
@@ -250,7 +250,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         uneven=True,
         options=hybrids.granite_hybrid,
     ),
-    "nemotron_h": Architecture(
+    "nemotron_h": FileArchitecture(
         {"attn_norm": "norm", "attn_output": "mixer.o_proj"}
         | {f"attn_{n}": f"mixer.{n}_proj" for n in "qkv"}
         | {f"ffn_{n}": f"mixer.{n}_proj" for n in ("up", "down")}
@@ -261,7 +261,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         own_heads=True,
         options=hybrids.nemotron_hybrid,
     ),
-    "qwen3next": Architecture(
+    "qwen3next": FileArchitecture(
         ROUTED | SHARED_EXPERT | BEHIND_ATTENTION | DELTA_NETS_JOINED,
         _state_tensors("linear_attn"),
         joined={"linear_attn.in_proj_qkvz": DELTA_NET},
@@ -271,9 +271,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         uneven=True,
         options=hybrids.qwen_hybrid,
     ),
-    "qwen35": Architecture(BEHIND_ATTENTION | DELTA_NETS, **QWEN35),
-    "qwen35moe": Architecture(ROUTED | SHARED_EXPERT | BEHIND_ATTENTION | DELTA_NETS, **QWEN35),
-    "deepseek2": Architecture(
+    "qwen35": FileArchitecture(BEHIND_ATTENTION | DELTA_NETS, **QWEN35),
+    "qwen35moe": FileArchitecture(ROUTED | SHARED_EXPERT | BEHIND_ATTENTION | DELTA_NETS, **QWEN35),
+    "deepseek2": FileArchitecture(
         ROUTED
         | LATENT
         | _shared("mlp.shared_experts")
@@ -286,7 +286,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         family=mixtures.latent_family,
         options=latents.latent,
     ),
-    "minicpm3": Architecture(
+    "minicpm3": FileArchitecture(
         LATENT | {"attn_kv_b": "self_attn.kv_b_proj"},
         uneven=True,
         own_heads=True,

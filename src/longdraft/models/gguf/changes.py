@@ -1,4 +1,4 @@
-"""What converters to GGUF changed in a model's tensors, undone."""
+"""Undoes the changes that converters to GGUF make to a model's tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.models.gguf.architectures import Architecture
+from longdraft.models.gguf.architectures import FileArchitecture
 from longdraft.models.gguf.blocks import Make, outside
 from longdraft.models.gguf.file import AGAIN
 from longdraft.ops.packed import BLOCK, Packed
@@ -84,7 +84,7 @@ def _blocks(part: Tensor, order: Tensor) -> Tensor:
     return part.unflatten(1, (len(order), -1))[:, order].flatten(1).contiguous()
 
 
-def rows_of(architecture: Architecture, config: Any, name: str, rows: int) -> Tensor | None:
+def rows_of(architecture: FileArchitecture, config: Any, name: str, rows: int) -> Tensor | None:
     """The places in a file of the rows of a model's parameter; None: in order."""
     part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     if architecture.turned and part in ("q_proj", "k_proj"):
@@ -98,14 +98,14 @@ def rows_of(architecture: Architecture, config: Any, name: str, rows: int) -> Te
     return None
 
 
-def inputs_of(architecture: Architecture, config: Any, name: str) -> Tensor | None:
+def inputs_of(architecture: FileArchitecture, config: Any, name: str) -> Tensor | None:
     """The same of a matrix's inputs."""
     if not architecture.tiled or not name.endswith("linear_attn.out_proj.weight"):
         return None
     return value_heads(config, config.linear_value_head_dim)
 
 
-def numbers_of(architecture: Architecture, name: str, weights: Packed | Tensor) -> Packed | Tensor:
+def numbers_of(architecture: FileArchitecture, name: str, weights: Packed | Tensor) -> Packed | Tensor:
     """The numbers of a model's parameter. Raises InputError."""
     if name.endswith("A_log"):
         return logarithm_of(_plain(weights))

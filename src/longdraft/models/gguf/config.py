@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from longdraft.errors import InputError
 from longdraft.families import FAMILIES
 from longdraft.models.gguf import marks, mixtures, rope
-from longdraft.models.gguf.architectures import ARCHITECTURES, Architecture
+from longdraft.models.gguf.architectures import ARCHITECTURES, FileArchitecture
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.gguf.hybrids import layers_of
 from longdraft.models.gguf.mixtures import FileExperts
@@ -122,7 +122,7 @@ def _sizes(file: GGUF, kind: str) -> _Sizes:
     return _Sizes(width, layers, heads, keys, max(layers_of(file, mlp, blocks, 0)))
 
 
-def _head_dim(file: GGUF, kind: str, architecture: Architecture, sizes: _Sizes) -> int:
+def _head_dim(file: GGUF, kind: str, architecture: FileArchitecture, sizes: _Sizes) -> int:
     """The numbers of a head, all of which are rotated unless the architecture reads how many."""
     rotated = file.get(f"{kind}.rope.dimension_count", int)
     dim = file.get(f"{kind}.attention.key_length", int, rotated or sizes.width // sizes.heads)
@@ -140,7 +140,7 @@ def _head_dim(file: GGUF, kind: str, architecture: Architecture, sizes: _Sizes) 
 
 def _check_first_layer(
     file: GGUF,
-    architecture: Architecture,
+    architecture: FileArchitecture,
     sizes: _Sizes,
     dim: int,
     of_experts: FileExperts | None,

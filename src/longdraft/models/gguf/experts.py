@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from longdraft.backends.packed_experts import PackedExperts, joined, without_matrices
 from longdraft.backends.packed_linear import PackedLinear, replace
-from longdraft.models.gguf.joined import Joined, part_names
+from longdraft.models.gguf.joined import InParts, parts_of
 from longdraft.ops.packed import Packed
 
 MATRICES = ("gate", "up", "down")
@@ -26,14 +26,14 @@ def is_matrix(name: str) -> bool:
     return leaf == "weight" and part.rpartition(".")[2] in OF_EXPERTS
 
 
-def separate(hf: Any, parts_of: Mapping[str, Joined]) -> dict[str, tuple[int, ...]]:
+def separate(hf: Any, in_parts: Mapping[str, InParts]) -> dict[str, tuple[int, ...]]:
     """A model's parameters, its buffers that files have and their shapes: those of experts, and of
     matrices that files have in parts, as a file has them.
     """
     found = dict[str, tuple[int, ...]]()
     for name, p in hf.state_dict(keep_vars=True).items():
         holder, _, leaf = name.rpartition(".")
-        if rule := part_names(name, parts_of):
+        if rule := parts_of(name, in_parts):
             shapes = rule.shapes(hf.config, *p.shape)
             found |= {f"{holder}.{part}.weight": shape for part, shape in shapes.items()}
             continue

@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Joined:
+class InParts:
     """A matrix of a layer, and its parts in a file.
 
     shapes(config, rows, inputs): the parts of a matrix of this shape, by name. join(config, parts):
@@ -27,18 +27,18 @@ class Joined:
     join: Callable[[Any, list[Matrix]], Matrix]
 
 
-def part_names(name: str, joined: Mapping[str, Joined]) -> Joined | None:
-    """What is said about the weights of this name; None: they are one tensor."""
+def parts_of(name: str, joined: Mapping[str, InParts]) -> InParts | None:
+    """How a file has the weights of this name; None: as one tensor."""
     module = name.removesuffix(".weight")
     return next((each for end, each in joined.items() if module.endswith(f".{end}")), None)
 
 
 def put_together(
-    hf: Any, joined: Mapping[str, Joined], packed: dict[str, Packed], plain: dict[str, Tensor]
+    hf: Any, joined: Mapping[str, InParts], packed: dict[str, Packed], plain: dict[str, Tensor]
 ) -> None:
     """Replace the parts in both by the matrices of these modules."""
     for name, p in hf.named_parameters():
-        rule = part_names(name, joined)
+        rule = parts_of(name, joined)
         if rule is None:
             continue
         module = name.removesuffix(".weight")
@@ -107,6 +107,6 @@ def _latent_join(config: Any, parts: list[Matrix]) -> Matrix:
     return torch.cat([keys.mT, values], 1).flatten(0, 1)
 
 
-HALVES = Joined(_halves, lambda config, parts: stacked(parts))
-DELTA_NET = Joined(_delta_parts, _delta_join)
-LATENTS = Joined(_latent_parts, _latent_join)
+HALVES = InParts(_halves, lambda config, parts: stacked(parts))
+DELTA_NET = InParts(_delta_parts, _delta_join)
+LATENTS = InParts(_latent_parts, _latent_join)

@@ -187,7 +187,13 @@ def _of_latents(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, An
             f"{file.path} claims that {some} of {groups} groups of {count} experts are used: "
             f"{AGAIN}"
         )
-    return _routed(file, kind, count, chosen, inner, False) | {
+    made = _routed(file, kind, count, chosen, inner, False)
+    if made["norm_topk_prob"] and latent_family(file, kind) == "deepseek_v2":
+        raise InputError(
+            f"{file.path} divides shares of experts by their sum, which no DeepSeek-V2 does: use "
+            "the model's safetensors"
+        )
+    return made | {
         "n_group": groups,
         "topk_group": some,
         "topk_method": "group_limited_greedy" if groups > 1 else "greedy",

@@ -105,8 +105,8 @@ def build(
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)
     packed, plain = _weights(file, config, dtype, report, make)
-    parts_of = ARCHITECTURES[file.required("general.architecture", str)].joined
-    joined.put_together(hf, parts_of, packed, plain)
+    in_parts = ARCHITECTURES[file.required("general.architecture", str)].joined
+    joined.put_together(hf, in_parts, packed, plain)
     experts.put(hf, packed, plain)
     for name, tensor in plain.items():
         _put(hf, name, tensor)
