@@ -16,6 +16,8 @@ from typing import Any
 from measured import ROOT, filled, listed, table, write_or_check
 
 from longdraft.backends.features.indexer import INDEXED
+from longdraft.families import FAMILIES
+from longdraft.models.gguf.architectures import ARCHITECTURES
 
 PAGE = ROOT / "docs" / "models.md"
 RECORDS = max((ROOT / "benchmarks" / "records").glob("*-coverage.jsonl.gz"))
@@ -82,13 +84,23 @@ def summary(every: list[dict[str, Any]]) -> str:
     return f"{table(('', *names, 'all'), rows)}\n\n{origin}"
 
 
+def gguf_files() -> str:
+    """The architectures that are read with packed weights, and the models that they contain."""
+    rows = []
+    for family in (f for f in FAMILIES if f.gguf):
+        architecture = ARCHITECTURES[family.gguf]
+        types = [f"`{name}`" for name in (family.model_type, *architecture.others)]
+        rows.append((f"`{family.gguf}`", ", ".join(types)))
+    return table(("architecture", "model_type"), sorted(rows)).replace("---:", "---")
+
+
 def page(every: list[dict[str, Any]]) -> str:
     text = filled(PAGE.read_text(encoding="utf-8"), "summary", summary(every))
     for group in GROUPS:
         of = [r for r in every if r.get("group", "causal") == group]
         text = filled(text, f"{group} works", works(of))
         text = filled(text, f"{group} refused", refused(of))
-    return text
+    return filled(text, "gguf", gguf_files())
 
 
 def main(arguments: list[str]) -> int:

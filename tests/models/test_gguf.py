@@ -50,7 +50,8 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 # Tensor types -------------------------------------------------------------------------------------
 
 
-OTHERS = {"MXFP4": 5}  # bits in memory of types that do not keep their own; else 8
+# bits in memory of types that do not keep their own; else 8
+OTHERS = {"TQ1_0": 4, "TQ2_0": 4, "MXFP4": 5}
 
 
 @pytest.mark.parametrize("kind", files.QUANTIZED)

@@ -45,7 +45,7 @@ BAD = [
     (put("general.alignment", U32, 48), "power of 2"),
     (put("split.count", U32, 3), "merge"),
     (put("nested", *NEST), "nested too deeply"),
-    (put("llama.expert_count", U32, 8), "experts"),
+    (put("llama.expert_count", U32, 8), "lacks llama.expert_used_count"),
     (put("llama.block_count", U32, 4_000_000_000), "4000000000 layers"),
     (put("llama.block_count", U32, 2), "has no tensor 'blk.2"),
     (put("llama.attention.head_count", U32, 0), "0 query"),

@@ -24,6 +24,7 @@ from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.loading import load_lm
+from longdraft.ops.packed import Packed
 
 PROMPT = files.IDS[0].tolist()
 RUN = [k for k in ("granitehybrid", "nemotron_h", "qwen3next", "qwen35", "deepseek2") if k in KINDS]
@@ -169,6 +170,29 @@ def test_what_cannot_be_read_is_refused(tmp_path, kind, change, why):
             load(saved(tmp_path, kind, stock(kind), **change))
 
 
+WRONG = (0, 1, 3, 4_000_000_000)
+MANY = [k for k in KINDS if k in (*RUN, "granitemoe", "minicpm3", "ernie4_5-moe", "hunyuan-moe")]
+
+
+@torch.inference_mode(False)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", MANY)
+def test_any_number_of_the_metadata_is_an_error_or_a_model(tmp_path, kind):
+    hf = stock(kind)
+    known = gguf.read(saved(tmp_path, kind, hf)).metadata
+    arch = kind.split()[0]
+    numbers = [k for k, v in known.items() if k.startswith(f"{arch}.") and type(v) is int]
+    assert len(numbers) > 8
+    for key in numbers:
+        for value in WRONG:
+            change = {key.removeprefix(f"{arch}.").replace(".", "__"): (U32, value)}
+            file = gguf.read(saved(tmp_path, kind, hf, **change))
+            try:
+                gguf_model.build(file, gguf_config.config_of(file), torch.float32)
+            except InputError as error:
+                assert "\n" not in str(error)
+
+
 @torch.inference_mode(False)
 def test_two_tensors_of_one_module_are_refused(tmp_path):
     if "granitehybrid" not in KINDS:
@@ -235,12 +259,15 @@ def test_inputs_that_are_moved_keep_their_numbers(form):
     data = torch.frombuffer(bytearray(files.blocks(form, (32, 256))), dtype=torch.uint8)
     kind = blocks.TYPES[files.NUMBER[form]]
     packed = kind.unpack(data.view(32, 256 // entries, size), blocks.outside)
+    assert isinstance(packed, Packed)
     order = torch.arange(256).view(4, 64)[[2, 0, 3, 1]].flatten()
     moved = changes.with_inputs(packed, order)
-    assert type(moved) is type(packed)
+    assert isinstance(moved, Packed)
     assert torch.equal(moved.dequantized(), packed.dequantized()[:, order])
     odd = torch.randperm(256)
-    assert torch.equal(changes.with_inputs(packed, odd), packed.dequantized()[:, odd])
+    mixed = changes.with_inputs(packed, odd)
+    assert isinstance(mixed, Tensor)
+    assert torch.equal(mixed, packed.dequantized()[:, odd])
 
 
 # Layers for further tokens ------------------------------------------------------------------------
@@ -328,9 +355,15 @@ def test_an_incomplete_layer_is_refused(tmp_path):
     body = load_lm(str(made.folder), "float32").hf
     some = further(made.folder)
     del some[f"blk.{mtp_files.BODY}.ffn_up.weight"]
-    counts = {"block_count": (U32, mtp_files.BODY + 1), "nextn_predict_layers": (U32, 1)}
     path = saved(
-        tmp_path, "qwen35", body, some, words=False, full_attention_interval=(U32, 2), **counts
+        tmp_path,
+        "qwen35",
+        body,
+        some,
+        words=False,
+        block_count=(U32, mtp_files.BODY + 1),
+        nextn_predict_layers=(U32, 1),
+        full_attention_interval=(U32, 2),
     )
     with pytest.raises(InputError, match="incomplete"):
         read_mtp(load_lm(str(path), "float32"))

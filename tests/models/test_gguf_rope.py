@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import gguf_converters as converters
 from support import gguf_files as files
 from support.gguf_files import BOOL, F32, IDS, STRING, U32, logits, ours, saved, stock
 
@@ -162,3 +163,63 @@ def test_files_that_transformers_reads_are_refused_with_a_scaling_that_it_ignore
     with pytest.raises(InputError, match=re.escape(why)):
         rope.check_unscaled(file, "phi3")
     rope.check_unscaled(GGUF(Path("x.gguf"), {"phi3.rope.freq_base": 1e4}, {}), "phi3")
+
+
+# Of other architectures ---------------------------------------------------------------------------
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    "attention_factor": 1.2,
+}
+
+
+@pytest.mark.parametrize("original", [20, 200])  # the text is longer, or shorter
+@pytest.mark.parametrize("fault", ["", "long", "short"])
+@torch.inference_mode(False)
+def test_factors_for_long_texts_and_for_short_ones(tmp_path, original, fault):
+    given = LONG_ROPE | {"original_max_position_embeddings": original}
+    hf = converters.stock("phi3", rope_parameters=given, original_max_position_embeddings=original)
+    factors = {
+        f"rope_factors_{name}.weight": torch.tensor(LONG_ROPE[f"{name}_factor"])
+        * (2 if name == fault else 1)
+        for name in ("long", "short")
+    }
+    path = converters.saved(
+        tmp_path,
+        "phi3",
+        hf,
+        factors,
+        rope__scaling__original_context_length=(U32, original),
+        rope__scaling__attn_factor=(F32, 1.2),
+    )
+    used = "short" if original == 200 else "long"
+    same = torch.allclose(ours(path), logits(hf), atol=1e-4)
+    assert same == (fault != used)
+
+
+@pytest.mark.parametrize(("kind", "by"), [("mistral3", 1.0), ("deepseek2", 0.1)])
+@pytest.mark.parametrize("fault", [1.0, 2.0])
+@torch.inference_mode(False)
+def test_yarns_multiplier(tmp_path, kind, by, fault):
+    """Files of DeepSeek have a tenth of what its config has."""
+    given = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7, "original_max_position_embeddings": 128}
+    if kind == "mistral3":
+        given["llama_4_scaling_beta"] = 0.5
+    hf = converters.stock(kind, rope_parameters=given)
+    path = converters.saved(
+        tmp_path,
+        kind,
+        hf,
+        context_length=(U32, hf.config.max_position_embeddings),
+        rope__scaling__type=(STRING, "yarn"),
+        rope__scaling__factor=(F32, 4.0),
+        rope__scaling__original_context_length=(U32, 128),
+        rope__scaling__yarn_log_multiplier=(F32, 0.7 * by * fault),
+    )
+    same = torch.allclose(ours(path), logits(hf), atol=1e-4)
+    # where both of its numbers are equal, the rotations of a Mistral do not depend on them
+    assert same == (fault == 1.0 or kind == "mistral3")

@@ -256,7 +256,7 @@ def metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
         case "glm4":
             return {"glm4.rope.dimension_count": (U32, c.head_dim // 2)}
         case "minimax-m2" | "nemotron":
-            made = {f"{kind}.rope.dimension_count": (U32, 8)}
+            made: dict[str, tuple[int, Any]] = {f"{kind}.rope.dimension_count": (U32, 8)}
             if kind == "nemotron":
                 return made | {"nemotron.attention.layer_norm_epsilon": (F32, c.norm_eps)}
             return made | experts(kind, c) | {"minimax-m2.expert_gating_func": (U32, 2)}
@@ -352,7 +352,7 @@ def more_metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
         case "qwen3next" | "qwen35" | "qwen35moe":
             heads = c.linear_num_value_heads
             inner = heads * c.linear_value_head_dim
-            shared = {}
+            shared: dict[str, tuple[int, Any]] = {}
             if name != "qwen35":
                 size = (U32, c.shared_expert_intermediate_size)
                 shared = {f"{name}.expert_shared_feed_forward_length": size}
@@ -540,6 +540,6 @@ def saved(
     return files.write(folder / "model.gguf", known, tensors)
 
 
-def difference(folder: Any, kind: str, **changes: tuple[int, Any]) -> float:
+def difference(folder: Any, kind: str, **changes: Any) -> float:
     hf = stock(kind)
     return float((ours(saved(folder, kind, hf, **changes)) - logits(hf)).abs().max())

@@ -153,8 +153,8 @@ def tensors_of(target: LM) -> Tensors:
         return FurtherLayers(Path(where), target.config)
     if not where:
         raise InputError(
-            "mtp reads layers from the model's weights, but this one comes from no folder or file "
-            "of weights: give one"
+            "mtp reads layers from the model's own weights, but this one comes from none: give a "
+            "folder or a GGUF file"
         )
     try:
         # the target has been loaded from it

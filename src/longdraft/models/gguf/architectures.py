@@ -97,8 +97,8 @@ def _state_tensors(module: str) -> dict[str, str]:
 class FileArchitecture:
     """names: of a layer's modules by those of the file's parts, beside and in place of IN_LAYER's.
     tensors: of a layer's parameters by those of the file's tensors, where the endings differ.
-    top: the same as names of what is in no layer, beside and in place of TOP's. joined: matrices whose rows a file has
-    in several tensors, by the ends of their names.
+    top: names of modules that are in no layer, beside and in place of TOP's. joined: matrices whose
+    rows a file has in several tensors, by the ends of their names.
 
     turned: rows of queries and keys lie so that numbers which are rotated together are side by
     side. tiled: the first value head of every key head comes before the second of any. minus_one:
@@ -107,8 +107,9 @@ class FileArchitecture:
     are rotated. uneven: its first layer may lack attention or an MLP, or have other shapes.
     own_heads: its options read the sizes of heads. by_multiplier: what YaRN's multiplier of its
     files is multiplied with.
-    family(file, kind): the model_type of its family, where several share an architecture.
-    options(file, kind, given): arguments of its config, from those that a Llama's would have.
+    others: model_types that its files may have beside the one of `families.py`, which
+    family(file, kind) tells apart. options(file, kind, given): arguments of its config, from those
+    that a Llama's would have.
     """
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -124,6 +125,7 @@ class FileArchitecture:
     uneven: bool = False
     own_heads: bool = False
     by_multiplier: float | None = None
+    others: tuple[str, ...] = ()
     family: Callable[[GGUF, str], str] | None = None
     options: Options = arguments.unchanged
 
@@ -167,7 +169,11 @@ QWEN35: dict[str, Any] = {
 }
 ARCHITECTURES: Mapping[str, FileArchitecture] = {
     "llama": FileArchitecture(
-        ROUTED, turned=True, family=mixtures.mixtral_or_llama, options=arguments.with_biases
+        ROUTED,
+        turned=True,
+        others=("mixtral",),
+        family=mixtures.mixtral_or_llama,
+        options=arguments.with_biases,
     ),
     "qwen2": FileArchitecture(),
     "qwen3": FileArchitecture(options=arguments.with_biases),
@@ -175,7 +181,11 @@ ARCHITECTURES: Mapping[str, FileArchitecture] = {
     "smollm3": FileArchitecture(turned=True, options=arguments.with_biases),
     "seed_oss": FileArchitecture(BEHIND_ATTENTION, options=arguments.seed),
     "olmo2": FileArchitecture(
-        BEHIND, with_windows=True, family=arguments.olmo_family, options=arguments.olmo
+        BEHIND,
+        with_windows=True,
+        others=("olmo3",),
+        family=arguments.olmo_family,
+        options=arguments.olmo,
     ),
     "exaone4": FileArchitecture(BEHIND, with_windows=True, options=arguments.exaone),
     "glm4": FileArchitecture(GLM, partial=True, options=arguments.glm),
@@ -237,6 +247,7 @@ ARCHITECTURES: Mapping[str, FileArchitecture] = {
         GRANITE_EXPERTS,
         joined=GRANITE_JOINED,
         turned=True,
+        others=("granitemoeshared",),
         family=mixtures.granite_family,
         options=arguments.granite,
     ),
@@ -283,6 +294,7 @@ ARCHITECTURES: Mapping[str, FileArchitecture] = {
         uneven=True,
         own_heads=True,
         by_multiplier=10.0,
+        others=("deepseek_v2",),
         family=mixtures.latent_family,
         options=latents.latent,
     ),

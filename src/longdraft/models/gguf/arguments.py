@@ -141,8 +141,11 @@ def starcoder(file: GGUF, kind: str, given: Given) -> Given:
 
 
 def phi(file: GGUF, kind: str, given: Given) -> Given:
-    window = file.get(f"{kind}.attention.sliding_window", int) or None
-    return partial(file, kind, given) | {"sliding_window": window}
+    made = partial(file, kind, given)
+    made["sliding_window"] = file.get(f"{kind}.attention.sliding_window", int) or None
+    if original := given["rope_parameters"].get("original_max_position_embeddings"):
+        made["original_max_position_embeddings"] = original
+    return made
 
 
 def oss(file: GGUF, kind: str, given: Given) -> Given:

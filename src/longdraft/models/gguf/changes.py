@@ -105,7 +105,9 @@ def inputs_of(architecture: FileArchitecture, config: Any, name: str) -> Tensor 
     return value_heads(config, config.linear_value_head_dim)
 
 
-def numbers_of(architecture: FileArchitecture, name: str, weights: Packed | Tensor) -> Packed | Tensor:
+def numbers_of(
+    architecture: FileArchitecture, name: str, weights: Packed | Tensor
+) -> Packed | Tensor:
     """The numbers of a model's parameter. Raises InputError."""
     if name.endswith("A_log"):
         return logarithm_of(_plain(weights))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from longdraft.errors import InputError
@@ -47,6 +49,7 @@ def config_of(file: GGUF) -> Any:
     sizes = _sizes(file, kind)
     dim = _head_dim(file, kind, architecture, sizes)
     table = tensor(file, TABLE)
+    _check_shape(file, TABLE, (table.shape[0], sizes.width))
     if not architecture.uneven:
         _check_first_layer(file, architecture, sizes, dim, of_experts)
     positions = file.get(f"{kind}.context_length", int, 2048)
@@ -86,13 +89,19 @@ def config_of(file: GGUF) -> Any:
 def _made(file: GGUF, kind: str, given: dict[str, Any]) -> Any:
     of_family = ARCHITECTURES[kind].family
     cls: Any = OF_TYPE[of_family(file, kind)] if of_family else CONFIGS[kind]
-    try:
+    with possible_sizes(file):
         return cls(**given)
+
+
+@contextmanager
+def possible_sizes(file: GGUF) -> Iterator[None]:
+    """Raises InputError for what Transformers raises about sizes that no model can have."""
+    try:
+        yield
     except Exception as error:  # the library raises many types
-        what = str(error).strip().splitlines()[-1].strip()
-        raise InputError(
-            f"{file.path}: no {kind} has these sizes ({what[:200]}): {AGAIN}"
-        ) from None
+        kind = file.required("general.architecture", str)
+        what = " ".join(str(error).split())[:200]
+        raise InputError(f"{file.path}: no {kind} has these sizes ({what}): {AGAIN}") from None
 
 
 def further_layers(file: GGUF, kind: str) -> int:
@@ -159,13 +168,17 @@ def _check_first_layer(
     ]
     if architecture.joins_queries:
         projections = [(f"{first}.attn_qkv.weight", (queries + 2 * keys, width))]
-    rows = tensor(file, TABLE).shape[0]
-    for name, wanted in ((TABLE, (rows, width)), *projections, up):
-        if tensor(file, name).shape != wanted:
-            shape, right = ("x".join(map(str, x)) for x in (tensor(file, name).shape, wanted))
-            raise InputError(
-                f"{file.path}: {name} is {shape}, but the metadata implies {right}: {AGAIN}"
-            )
+    for name, wanted in (*projections, up):
+        _check_shape(file, name, wanted)
+
+
+def _check_shape(file: GGUF, name: str, wanted: tuple[int, ...]) -> None:
+    found = tensor(file, name).shape
+    if found != wanted:
+        shape, right = ("x".join(map(str, x)) for x in (found, wanted))
+        raise InputError(
+            f"{file.path}: {name} is {shape}, but the metadata implies {right}: {AGAIN}"
+        )
 
 
 def check_vocabulary(file: GGUF) -> None:

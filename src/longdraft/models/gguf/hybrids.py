@@ -104,10 +104,8 @@ def nemotron_hybrid(file: GGUF, kind: str, given: Given) -> Given:
     sizes = _mamba(file, kind)
     layers = given["num_hidden_layers"]
     mlps = layers_of(file, f"{kind}.feed_forward_length", layers, 0)
-    types = [
-        FULL if keys else "mlp" if mlp else RECURRENT
-        for keys, mlp in zip(given["key_heads"], mlps, strict=True)
-    ]
+    types = [FULL if keys else RECURRENT for keys in given["key_heads"]]
+    types = ["mlp" if mlp else other for other, mlp in zip(types, mlps, strict=True)]
     return without(given, "key_heads", "rms_norm_eps", "rope_parameters") | {
         "layers_block_type": types,
         "layer_norm_epsilon": given["rms_norm_eps"],

@@ -133,7 +133,7 @@ def _of_qwen2(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]
 
 
 def _of_hybrid(kind: str) -> Arguments:
-    """Those of Qwen3NextConfig or Qwen3_5MoeTextConfig."""
+    """Arguments of Qwen3NextConfig or Qwen3_5MoeTextConfig."""
 
     def arguments(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
         shared = file.required(f"{kind}.expert_shared_feed_forward_length", int)
@@ -211,7 +211,7 @@ def _of_mixtral(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, An
 
 
 def _of_granite(kind: str) -> Arguments:
-    """Those of GraniteMoeConfig, GraniteMoeSharedConfig or GraniteMoeHybridConfig."""
+    """Arguments of GraniteMoeConfig, GraniteMoeSharedConfig or GraniteMoeHybridConfig."""
 
     def arguments(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
         shared = file.get(f"{kind}.expert_shared_feed_forward_length", int, 0)

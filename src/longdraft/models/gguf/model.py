@@ -20,7 +20,7 @@ from longdraft.models.alignment import LINE, Area, lines
 from longdraft.models.gguf import changes, experts, joined, marks, rope
 from longdraft.models.gguf.architectures import ARCHITECTURES, TOP
 from longdraft.models.gguf.blocks import Make, outside
-from longdraft.models.gguf.config import CONFIGS, HEAD, TABLE, further_layers
+from longdraft.models.gguf.config import CONFIGS, HEAD, TABLE, further_layers, possible_sizes
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
 from longdraft.ops.in_threads import in_threads
@@ -47,12 +47,12 @@ def module_of(name: str, kind: str) -> str | None:
 def body(file: GGUF) -> list[Stored]:
     """The tensors of a model, without factors of rotations and layers for further tokens."""
     kind = file.required("general.architecture", str)
-    layers = file.required(f"{kind}.block_count", int) - further_layers(file, kind)
-    further = re.compile(r"blk\.(\d{1,6})\.")
+    blocks = file.required(f"{kind}.block_count", int)
+    further = range(blocks - further_layers(file, kind), blocks)
 
     def is_further(name: str) -> bool:
-        match = further.match(name)
-        return match is not None and int(match[1]) >= layers
+        match = re.match(r"blk\.(\d{1,6})\.", name)
+        return match is not None and int(match[1]) in further
 
     return [
         stored
@@ -100,7 +100,7 @@ def build(
     their size is known beforehand. Raises InputError.
     """
     make = outside if area is None else area.take
-    with torch.device("meta"):
+    with torch.device("meta"), possible_sizes(file):
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)

@@ -49,7 +49,7 @@ def parameters(
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     scaling, factor = _scaling(file, kind)
     _check_neutral(file, kind, scaling, factor, by_multiplier is not None)
-    if any(name in file.tensors for name in LONG.values()):
+    if _has_long_factors(file):
         return made | _of_long_texts(file, kind, positions)
     if (factors := _factors(file)) is not None:
         if scaling != "none":
@@ -68,6 +68,10 @@ def parameters(
     if by_multiplier is None or not multiplier:
         return made
     return made | dict.fromkeys(("mscale", "mscale_all_dim"), multiplier * by_multiplier)
+
+
+def _has_long_factors(file: GGUF) -> bool:
+    return any(name in file.tensors for name in LONG.values())
 
 
 def _of_long_texts(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
@@ -125,6 +129,8 @@ def _scaling(file: GGUF, kind: str) -> tuple[str, float]:
     """
     scaling = file.get(f"{kind}.rope.scaling.type", str, "linear")
     factor = _number(file, kind, "scaling.factor", _number(file, kind, "scale_linear", 0.0)) or 1.0
+    if scaling == "longrope" and _has_long_factors(file):
+        return "none", 1.0
     if scaling not in ("none", "linear", "yarn"):
         raise InputError(
             f"{file.path} has the rope scaling {scaling[:40]!r}: use a model with none, "
@@ -184,7 +190,7 @@ def _check_neutral(
     if multiplier and not reads_multiplier:
         raise _refused(file, kind, NEUTRAL[2], multiplier)
     by = _number(file, kind, "scaling.attn_factor", 1.0)
-    reads_factor = scaling == "yarn" or any(name in file.tensors for name in LONG.values())
+    reads_factor = scaling == "yarn" or _has_long_factors(file)
     if not by > 0 or (by != 1 and not reads_factor):
         raise _refused(file, kind, "scaling.attn_factor", by)
 
