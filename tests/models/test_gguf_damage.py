@@ -5,24 +5,18 @@ allocation first.
 from __future__ import annotations
 
 import struct
-import tracemalloc
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import gguf_files as files
-from support.gguf_files import ARRAY, F32, I32, STRING, U32, saved, stock, tokens
+from support.gguf_files import ARRAY, F32, I32, STRING, U32, saved, stock, tokens, try_to_load
 
 from longdraft import load
 from longdraft.errors import InputError
-from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
-from longdraft.models.gguf import model as gguf_model
-from longdraft.models.gguf import tokenizer as gguf_tokenizer
 
 
 def drop(key):
@@ -43,7 +37,7 @@ BAD = [
     (put("general.architecture", STRING, "mystery"), "mystery"),
     (put("general.architecture", U32, 3), "not of type str"),
     (put("general.alignment", U32, 48), "power of 2"),
-    (put("split.count", U32, 3), "merge"),
+    (put("split.count", U32, 3), "split.no is not a number from 0 to 2"),
     (put("nested", *NEST), "nested too deeply"),
     (put("llama.expert_count", U32, 8), "lacks llama.expert_used_count"),
     (put("llama.block_count", U32, 4_000_000_000), "4000000000 layers"),
@@ -167,22 +161,6 @@ def small(words: bool = True) -> bytes:
     hf = stock(num_hidden_layers=1, hidden_size=16, intermediate_size=16, head_dim=4)
     metadata, tensors = files.of_model(hf, "F16", words=words)
     return files.contents(metadata, tensors)
-
-
-def try_to_load(path: Path) -> None:
-    """Raises nothing but InputError, and allocates little."""
-    tracemalloc.start()
-    try:
-        file = gguf.read(path)
-        gguf_model.build(file, gguf_config.config_of(file), torch.float32)
-        gguf_tokenizer.build(file)
-    except InputError as error:
-        assert "\n" not in str(error)
-        raise
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 64 << 20
 
 
 @pytest.mark.full

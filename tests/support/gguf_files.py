@@ -1,10 +1,9 @@
-"""Writes GGUF files, of tiny models too, and decodes their blocks, for test_gguf.py and
-test_gguf_damage.py.
-"""
+"""Writes GGUF files, of tiny models too, and decodes their blocks, for the tests of GGUF files."""
 
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -22,10 +21,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from longdraft.errors import InputError
 from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
+from longdraft.models.gguf import tokenizer as gguf_tokenizer
 
+U16 = 2
 U32 = 4
 I32 = 5
 F32 = 6
@@ -33,7 +35,7 @@ BOOL = 7
 STRING = 8
 ARRAY = 9
 U64 = 10
-CODES = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
+CODES = {U16: "<H", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
 NUMBER = {
     "F32": 0,
     "F16": 1,
@@ -409,6 +411,49 @@ def of_model(
 def write(path: Path, metadata: dict, tensors: dict, version: int = 3) -> Path:
     path.write_bytes(contents(metadata, tensors, version))
     return path
+
+
+def split(
+    folder: Path,
+    metadata: dict,
+    tensors: dict,
+    count: int = 3,
+    change=lambda i, metadata, tensors: None,
+) -> list[Path]:
+    """Writes a model in parts as llama-gguf-split does -> their files.
+
+    `change` may change what goes into part i.
+    """
+    names = list(tensors)
+    most = -(-len(names) // count)
+    paths = []
+    for i in range(count):
+        own = dict(metadata) if i == 0 else {}
+        own |= {
+            "split.no": (U16, i),
+            "split.count": (U16, count),
+            "split.tensors.count": (I32, len(tensors)),
+        }
+        some = {name: tensors[name] for name in names[i * most : (i + 1) * most]}
+        change(i, own, some)
+        paths.append(write(folder / f"model-{i + 1:05}-of-{count:05}.gguf", own, some))
+    return paths
+
+
+def try_to_load(path: Path) -> None:
+    """Raises nothing but InputError, and allocates little."""
+    tracemalloc.start()
+    try:
+        file = gguf.read(path)
+        gguf_model.build(file, gguf_config.config_of(file), torch.float32)
+        gguf_tokenizer.build(file)
+    except InputError as error:
+        assert "\n" not in str(error)
+        raise
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 64 << 20
 
 
 # Tiny models in files -----------------------------------------------------------------------------

@@ -13,18 +13,20 @@ import torch
 from longdraft.core.cache import KVCache
 from longdraft.core.provenance import checkout, command, now, processor, relative, versions
 from longdraft.host import environment
+from longdraft.models.gguf import parts
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import weights_of
 from longdraft.ops.threads import are_pinned
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
-    """The hash of the model's GGUF file or of the safetensors in its folder.
+    """The hash of the model's GGUF file (all its parts) or of the safetensors in its folder.
 
     None: there are none, or they have more than `limit` bytes.
     """
     where = Path(lm.hf.name_or_path or "-")
-    files = [where] if where.is_file() else sorted(where.glob("*.safetensors"))
+    is_gguf = where.is_file()
+    files = parts.files_of(where) if is_gguf else sorted(where.glob("*.safetensors"))
     if not files or sum(f.stat().st_size for f in files) > limit:
         return None
     digest = hashlib.sha256()

@@ -21,6 +21,7 @@ from longdraft.bench.peers.openvino import OpenVINO
 from longdraft.bench.peers.transformers import LOOKUP, Transformers
 from longdraft.bench.peers.worker import installed
 from longdraft.errors import InputError
+from longdraft.models.gguf import parts
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 
@@ -230,7 +231,12 @@ def _given(draft: Path | None, form: str) -> Path:
 
 
 def gguf_of(target: LM) -> Path | None:
-    """The GGUF file that a model was loaded from."""
-    names = (target.name, target.hf.name_or_path)
-    files = [Path(name).expanduser() for name in names if name.endswith(".gguf")]
-    return next((f for f in files if f.is_file()), None)
+    """The GGUF file that a model was loaded from; of a split one the first part.
+
+    The file need not be named .gguf: one of Ollama's is not.
+    """
+    own = target.hf.name_or_path
+    names = [target.name, own] if target.name.endswith(".gguf") else [own]
+    files = [Path(name).expanduser() for name in names if name]
+    there = next((f for f in files if f.is_file()), None)
+    return None if there is None else parts.files_of(there)[0]

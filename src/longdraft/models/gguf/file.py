@@ -1,4 +1,4 @@
-"""Reads the GGUF container, versions 2 and 3: metadata and tensors.
+"""Reads the GGUF container, versions 2 and 3: metadata and tensors, in one file or in several.
 
 Each is checked against the file before it is used.
 """
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
+from longdraft.models.gguf import parts
 from longdraft.models.gguf.blocks import NAMES, PART, TYPES, Make, Type, outside
 from longdraft.ops.packed import Packed
 
@@ -99,7 +100,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class GGUF:
-    """The contents of a file.
+    """The contents of a file, or of all parts of a split one, of which `path` is any.
 
     Numeric arrays of its metadata are memory-mapped too.
     """
@@ -129,10 +130,22 @@ class GGUF:
 
 
 def read(path: Path) -> GGUF:
-    """The contents of a GGUF file.
+    """The contents of a GGUF file, or of the split file of which it is a part.
 
     Raises InputError for a file that is damaged or not supported by longdraft.
     """
+    given = _read(path)
+    if parts.split_of(path, given.metadata) is None:
+        return given
+    files = parts.files_of(path)
+    parts.check_there(files)
+    each = [given if file == path else _read(file) for file in files]
+    tensors = parts.joined(files, [x.metadata for x in each], [x.tensors for x in each])
+    return GGUF(path, each[0].metadata, tensors)
+
+
+def _read(path: Path) -> GGUF:
+    """The contents of one file."""
     try:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
@@ -214,11 +227,6 @@ class _Reader:
                 self.bad(f"the metadata entry {key[:80]!r} appears twice")
             entry = repr(key[:80])
             metadata[key] = self.value(self.number("<I", entry), entry)
-        if metadata.get("split.count", 0) not in (0, 1):
-            self.bad(
-                f"it is one of {metadata['split.count']} parts",
-                "merge them with llama-gguf-split --merge",
-            )
         return GGUF(self.path, metadata, self.tensors(tensors, metadata))
 
     def value(self, kind: int, item: str, depth: int = 0) -> Any:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
-from longdraft.models.gguf import marks, rope
+from longdraft.models.gguf import marks, parts, rope
 from longdraft.models.gguf.config import CONFIGS
 from longdraft.models.gguf.file import AGAIN, GGUF
 from longdraft.models.rope import Rope
@@ -28,6 +28,11 @@ def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> An
     """The model of a file of this architecture. Raises InputError."""
     rope.check_unscaled(file, kind)
     path = file.path
+    if len(parts.files_of(path)) > 1:
+        raise InputError(
+            f"{path} is a part of a model of architecture {kind[:40]!r}, which is only read from "
+            "whole files: merge the parts with llama-gguf-split --merge"
+        )
     lacking = [name for name in READERS if find_spec(name) is None]
     if lacking:
         raise InputError(
