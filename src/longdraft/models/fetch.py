@@ -50,6 +50,7 @@ def is_file(name: str) -> bool:
 
     It is a model of `longdraft fetch`, a path, hf:ORG/REPO:TYPE or ollama:NAME.
     """
+    name = str(name)  # a program may give a Path
     path = Path(name).expanduser()
     is_name = name in SOURCES or name.startswith((hub_files.PREFIX, local.PREFIX))
     return (is_name or path.suffix.lower() == ".gguf") and not path.is_dir()
@@ -60,6 +61,7 @@ def file_of(name: str) -> Path:
 
     Only hf:ORG/REPO:TYPE downloads. Raises InputError for a model that is not here.
     """
+    name = str(name)
     if name in SOURCES:
         return fetched(name)
     if name.startswith(hub_files.PREFIX):
