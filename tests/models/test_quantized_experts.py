@@ -11,14 +11,15 @@ import torch
 from support import tiny
 from support.listed import make
 from support.quantized_files import FORMATS, saved, saved_oss
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
 from longdraft import InputError, Sampler, generate
 from longdraft.backends.packed_experts import PackedExperts
 from longdraft.core.tree import Tree
 from longdraft.models.loading import load_lm
-from longdraft.models.quantized import experts, mxfp4
+from longdraft.models.quantized import experts, mxfp4, reader
+from longdraft.models.untrusted import neutral
 from longdraft.ops import native
 from longdraft.ops.packed import pack
 from longdraft.ops.scales import PlainScales
@@ -114,6 +115,16 @@ def test_experts_in_other_forms_are_put_into_one():
     whole = experts.stacked([four, five])
     want = torch.cat([four.dequantized(), five.dequantized()])
     assert torch.equal(whole.dequantized(), want)
+
+
+def test_experts_are_unpacked_where_packed_ones_would_be_slow(tmp_path):
+    """Transformers unpacks gpt-oss for a GPU, and for several processes."""
+    saved_oss(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert reader.taken(config, packs_experts=False) is None
+    assert neutral(config).quantization_config["dequantize"] is True
+    assert reader.taken(config, packs_experts=True) is not None
+    assert not hasattr(config, "quantization_config")
 
 
 DAMAGED = {
