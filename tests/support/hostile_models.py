@@ -137,7 +137,19 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
         [config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})],
         "quantized (bitsandbytes)",
     ),
-    "gptq": ([config(quantization_config={"quant_method": "gptq", "bits": 4})], "quantized (gptq)"),
+    "gptq": (
+        [config(quantization_config={"quant_method": "gptq", "bits": 4})],
+        "no quantized layers, although config.json names GPTQ",
+    ),
+    "awq": (
+        [config(quantization_config={"quant_method": "awq", "version": "evil"})],
+        "quantized by AWQ with version evil",
+    ),
+    "compressed-tensors": (
+        [config(quantization_config={"quant_method": "compressed-tensors"})],
+        "without config_groups",
+    ),
+    "mlx": ([config(quantization={"bits": "evil"})], "quantized by MLX with bits evil"),
     "an unknown quantization": (
         [config(quantization_config={"quant_method": "evil"})],
         "quantized (evil)",
@@ -172,6 +184,10 @@ PACKAGES = (
     "peft",
     "bitsandbytes",
     "gptqmodel",
+    "auto_gptq",
+    "awq",
+    "compressed_tensors",
+    "mlx",
     "optimum",
     "deep_gemm",
     "sonicmoe",

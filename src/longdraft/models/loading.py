@@ -33,6 +33,7 @@ from longdraft.models.library_messages import only_serious
 from longdraft.models.lm import AUTO, KV_BITS, LM
 from longdraft.models.loading_progress import Report, between, viewed
 from longdraft.models.multimodal import text_model, without_towers
+from longdraft.models.quantized import reader as quantized
 from longdraft.models.rope import Rope
 from longdraft.models.support import in_one_line, refuse, verify
 from longdraft.models.tensor_parallel import options_for, settle
@@ -49,6 +50,7 @@ READ = 0.7
 ALIGNED = 0.9
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+UNDIVIDED = "and cannot be divided among processes: start without torchrun"
 HOW = (
     "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and "
     "*.safetensors, a .gguf file, hf:ORG/REPO:TYPE, ollama:NAME, or a Hub id like org/name"
@@ -162,6 +164,7 @@ def _read(
         raise InputError(
             f"{subject} cannot be divided among processes: start without torchrun, or {instead}"
         )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     note = None
     file = None
     area = None
@@ -170,8 +173,9 @@ def _read(
         area = gguf_model.area_for(file, DTYPES[dtype])
         hf, note = _from_gguf(file, dtype, scaling, between(report, 0, READ), area)
     else:
-        hf = _from_folder(name, dtype, scaling, team)
-    hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        on_cpu = torch.device(device).type == "cpu"
+        hf, note = _from_folder(name, dtype, scaling, team, between(report, 0, READ), on_cpu)
+    hf = hf.to(device)
     whole = digest(hf) if team.size > 1 else None
     if team.size > 1:
         settle(hf, team)
@@ -262,16 +266,28 @@ def _packed(
     return gguf_model.build(file, config, dtype, report, area)
 
 
-def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any:
-    """A Transformers model from 'bundled', a folder or the Hub."""
+def _from_folder(
+    name: str, dtype: str, scaling: Rope | None, team: Team, report: Report, on_cpu: bool
+) -> tuple[Any, str | None]:
+    """A Transformers model from 'bundled', a folder or the Hub, and notes, one a line.
+
+    on_cpu: packed experts would be slow elsewhere.
+    """
     where, local = _place(name)
     local = local or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     _try(name, lambda: check_weights(where, local))
-    config = _try(name, lambda: neutral(AutoConfig.from_pretrained(where, **options)))
+    config = _try(name, lambda: AutoConfig.from_pretrained(where, **options))
+    scheme = _try(name, lambda: quantized.taken(config, on_cpu and team.size == 1))
+    config = _try(name, lambda: neutral(config))
     _try(name, lambda: refuse(config))
     if scaling is not None:
         scaling.extend(config)
+    if scheme is not None:
+        if team.size > 1:
+            raise InputError(f"{name} is quantized, {UNDIVIDED}")
+        read = partial(quantized.load, where, local, config, scheme, DTYPES[dtype], report)
+        return _try(name, read)
     options |= {
         "config": config,
         "dtype": DTYPES[dtype],
@@ -294,7 +310,7 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its "
             "safetensors are incomplete"
         )
-    return in_one_line(config.model_type, lambda: text_model(hf)) if multimodal else hf
+    return in_one_line(config.model_type, lambda: text_model(hf)) if multimodal else hf, None
 
 
 def quiet(threads: int | None) -> None:

@@ -60,8 +60,8 @@ def neutral(config: Any) -> Any:
         kind = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if kind not in UNDONE:
             raise InputError(
-                f"the weights are quantized ({str(kind)[:40]}), which needs code of another "
-                "package: use the model's unquantized weights"
+                f"the weights are quantized ({str(kind)[:40]}), which longdraft does not read "
+                "here: use the model's unquantized weights"
             )
         # otherwise kernels from the Hub would run
         part.quantization_config = {**quantization, "dequantize": True}

@@ -1,0 +1,1 @@
+"""Safetensors checkpoints whose weights are quantized: read with the weights packed."""

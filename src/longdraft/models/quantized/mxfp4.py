@@ -1,0 +1,64 @@
+"""The experts of gpt-oss in MXFP4: numbers of 4 bits, and a power of 2 for each 32 inputs.
+
+Rows of gates and of up alternate in one tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.models.quantized.scheme import OfExperts, Scheme
+from longdraft.models.quantized.tensors import Checkpoint
+from longdraft.ops.packed import GROUP, Packed, pack
+from longdraft.ops.scales import PlainScales
+
+MARKER = "gate_up_proj_blocks"
+LEAVES = (MARKER, "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
+# twice the numbers of codes 0 to 15, as codes of 5 bits without offset
+CODES = (16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4)
+NOT_A_NUMBER = 255
+
+
+def scheme(settings: dict[str, Any]) -> Scheme:
+    """The scheme of gpt-oss, which has no settings."""
+    return Scheme("MXFP4", MARKER, LEAVES, matrix)
+
+
+def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Tensor:
+    """Always an InputError: only experts are stored so."""
+    raise files.error(f"{name[:80]} is no layer of experts")
+
+
+def experts(files: Checkpoint, name: str, own: Any) -> OfExperts:
+    """Gates, up and down of all experts, one after the other.
+
+    own: the module, whose matrices are [count,inputs,outputs].
+    """
+    gate, up = _parts(files, f"{name}.gate_up_proj", own.gate_up_proj.shape, 2)
+    (down,) = _parts(files, f"{name}.down_proj", own.down_proj.shape, 1)
+    return gate, up, down
+
+
+def _parts(files: Checkpoint, name: str, shape: Any, parts: int) -> list[Packed]:
+    """Every `parts`-th row of all experts, from the first, the second row on and so on."""
+    count, inputs, outputs = shape
+    if inputs % GROUP:
+        raise files.error(f"{name[:80]} has {inputs} inputs, which are no multiple of {GROUP}")
+    groups = inputs // GROUP
+    blocks = files.of(f"{name}_blocks", (torch.uint8,), (count, outputs, groups, 16))
+    powers = files.of(f"{name}_scales", (torch.uint8,), (count, outputs, groups))
+    if (powers == NOT_A_NUMBER).any():
+        raise files.error(f"{name[:80]}_scales contains numbers that are not finite")
+    each = range(parts)
+    return [_packed(blocks[:, i::parts].flatten(0, 1), powers[:, i::parts]) for i in each]
+
+
+def _packed(blocks: Tensor, powers: Tensor) -> Packed:
+    """blocks [rows,groups,16]: the low half of a byte is the first of two inputs."""
+    table = torch.tensor(CODES, dtype=torch.uint8)
+    codes = table[torch.stack([blocks & 15, blocks >> 4], -1).int()].flatten(1)
+    scale = torch.exp2(powers.flatten(0, 1).double() - 128).float()
+    return pack(5, codes, PlainScales(scale, None).shortest())

@@ -1,0 +1,69 @@
+"""The way in which a checkpoint stores quantized matrices, and what its formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from longdraft.errors import InputError
+from longdraft.models.quantized.tensors import Checkpoint
+from longdraft.ops.packed import Packed
+
+# Gates, up and down of all experts of a layer, one after the other.
+OfExperts = tuple[Packed, Packed, Packed]
+# (the tensors, a layer's name, its outputs and inputs) -> its weights, float32 if unpacked
+Matrix = Callable[[Checkpoint, str, tuple[int, int]], Packed | Tensor]
+INSTEAD = "use the model's unquantized weights or a GGUF file"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a checkpoint stores the weights of quantized layers.
+
+    A layer is quantized if it has the tensor `marker`. matrix: reads its weights. leaves: the names
+    of its tensors, except for the bias. tables: whether embeddings are quantized, too. note: what a
+    user should know about all of them.
+    """
+
+    name: str
+    marker: str
+    leaves: tuple[str, ...]
+    matrix: Matrix
+    tables: bool = False
+    note: str | None = None
+
+    def layers(self, files: Checkpoint) -> list[str]:
+        """The names of the quantized layers."""
+        end = f".{self.marker}"
+        return [name.removesuffix(end) for name in files.names if name.endswith(end)]
+
+
+def setting(settings: dict[str, Any], scheme: str, name: str, known: tuple[Any, ...]) -> Any:
+    """A setting of a config; if it is missing, the first known one.
+
+    Raises InputError for one that is not known.
+    """
+    value = settings.get(name)
+    if value is None:
+        return known[0]
+    if type(value) is bool or value not in known:
+        choices = ", ".join(str(k) for k in known if k is not None)
+        raise InputError(
+            f"the weights are quantized by {scheme} with {name} {str(value)[:40]}, and longdraft "
+            f"reads {choices}: {INSTEAD}"
+        )
+    return known[known.index(value)]
+
+
+def group_size(settings: dict[str, Any], scheme: str, default: int) -> int:
+    """Inputs that share a scale; -1: all. Raises InputError for a number that is neither."""
+    size = settings.get("group_size", default)
+    if isinstance(size, bool) or not isinstance(size, int) or not (size == -1 or size > 0):
+        raise InputError(
+            f"the weights are quantized by {scheme} with group_size {str(size)[:40]}, which is "
+            f"neither -1 nor a positive number: {INSTEAD}"
+        )
+    return size

@@ -1,0 +1,287 @@
+"""Writes tiny checkpoints whose weights are quantized, in the formats of other packages.
+
+Codes, zeros and scales are random; the weights that they stand for are computed in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from support import tiny
+from torch import Tensor, nn
+
+SIZES = {"intermediate_size": 128}  # whole groups of 32 and 64
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word
+Tensors = dict[str, Tensor]
+# (outputs, inputs, a source of random numbers) -> tensors of a layer, and its weights in float64
+Write = Callable[[int, int, torch.Generator], tuple[Tensors, Tensor]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way to write: settings of config.json, and what it writes of each layer.
+
+    key: of these settings. bits: those of the packed form in memory; 0: unpacked. tables: whether
+    embeddings are quantized, too. options: of the model's config.
+    """
+
+    key: str
+    settings: dict[str, Any]
+    write: Write
+    bits: int
+    tables: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def words(codes: Tensor, bits: int) -> Tensor:
+    """Codes [rows,N] -> int32 [rows,N*bits/32], from the lowest bits on."""
+    parts = codes.long().unflatten(1, (-1, 32 // bits))
+    total = (parts << torch.arange(0, 32, bits)).sum(-1)
+    return torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
+
+
+def codes(bits: int, rows: int, columns: int, g: torch.Generator) -> Tensor:
+    return torch.randint(0, 1 << bits, (rows, columns), generator=g)
+
+
+def scales(rows: int, columns: int, g: torch.Generator, kind: torch.dtype, bits: int = 4) -> Tensor:
+    """Those that give weights of the size of a tiny model's."""
+    return ((0.03 + 0.04 * torch.rand(rows, columns, generator=g)) / 2.0 ** (bits - 4)).to(kind)
+
+
+def zeros(bits: int, symmetric: bool, rows: int, columns: int, g: torch.Generator) -> Tensor:
+    middle = 1 << bits - 1
+    least, most = (middle, middle) if symmetric else (middle // 2, middle + middle // 2)
+    return torch.randint(least, most + 1, (rows, columns), generator=g)
+
+
+def entries(q: Tensor, z: Tensor, s: Tensor, index: Tensor) -> Tensor:
+    """float64: (code - zero) * scale, with the groups of the inputs."""
+    return (q - z[:, index]).double() * s.double()[:, index]
+
+
+def gptq(
+    bits: int = 4, group: int = 32, sym: bool = True, version: int = 1, sort: bool = False
+) -> Format:
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        size = inputs if group == -1 else group
+        count = -(-inputs // size)
+        index = torch.arange(inputs) // size
+        if sort:
+            index = index[torch.randperm(inputs, generator=g)]
+        q, z = codes(bits, outputs, inputs, g), zeros(bits, sym, outputs, count, g)
+        s = scales(outputs, count, g, torch.float16, bits)
+        made = {
+            "qweight": words(q, bits).T.contiguous(),
+            "qzeros": words((z - int(version == 1)).T, bits),
+            "scales": s.T.contiguous(),
+            "g_idx": index.int(),
+        }
+        return made, entries(q, z, s, index)
+
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym}
+    settings |= {"desc_act": sort, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
+    packed = (4 if sym else 5) if bits == 4 else 8
+    return Format("quantization_config", settings, write, 0 if sort else packed)
+
+
+def awq(group: int = 32, sym: bool = False) -> Format:
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q, z = codes(4, outputs, inputs, g), zeros(4, sym, outputs, inputs // group, g)
+        s = scales(outputs, inputs // group, g, torch.float16)
+
+        def ordered(x: Tensor) -> Tensor:
+            """[outputs,N] -> words [N,outputs/8]."""
+            return words(x.T.unflatten(1, (-1, 8))[..., list(AWQ_ORDER)].flatten(1), 4)
+
+        made = {"qweight": ordered(q), "qzeros": ordered(z), "scales": s.T.contiguous()}
+        return made, entries(q, z, s, torch.arange(inputs) // group)
+
+    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
+    settings |= {"zero_point": True, "modules_to_not_convert": None}
+    return Format("quantization_config", settings, write, 4 if sym else 5)
+
+
+def _compressed(form: str, weights: dict[str, Any], write: Write, bits: int, **more: Any) -> Format:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None} | more
+    settings = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
+    settings |= {"config_groups": {"group_0": group}, "quantization_status": "compressed"}
+    return Format("quantization_config", settings, write, bits)
+
+
+def compressed(bits: int = 4, group: int = 32, sym: bool = True, sort: bool = False) -> Format:
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        size = inputs if group == -1 else group
+        index = torch.arange(inputs) // size
+        if sort:
+            index = index[torch.randperm(inputs, generator=g)]
+        q, z = codes(bits, outputs, inputs, g), zeros(bits, sym, outputs, inputs // size, g)
+        s = scales(outputs, inputs // size, g, torch.bfloat16, bits)
+        made = {"weight_packed": words(q, bits), "weight_scale": s}
+        made["weight_shape"] = torch.tensor([outputs, inputs])
+        if not sym:
+            made["weight_zero_point"] = words(z.T, bits).T.contiguous()
+        if sort:
+            made["weight_g_idx"] = index.int()
+        return made, entries(q, z, s, index)
+
+    weights = {"num_bits": bits, "type": "int", "symmetric": sym, "strategy": "group"}
+    packed = (4 if sym else 5) if bits == 4 else 8
+    return _compressed("pack-quantized", weights, write, 0 if sort else packed)
+
+
+def eight_bits(sym: bool = True) -> Format:
+    """Codes of 8 bits with a scale per row, for activations of 8 bits."""
+
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q = codes(8, outputs, inputs, g) - 128
+        z = torch.randint(-40, 41, (outputs, 1), generator=g) * (not sym)
+        s = scales(outputs, 1, g, torch.bfloat16, 8)
+        made = {"weight": q.to(torch.int8), "weight_scale": s}
+        if not sym:
+            made["weight_zero_point"] = z.to(torch.int8)
+        return made, entries(q, z, s, torch.zeros(inputs, dtype=torch.long))
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": sym, "strategy": "channel"}
+    inputs = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+    return _compressed("int-quantized", weights, write, 8, input_activations=inputs)
+
+
+def fp8(blocks: tuple[int, int] | None = None) -> Format:
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        numbers = torch.randn(outputs, inputs, generator=g).to(torch.float8_e4m3fn)
+        rows, columns = blocks or (1, inputs)
+        s = scales(outputs // rows, inputs // columns, g, torch.bfloat16, 2)
+        each = s.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        return {"weight": numbers, "weight_scale": s}, numbers.double() * each
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    return _compressed("float-quantized", weights, write, 0)
+
+
+def mlx(bits: int = 4, group: int = 32, tied: bool = False) -> Format:
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q = codes(bits, outputs, inputs, g)
+        s = scales(outputs, inputs // group, g, torch.bfloat16, bits)
+        around = 0.8 + 0.4 * torch.rand(s.shape, generator=g)
+        bias = (-s.float() * (1 << bits - 1) * around).bfloat16()
+        made = {"weight": words(q, bits).view(torch.uint32), "scales": s, "biases": bias}
+        index = torch.arange(inputs) // group
+        return made, q * s.double()[:, index] + bias.double()[:, index]
+
+    options = {"tie_word_embeddings": tied}
+    settings = {"group_size": group, "bits": bits}
+    return Format("quantization", settings, write, bits, True, options)
+
+
+FORMATS: dict[str, Format] = {
+    "gptq": gptq(),
+    "gptq, asymmetric": gptq(group=64, sym=False),
+    "gptq v2, asymmetric": gptq(sym=False, version=2),
+    "gptq, a group per row": gptq(group=-1),
+    "gptq, 8 bits": gptq(8, 64),
+    "gptq, 8 bits, asymmetric": gptq(8, sym=False),
+    "gptq, sorted": gptq(sym=False, sort=True),
+    "awq": awq(),
+    "awq, groups of 64": awq(64),
+    "awq, symmetric": awq(sym=True),
+    "compressed": compressed(),
+    "compressed, asymmetric": compressed(sym=False),
+    "compressed, 8 bits": compressed(8, -1),
+    "compressed, 8 bits, asymmetric": compressed(8, sym=False),
+    "compressed, sorted": compressed(sort=True),
+    "w8a8": eight_bits(),
+    "w8a8, asymmetric": eight_bits(sym=False),
+    "fp8": fp8(),
+    "fp8 in blocks": fp8((16, 32)),
+    "mlx": mlx(group=64),
+    "mlx, groups of 32, tied": mlx(tied=True),
+    "mlx, 8 bits": mlx(8, 64),
+}
+
+
+def _experts(name: str, own: Any, form: Format, g: torch.Generator) -> Tensors:
+    """The tensors of a layer's experts, matrix by matrix; `own` gets the same numbers."""
+    found = Tensors()
+    for i, (both, down) in enumerate(zip(own.gate_up_proj.data, own.down_proj.data, strict=True)):
+        gate, up = both.chunk(2)
+        for part, into in (("gate", gate), ("up", up), ("down", down)):
+            made, weights = form.write(into.shape[0], into.shape[1], g)
+            into.copy_(weights)
+            found |= {f"{name}.{i}.{part}_proj.{leaf}": x for leaf, x in made.items()}
+    return found
+
+
+def saved_oss(
+    folder: Path, change: Callable[[Tensors], Any] = lambda tensors: None
+) -> dict[str, Tensor]:
+    """Write a gpt-oss with experts in MXFP4 -> their matrices in float64, as Transformers has them.
+
+    change: what to change of the tensors before they are written.
+    """
+    hf = tiny.stock("gpt-oss")
+    g = torch.Generator().manual_seed(6)
+    tensors = {n: x.detach().clone() for n, x in hf.state_dict().items()}
+    found = dict[str, Tensor]()
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    numbers = torch.cat([numbers, -numbers])
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        q = torch.randint(0, 16, (count, outputs, inputs // 32, 16, 2), generator=g)
+        power = torch.randint(119, 125, (count, outputs, inputs // 32), generator=g)
+        tensors[f"{name}_blocks"] = (q[..., 0] | q[..., 1] << 4).to(torch.uint8)
+        tensors[f"{name}_scales"] = power.to(torch.uint8)
+        values = numbers[q].flatten(-2) * 2.0 ** (power[..., None] - 127).double()
+        found[name] = values.flatten(-2).mT.contiguous()
+    hf.config.save_pretrained(folder)
+    change(tensors)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({n: x.contiguous() for n, x in tensors.items()}, folder / "model.safetensors")
+    return found
+
+
+def saved(
+    folder: Path,
+    form: Format,
+    model: str = "llama",
+    change: Callable[[Tensors, dict[str, Any]], Any] = lambda tensors, config: None,
+) -> Any:
+    """Write a checkpoint into a folder -> an ordinary model in float32 with the same numbers.
+
+    change: what to change of the tensors and of config.json before they are written.
+    """
+    changes: Any = SIZES | form.options
+    hf = tiny.stock(model, **changes)
+    g = torch.Generator().manual_seed(5)
+    kinds = (nn.Linear, nn.Embedding) if form.tables else (nn.Linear,)
+    head = "lm_head" if not form.tables or form.options["tie_word_embeddings"] else ""
+    layers = [n for n, m in hf.named_modules() if isinstance(m, kinds) and n != head]
+    tensors = {n: x.detach().clone() for n, x in hf.state_dict().items()}
+    if hf.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight")
+    for name in layers:
+        own: Any = hf.get_submodule(name)
+        rows, columns = own.weight.shape
+        made, weights = form.write(rows, columns, g)
+        del tensors[f"{name}.weight"]
+        tensors |= {f"{name}.{leaf}": x for leaf, x in made.items()}
+        own.weight.data.copy_(weights)
+    for name, own in hf.named_modules():
+        if name.endswith(".experts"):
+            del tensors[f"{name}.gate_up_proj"], tensors[f"{name}.down_proj"]
+            tensors |= _experts(name, own, form, g)
+    hf.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {form.key: deepcopy(form.settings)}
+    change(tensors, config)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({n: x.contiguous() for n, x in tensors.items()}, folder / "model.safetensors")
+    return hf
