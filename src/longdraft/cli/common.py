@@ -24,7 +24,7 @@ Model = Annotated[
         "-m",
         "--model",
         help="The target: 'bundled', a model that `longdraft fetch` lists, a folder, a .gguf "
-        "file, or a Hub id.",
+        "file, hf:ORG/REPO:TYPE, ollama:NAME, or a Hub id.",
     ),
 ]
 PromptFiles = Annotated[list[Path], typer.Option(help="A UTF-8 text file; may be repeated.")]

@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from longdraft.errors import InputError
+from longdraft.models import hub_files, local
 from longdraft.models.catalog import SOURCES, Model
 from longdraft.models.sources import Source
 
@@ -44,10 +45,28 @@ def is_there(name: str) -> bool:
     return place.is_file() and place.stat().st_size == SOURCES[name].size
 
 
-def is_file(name: str) -> bool:
-    """Whether a model's name stands for a GGUF file: a model of `longdraft fetch`, or a path."""
+def is_file(name: str | Path) -> bool:
+    """Whether a model's name stands for a GGUF file.
+
+    It is a model of `longdraft fetch`, a path, hf:ORG/REPO:TYPE or ollama:NAME.
+    """
     path = Path(name).expanduser()
-    return (name in SOURCES or path.suffix.lower() == ".gguf") and not path.is_dir()
+    is_name = name in SOURCES or str(name).startswith((hub_files.PREFIX, local.PREFIX))
+    return (is_name or path.suffix.lower() == ".gguf") and not path.is_dir()
+
+
+def file_of(name: str | Path) -> Path:
+    """The GGUF file that a name stands for (`is_file`).
+
+    Only hf:ORG/REPO:TYPE downloads. Raises InputError for a model that is not here.
+    """
+    if isinstance(name, Path):
+        return name.expanduser()
+    if name in SOURCES:
+        return fetched(name)
+    if name.startswith(hub_files.PREFIX):
+        return hub_files.file_of(name)
+    return local.file_of(name) if name.startswith(local.PREFIX) else Path(name).expanduser()
 
 
 def fetched(name: str) -> Path:

@@ -50,7 +50,7 @@ TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = (
     "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and "
-    "*.safetensors, a .gguf file, or a Hub id like org/name"
+    "*.safetensors, a .gguf file, hf:ORG/REPO:TYPE, ollama:NAME, or a Hub id like org/name"
 )
 
 
@@ -66,8 +66,9 @@ def load(
 ) -> tuple[LM, Any]:
     """A target and its tokenizer.
 
-    name: 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id. Only a Hub
-    id uses the network.
+    name: 'bundled', a folder, a .gguf file (any part of a split one), a model of `longdraft fetch`,
+    ollama:NAME, hf:ORG/REPO:TYPE (a GGUF file of the Hub), or a Hub id. Only the last two use the
+    network.
     rope: KIND:FACTOR (yarn:2) extends the model to this many times its positions (see
     longdraft.models.rope).
     weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is
@@ -151,18 +152,20 @@ def _read(
         )
     check_kv(kv)
     scaling = None if rope is None else Rope.parse(rope)
-    path = _gguf(name)
-    if team.size > 1 and (path or weights):
-        subject = "a GGUF file's packed weights" if path else f"weights of {weights}"
-        instead = "give a folder that `longdraft export` wrote" if path else "leave out --weights"
+    is_gguf = fetch.is_file(name)
+    if team.size > 1 and (is_gguf or weights):
+        subject = "a GGUF file's packed weights" if is_gguf else f"weights of {weights}"
+        instead = "leave out --weights"
+        if is_gguf:
+            instead = "give a folder that `longdraft export` wrote"
         raise InputError(
             f"{subject} cannot be divided among processes: start without torchrun, or {instead}"
         )
     note = None
     file = None
     area = None
-    if path:
-        file = gguf.read(path)
+    if is_gguf:
+        file = gguf.read(fetch.file_of(name))
         area = gguf_model.area_for(file, DTYPES[dtype])
         hf, note = _from_gguf(file, dtype, scaling, between(report, 0, READ), area)
     else:
@@ -220,16 +223,6 @@ def _can_round(hf: Any) -> bool:
         and lib is not None
         and native.name_of(lib) not in native.WITHOUT_INT8
     )
-
-
-def _gguf(name: str) -> Path | None:
-    """The GGUF file that a name stands for, if it does.
-
-    Raises InputError for a model that was not fetched.
-    """
-    if not fetch.is_file(name):
-        return None
-    return fetch.fetched(name) if name in fetch.SOURCES else Path(name).expanduser()
 
 
 def _from_gguf(
