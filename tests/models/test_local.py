@@ -88,6 +88,7 @@ def test_a_model_of_ollama_runs_where_it_is(tiny, home, tmp_path, cli):
     assert made == generate(same, [prompt], max_new_tokens=12, eos=())
     assert lm.name == "ollama:tiny" and recommended.recommended_settings(lm) == {}
     outputs = set()
+    assert load(path, "float32")[0].name == path  # programs may give a Path
     for model in ("ollama:tiny", "ollama:tiny:latest", str(path)):
         status, out, err = cli("generate", "hello the tree", "-m", model, *BRIEF, "--ignore-eos")
         assert status == 0, err

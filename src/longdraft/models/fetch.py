@@ -45,23 +45,23 @@ def is_there(name: str) -> bool:
     return place.is_file() and place.stat().st_size == SOURCES[name].size
 
 
-def is_file(name: str) -> bool:
+def is_file(name: str | Path) -> bool:
     """Whether a model's name stands for a GGUF file.
 
     It is a model of `longdraft fetch`, a path, hf:ORG/REPO:TYPE or ollama:NAME.
     """
-    name = str(name)  # a program may give a Path
     path = Path(name).expanduser()
-    is_name = name in SOURCES or name.startswith((hub_files.PREFIX, local.PREFIX))
+    is_name = name in SOURCES or str(name).startswith((hub_files.PREFIX, local.PREFIX))
     return (is_name or path.suffix.lower() == ".gguf") and not path.is_dir()
 
 
-def file_of(name: str) -> Path:
+def file_of(name: str | Path) -> Path:
     """The GGUF file that a name stands for (`is_file`).
 
     Only hf:ORG/REPO:TYPE downloads. Raises InputError for a model that is not here.
     """
-    name = str(name)
+    if isinstance(name, Path):
+        return name.expanduser()
     if name in SOURCES:
         return fetched(name)
     if name.startswith(hub_files.PREFIX):

@@ -54,7 +54,7 @@ def _layer_types(file: GGUF, kind: str, layers: int, period: int) -> list[str]:
     """Which layers have a window: as the file says, or all but each `period`-th."""
     key = f"{kind}.attention.sliding_window_pattern"
     pattern: Any = file.metadata.get(key, period)
-    if isinstance(pattern, int) and not isinstance(pattern, bool):
+    if isinstance(pattern, int):  # a bool, too: True is a period of 1
         slides = [bool(pattern and (i + 1) % pattern) for i in range(layers)]
     else:
         slides = [bool(x) for x in pattern]
