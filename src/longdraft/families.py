@@ -178,6 +178,11 @@ class ModelFamily:
         return getattr(import_module("transformers"), self.stem + self.config)
 
     @property
+    def is_there(self) -> bool:
+        """Whether this version of Transformers has it."""
+        return hasattr(import_module("transformers"), self.stem + self.config)
+
+    @property
     def causal_class(self) -> Any:
         return getattr(self.modeling, self.causal)
 

@@ -131,7 +131,7 @@ OTHER = {
     ("mistral3", "attention__temperature_scale"): (F32, 0.1),
     ("olmo2 with windows", "attention__sliding_window"): (U32, 5),
     ("ernie4_5-moe", "expert_used_count"): (U32, 1),
-    ("minimax-m2", "rope__dimension_count"): (U32, 16),
+    ("minimax-m2", "rope__dimension_count"): (U32, 4),
     ("hunyuan-moe", "expert_used_count"): (U32, 1),
     ("llama with experts", "expert_used_count"): (U32, 1),
 }

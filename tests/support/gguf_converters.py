@@ -256,7 +256,7 @@ def metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
         case "glm4":
             return {"glm4.rope.dimension_count": (U32, c.head_dim // 2)}
         case "minimax-m2" | "nemotron":
-            made: dict[str, tuple[int, Any]] = {f"{kind}.rope.dimension_count": (U32, 8)}
+            made: dict[str, tuple[int, Any]] = {f"{kind}.rope.dimension_count": (U32, rotated(c))}
             if kind == "nemotron":
                 return made | {"nemotron.attention.layer_norm_epsilon": (F32, c.norm_eps)}
             return made | experts(kind, c) | {"minimax-m2.expert_gating_func": (U32, 2)}
@@ -275,6 +275,11 @@ def metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
             scales = {key.replace("granite.", "granitemoe."): x for key, x in scales.items()}
             return scales | experts(kind.split()[0], c)
     return more_metadata(kind, c)
+
+
+def rotated(config: Any) -> int:
+    """How many numbers of a head are rotated."""
+    return int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
 
 
 def experts(kind: str, config: Any) -> dict[str, tuple[int, Any]]:

@@ -110,7 +110,7 @@ def _tokenizer(name: str, hf: Any, file: gguf.GGUF | None) -> tuple[Any, str]:
 
 def _of_gguf(file: gguf.GGUF) -> Any:
     """The tokenizer of a file."""
-    own = file.get("general.architecture", str) in gguf_config.CONFIGS
+    own = file.get("general.architecture", str) in gguf_config.READ
     return gguf_tokenizer.build(file) if own else others.tokenizer(file)
 
 
@@ -240,11 +240,11 @@ def _from_gguf(
     path = file.path
     kind = file.required("general.architecture", str)
     notes = [marks.note(file)]
-    if kind not in gguf_config.CONFIGS:
+    if kind not in gguf_config.READ:
         notes.append(
             f"{path.name} has the architecture {kind}: its weights are dequantized to {dtype}"
         )
-    own = kind in gguf_config.CONFIGS
+    own = kind in gguf_config.READ
     build = partial(_packed, report=report, area=area) if own else others.build
     hf = _try(str(path), lambda: build(file, kind, DTYPES[dtype], scaling))
     return hf, "\n".join(filter(None, notes)) or None

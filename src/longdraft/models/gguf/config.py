@@ -14,8 +14,9 @@ from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.gguf.hybrids import layers_of
 from longdraft.models.gguf.mixtures import FileExperts
 
-CONFIGS = {family.gguf: family.config_class for family in FAMILIES if family.gguf}
-OF_TYPE = {family.model_type: family.config_class for family in FAMILIES}
+# the architectures that are read, and the families of their models
+READ = {family.gguf: family for family in FAMILIES if family.gguf and family.is_there}
+OF_TYPE = {family.model_type: family for family in FAMILIES}
 TABLE = "token_embd.weight"
 HEAD = "output.weight"
 MAX_POSITIONS = 1 << 30
@@ -39,10 +40,10 @@ def config_of(file: GGUF) -> Any:
     tensors.
     """
     kind = file.required("general.architecture", str)
-    if kind not in CONFIGS:
+    if kind not in READ:
         raise InputError(
             f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does "
-            f"not read from GGUF: use one of {', '.join(CONFIGS)}, or the model's safetensors"
+            f"not read from GGUF: use one of {', '.join(READ)}, or the model's safetensors"
         )
     architecture = ARCHITECTURES[kind]
     of_experts = mixtures.metadata(file, kind)
@@ -88,9 +89,9 @@ def config_of(file: GGUF) -> Any:
 
 def _made(file: GGUF, kind: str, given: dict[str, Any]) -> Any:
     of_family = ARCHITECTURES[kind].family
-    cls: Any = OF_TYPE[of_family(file, kind)] if of_family else CONFIGS[kind]
+    family = OF_TYPE[of_family(file, kind)] if of_family else READ[kind]
     with possible_sizes(file):
-        return cls(**given)
+        return family.config_class(**given)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longdraft.models.gguf import file as gguf
-from longdraft.models.gguf.config import CONFIGS, further_layers
+from longdraft.models.gguf.config import READ, further_layers
 from longdraft.models.gguf.experts import HOLDER, MATRICES
 from longdraft.models.gguf.file import GGUF, Stored
 from longdraft.models.gguf.model import module_of, weight
@@ -58,7 +58,7 @@ def has_further_layers(path: Path) -> bool:
     """Whether a file has some that longdraft could read. Raises InputError."""
     file = gguf.read(path)
     kind = file.required("general.architecture", str)
-    return kind in CONFIGS and further_layers(file, kind) > 0
+    return kind in READ and further_layers(file, kind) > 0
 
 
 def _tensors(file: GGUF, config: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:

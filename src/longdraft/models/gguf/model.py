@@ -20,7 +20,7 @@ from longdraft.models.alignment import LINE, Area, lines
 from longdraft.models.gguf import changes, experts, joined, marks, rope
 from longdraft.models.gguf.architectures import ARCHITECTURES, TOP
 from longdraft.models.gguf.blocks import Make, outside
-from longdraft.models.gguf.config import CONFIGS, HEAD, TABLE, further_layers, possible_sizes
+from longdraft.models.gguf.config import HEAD, READ, TABLE, further_layers, possible_sizes
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
 from longdraft.ops.in_threads import in_threads
@@ -65,7 +65,7 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
     """Memory for the weights of `build`, those that stay packed and those that do not."""
     size = 0
     kind = file.required("general.architecture", str)
-    for stored in body(file) if kind in CONFIGS else ():
+    for stored in body(file) if kind in READ else ():
         packed = _stays_packed(stored) and not _is_only_table(stored, file)
         if packed:
             # rows may get another block, and each of at most four tensors begins at a line

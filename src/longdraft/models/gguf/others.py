@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
 from longdraft.models.gguf import marks, parts, rope
-from longdraft.models.gguf.config import CONFIGS
+from longdraft.models.gguf.config import READ
 from longdraft.models.gguf.file import AGAIN, GGUF
 from longdraft.models.rope import Rope
 from longdraft.models.support import refuse
@@ -38,7 +38,7 @@ def build(file: GGUF, kind: str, dtype: torch.dtype, scaling: Rope | None) -> An
         raise InputError(
             f"{path} contains a model of architecture {kind[:40]!r}: install "
             f"{' and '.join(lacking)} to read it dequantized, or use a model of "
-            f"{', '.join(CONFIGS)}"
+            f"{', '.join(READ)}"
         )
     config = neutral(AutoConfig.from_pretrained(path.parent, **_options(file)))
     refuse(config)
