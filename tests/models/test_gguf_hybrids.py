@@ -44,6 +44,19 @@ def test_every_method_says_what_plain_decoding_says(tmp_path, kind):
             assert made == want
 
 
+DENSE = ("granitehybrid without experts", "nemotron_h", "qwen35")
+
+
+@torch.inference_mode(False)
+@pytest.mark.parametrize("kind", [kind for kind in DENSE if kind in KINDS])
+def test_files_run_in_the_kernels_in_bfloat16(tmp_path, kind):
+    """A tensor that stays in float32 would leave the model to Transformers' modules."""
+    lm, _ = load(saved(tmp_path, kind, stock(kind)))
+    assert lm.backend.name == "native"
+    want = generate(lm, [PROMPT], max_new_tokens=16, eos=())
+    assert generate(lm, [PROMPT], build("suffix", lm), max_new_tokens=16, eos=()) == want
+
+
 # Planted faults -----------------------------------------------------------------------------------
 
 FORGOTTEN = {

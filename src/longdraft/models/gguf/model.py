@@ -26,8 +26,8 @@ from longdraft.models.loading_progress import Report, unseen
 from longdraft.ops.in_threads import in_threads
 from longdraft.ops.packed import Packed
 
-# experts are chosen, and states decay, by numbers that no dtype of a model rounds
-PRECISE = ("e_score_correction_bias", "expert_bias", "A_log")
+# experts are chosen by numbers that no dtype of a model rounds
+PRECISE = ("e_score_correction_bias", "expert_bias")
 
 
 def module_of(name: str, kind: str) -> str | None:
