@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from longdraft.core.files import read_json
 from longdraft.errors import InputError
 from longdraft.models.gguf import parts
 
@@ -85,6 +84,8 @@ def _llama() -> Path:
 
 def _digest(manifest: Path, pull: str) -> str:
     """The sha256 of the model's file, in hexadecimal digits. Raises InputError."""
+    from longdraft.core.files import read_json  # `core` loads Transformers, which `doctor` does not
+
     layers = read_json(manifest).get("layers")
     digests = [
         layer.get("digest")
