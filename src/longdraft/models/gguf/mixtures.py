@@ -80,7 +80,7 @@ def has_experts(file: GGUF, kind: str) -> bool:
 
 
 def mixtral_or_llama(file: GGUF, kind: str) -> str:
-    """The family of a file of this architecture, as in the two below."""
+    """The model_type of a `llama` file: with experts it is a Mixtral."""
     return "mixtral" if has_experts(file, kind) else "llama"
 
 
