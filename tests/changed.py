@@ -1,17 +1,19 @@
 """Prints which slow parts of `make test-all` a change needs, by the files that changed.
 
-    python tests/changed.py            # since LONGDRAFT_BASE, or a commit 12 hours before HEAD
+    python tests/changed.py            # since LONGDRAFT_BASE, or the commit that .ci/passed names
     python tests/changed.py COMMIT     # since this one
     python tests/changed.py --folders  # the folders whose tests marked `full` the change needs
     python tests/changed.py --weekly   # the tests marked `weekly` that it needs
 
-Where the commit cannot be told (no git, a shallow clone), everything is printed. `make test-weekly`
-runs it all.
+The commit in .ci/passed passed `make test-all`. Where that is no commit before HEAD, the last one
+that is 12 hours older counts; where none can be told (no git, a shallow clone), everything is
+printed. `make test-weekly` runs it all.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,6 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PASSED = ROOT / ".ci" / "passed"
 NATIVE = (
     "src/longdraft/ops/native/*",
     "src/longdraft/backends/native/*",
@@ -107,6 +110,15 @@ def git(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def passed() -> str | None:
+    """The commit that .ci/passed names; None where it is not one before HEAD."""
+    if not PASSED.exists():
+        return None
+    name = PASSED.read_text(encoding="utf-8").strip()
+    known = re.fullmatch("[0-9a-f]{40}", name) is not None
+    return name if known and git("merge-base", "--is-ancestor", name, "HEAD") is not None else None
+
+
 def before() -> str | None:
     """The last commit that is 12 hours older than HEAD."""
     latest = git("log", "-1", "--format=%ct")
@@ -166,7 +178,7 @@ def folders(changed: list[str] | None) -> list[str]:
 
 def main(words: list[str]) -> None:
     commits = [word for word in words if not word.startswith("--")]
-    base = commits[0] if commits else os.environ.get("LONGDRAFT_BASE") or before()
+    base = commits[0] if commits else os.environ.get("LONGDRAFT_BASE") or passed() or before()
     changed = files(base)
     if "--folders" in words:
         print(*(f"tests/{folder}" for folder in folders(changed)))

@@ -94,6 +94,33 @@ def test_slow_parts_follow_what_changed(files, parts):
     assert changed.needed(files) == parts
 
 
+def test_what_passed_is_not_run_again(tmp_path, monkeypatch):
+    """Only a commit before HEAD counts: neither another branch's, nor what is no commit."""
+
+    def git(*words: str) -> str:
+        line = ["git", "-c", "user.name=a", "-c", "user.email=b", *words]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def commit(text: str) -> str:
+        git("commit", "-q", "--allow-empty", "-m", text)
+        return git("rev-parse", "HEAD")
+
+    git("init", "-q", "-b", "main")
+    first = commit("first")
+    git("checkout", "-q", "-b", "other")
+    foreign = commit("foreign")
+    git("checkout", "-q", "main")
+    commit("second")
+    file = tmp_path / "passed"
+    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    monkeypatch.setattr(changed, "PASSED", file)
+    assert changed.passed() is None
+    for text, known in [(first, True), (foreign, False), ("0" * 40, False), ("HEAD", False)]:
+        file.write_text(f"{text}\n")
+        assert changed.passed() == (text if known else None)
+
+
 def test_weekly_tests_of_parts_are_there():
     """Each is a file, or a test in one, and each part that is no other program's has some."""
     for test in changed.weekly([*changed.PARTS]):
