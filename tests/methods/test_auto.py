@@ -14,6 +14,7 @@ from longdraft.core import Captures
 from longdraft.drafters import Drafter, Fill, SelfDrafter
 from longdraft.drafters.kinds import KINDS
 from longdraft.methods import METHODS, Method
+from longdraft.methods.drafter_weights import checkpoint_of
 from longdraft.methods.self_speculative import by_a_copy
 from longdraft.methods.trials import candidates, kinds_beside
 from longdraft.models.lm import LM
@@ -114,7 +115,7 @@ def check_trials(methods: dict[str, Method]) -> None:
 
 def test_the_records_say_what_is_tried_and_when():
     check_trials(METHODS)
-    assert kinds_beside(METHODS.values()) == ["glide", "heads", "budget"]
+    assert kinds_beside(METHODS.values()) == ["glide", "heads", "budget", "mtp"]
     without = {name: method for name, method in METHODS.items() if name != "eagle3"}
     alike = METHODS | {"vegas": replace(METHODS["vegas"], trial=METHODS["longspec-guided"].trial)}
     for wrong in (without, alike):
@@ -166,3 +167,18 @@ def test_scores_are_kept_only_where_a_view_leaves_something_out():
         assert (policy.captures().rows is not None) is kept, length
     policy.start(lm, torch.zeros(1, 30, dtype=torch.long), cache)
     assert policy.captures().rows is None
+
+
+def test_a_checkpoint_of_the_hub_is_looked_for_among_its_downloads(tmp_path, monkeypatch):
+    """Its layers for further tokens are tried, as those of a folder; nothing is downloaded."""
+    folder = tmp_path / "models--org--name"
+    own = folder / "snapshots" / ("1" * 40)
+    own.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("1" * 40)
+    (own / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert checkpoint_of("org/name") == own
+    assert checkpoint_of("org/other") is None
+    assert checkpoint_of("bundled") is None
+    assert checkpoint_of(str(own)) == own

@@ -19,6 +19,9 @@ from torch import Tensor
 from longdraft import InputError, Sampler, build, generate, load
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.drafters.mtp.checkpoint import has_layers, read_mtp
+from longdraft.drafters.mtp.drafter import Mtp
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.method import ANY
 from longdraft.models.gguf import architectures, blocks, changes, joined
 from longdraft.models.gguf import config as gguf_config
 from longdraft.models.gguf import file as gguf
@@ -363,6 +366,20 @@ def test_drafts_of_a_files_own_layers_change_no_token(tmp_path):
 
 
 @torch.inference_mode(False)
+@pytest.mark.parametrize("method", ["auto", "fill"])
+def test_such_layers_are_tried_without_being_named(tmp_path, method):
+    _, path = with_mtp(tmp_path)
+    lm = load_lm(str(path), "float32")
+    weights = DrafterWeights(model=str(path)).of(ANY, lm)
+    assert list(weights) == ["mtp"]
+    drafter = build(method, lm, weights)
+    assert any(isinstance(source.drafter, Mtp) for source in drafter.sources)
+    prompt = [t % 96 for t in PROMPT]
+    want = generate(lm, [prompt], max_new_tokens=32, eos=())
+    assert generate(lm, [prompt], drafter, max_new_tokens=32, eos=()) == want
+
+
+@torch.inference_mode(False)
 def test_an_incomplete_layer_is_refused(tmp_path):
     made = mtp_files.write(tmp_path / "model", "qwen3_5")
     body = load_lm(str(made.folder), "float32").hf
@@ -378,5 +395,7 @@ def test_an_incomplete_layer_is_refused(tmp_path):
         nextn_predict_layers=(U32, 1),
         full_attention_interval=(U32, 2),
     )
+    lm = load_lm(str(path), "float32")
     with pytest.raises(InputError, match="incomplete"):
-        read_mtp(load_lm(str(path), "float32"))
+        read_mtp(lm)
+    assert DrafterWeights(model=str(path)).of(ANY, lm) == {}  # nobody named them

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
 
 from longdraft.drafters.kinds import KINDS, kind_in, load_weights, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.table import METHODS
 from longdraft.methods.trials import kinds_beside
-from longdraft.models.fetch import SOURCES
+from longdraft.models.fetch import SOURCES, file_of, is_file
 from longdraft.models.lm import LM
-from longdraft.models.loading import BUNDLED
+from longdraft.models.loading import BUNDLED, HUB_ID
 
 PACKAGE = "longdraft_drafters"
 
@@ -24,6 +27,20 @@ def packaged() -> Path | None:
     spec = find_spec(PACKAGE)
     places = (spec and spec.submodule_search_locations) or []
     return next((Path(place) for place in places), None)
+
+
+def checkpoint_of(model: str) -> Path | None:
+    """The folder or file of a model's own weights, where it may have drafter weights among them and
+    is on this machine.
+
+    Raises InputError.
+    """
+    if is_file(model):
+        return None if model in SOURCES else file_of(model)  # those of `fetch` have none
+    if Path(model).is_dir():
+        return Path(model)
+    found = try_to_load_from_cache(model, "config.json") if re.fullmatch(HUB_ID, model) else None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def small_model(name: str) -> str | None:
@@ -78,9 +95,13 @@ class DrafterWeights:
 
     def available(self, kind: str) -> bool:
         """Whether there are weights of this kind beside the target or in its own checkpoint."""
+        return self.beside(kind) is not None or self.inside(kind)
+
+    def inside(self, kind: str) -> bool:
+        """Whether the target's own checkpoint has weights of this kind. Raises InputError."""
         within = KINDS[kind].within
-        inside = within is not None and self.model != "" and within.found(Path(self.model))
-        return inside or self.beside(kind) is not None
+        place = checkpoint_of(self.model) if within and self.model else None
+        return within is not None and place is not None and within.found(place)
 
     def of(self, kind: str | None, target: LM) -> Any:
         """Weights of this kind; None without a kind or if there are none.
@@ -93,7 +114,8 @@ class DrafterWeights:
 
     def _make(self, kind: str, target: LM) -> Any:
         if kind == ANY:
-            return {each: self.of(each, target) for each in self._offered()}
+            made = {each: self._tried(each, target) for each in self._offered()}
+            return {each: weights for each, weights in made.items() if weights is not None}
         if self.random:
             return KINDS[kind].random(target, self.seed)
         folder = self.folder or self.beside(kind)
@@ -101,16 +123,27 @@ class DrafterWeights:
             return own_weights(kind, target)
         return load_weights(kind, folder, target, self.any_target)
 
+    def _tried(self, kind: str, target: LM) -> Any:
+        """Weights for `auto`; None for those in the target's own checkpoint that cannot be used,
+        since nobody asked for them.
+        """
+        if self.folder or self.random or self.beside(kind):
+            return self.of(kind, target)
+        try:
+            return self.of(kind, target)
+        except InputError:
+            return None
+
     def _offered(self) -> list[str]:
         """The kinds that `auto` and `fill` may use: that of the given folder, or those beside the
-        target.
+        target or in its own checkpoint.
 
         Random weights are of the first kind only.
         """
         if self.folder:
             return [kind_in(self.folder)]
         kinds = kinds_beside(METHODS.values())
-        return kinds[:1] if self.random else [kind for kind in kinds if self.beside(kind)]
+        return kinds[:1] if self.random else [kind for kind in kinds if self.available(kind)]
 
     def origin(self, kind: str | None) -> str | None:
         """The origin of the weights as a record states it."""

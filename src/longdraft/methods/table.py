@@ -201,7 +201,7 @@ METHODS = {
         paper="multi-token prediction (DeepSeek-AI 2024), with a window",
         family=family.STATES,
         needs="mtp",
-        trial=Trial(5, named=True),
+        trial=Trial(5),
     ),
     "dflash": Method(
         build=dflash,
