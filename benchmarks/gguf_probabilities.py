@@ -6,7 +6,7 @@ Prompts are random tokens. Of the tokens that llama.cpp thinks likeliest after e
 difference of log-probabilities is printed. Both round inputs to 8 bits, in different order, so the
 probabilities of a right reading differ by hundredths, and by more where rounding decides which
 experts are chosen: give a random mixture of experts one or two layers. The exit status is 1 beyond
---tolerance.
+--tolerance. Without a server, llama.cpp is the package xllamacpp (pip install 'longdraft[peers]').
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from arguments import Arguments, at_least, several, status
 from longdraft.bench.peers.base import CannotRun
 from longdraft.bench.peers.llama_binary import Binary
 from longdraft.bench.peers.llama_server import LlamaServerSettings
+from longdraft.bench.peers.llama_wheel import Wheel
 from longdraft.core import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -36,12 +37,13 @@ def prompts(lengths: list[int], seed: int) -> list[list[int]]:
 
 
 def theirs(
-    server: Path, file: Path, asked: list[list[int]], threads: int
+    server: Path | None, file: Path, asked: list[list[int]], threads: int
 ) -> list[dict[int, float]]:
     """{token: log-probability} after each prompt."""
     context = max(map(len, asked)) + SPARE
     try:
-        running = Binary(server, "on").start(LlamaServerSettings(file, context, threads))
+        build = Wheel() if server is None else Binary(server, "on")
+        running = build.start(LlamaServerSettings(file, context, threads))
         try:
             return [running.likeliest(prompt, COUNT) for prompt in asked]
         finally:
@@ -61,9 +63,7 @@ def largest_difference(lm: LM, prompt: list[int], known: dict[int, float]) -> fl
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the model, GGUF")
-    parser.add_argument(
-        "--llama-server", type=Path, required=True, metavar="SERVER", help="llama.cpp's binary"
-    )
+    parser.add_argument("--llama-server", type=Path, metavar="SERVER", help="llama.cpp's binary")
     parser.add_argument(
         "--lengths",
         type=several(at_least(1)),
