@@ -263,7 +263,7 @@ def metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
         case "mistral3":
             return {
                 "mistral3.attention.temperature_scale": (F32, 0.5),
-                "mistral3.context_length": (U32, 8),
+                "mistral3.rope.scaling.original_context_length": (U32, 8),
             }
         case "olmo2 with windows":
             return {
@@ -351,7 +351,7 @@ def more_metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
             return states(name, c.mamba_num_heads, c.n_groups, c.ssm_state_size, inner) | {
                 "nemotron_h.attention.head_count_kv": key_heads(c),
                 "nemotron_h.feed_forward_length": (ARRAY, (I32, mlps)),
-                "nemotron_h.attention.layer_norm_rms_epsilon": (F32, c.layer_norm_epsilon),
+                "nemotron_h.attention.layer_norm_epsilon": (F32, c.layer_norm_epsilon),
                 "nemotron_h.rope.dimension_count": (U32, c.head_dim - 2),  # as released files say
             }
         case "qwen3next" | "qwen35" | "qwen35moe":
@@ -374,7 +374,11 @@ def more_metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
                 "deepseek2.attention.value_length_mla": (U32, c.v_head_dim),
             }
             if not hasattr(c, "n_routed_experts"):
-                return made | {"deepseek2.leading_dense_block_count": (U32, c.num_hidden_layers)}
+                return made | {
+                    "deepseek2.leading_dense_block_count": (U32, c.num_hidden_layers),
+                    "deepseek2.expert_feed_forward_length": (U32, c.intermediate_size),
+                    "deepseek2.expert_shared_count": (U32, 0),
+                }
             if c.n_group and c.n_group > 1:
                 made["deepseek2.expert_group_count"] = (U32, c.n_group)
                 made["deepseek2.expert_group_used_count"] = (U32, c.topk_group)
@@ -386,6 +390,10 @@ def more_metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
         case "ernie4_5-moe":
             return experts(name, c) | {
                 "ernie4_5-moe.expert_shared_count": (U32, c.moe_num_shared_experts),
+                "ernie4_5-moe.expert_shared_feed_forward_length": (
+                    U32,
+                    c.moe_num_shared_experts * c.moe_intermediate_size,
+                ),
                 "ernie4_5-moe.leading_dense_block_count": (U32, c.moe_layer_start_index),
                 "ernie4_5-moe.interleave_moe_layer_step": (U32, 1),
             }

@@ -10,6 +10,7 @@ from typing import Any
 
 from longdraft.errors import InputError
 from longdraft.models.gguf.file import AGAIN, GGUF
+from longdraft.models.gguf.rope import original_positions
 
 Given = dict[str, Any]
 
@@ -117,13 +118,14 @@ def _with_layer_norms(file: GGUF, kind: str, given: Given) -> Given:
     return without(given, "rms_norm_eps")
 
 
-def _layer_eps(file: GGUF, kind: str) -> float:
+def layer_eps(file: GGUF, kind: str) -> float:
+    """The epsilon of norms that subtract the mean."""
     return scale(file, f"{kind}.attention.layer_norm_epsilon", 1e-5)
 
 
 def cohere(file: GGUF, kind: str, given: Given) -> Given:
     made = _with_layer_norms(file, kind, given) | {
-        "layer_norm_eps": _layer_eps(file, kind),
+        "layer_norm_eps": layer_eps(file, kind),
         "logit_scale": scale(file, f"{kind}.logit_scale", 1.0),
     }
     if kind != "cohere2":
@@ -134,7 +136,7 @@ def cohere(file: GGUF, kind: str, given: Given) -> Given:
 
 def starcoder(file: GGUF, kind: str, given: Given) -> Given:
     return _with_layer_norms(file, kind, given) | {
-        "norm_epsilon": _layer_eps(file, kind),
+        "norm_epsilon": layer_eps(file, kind),
         "use_bias": "blk.0.attn_q.bias" in file.tensors,
         "sliding_window": file.get(f"{kind}.attention.sliding_window", int) or None,
     }
@@ -180,16 +182,17 @@ def has_windows(file: GGUF, kind: str) -> bool:
 def nemotron(file: GGUF, kind: str, given: Given) -> Given:
     """NemotronConfig, whose norms subtract the mean."""
     return partial(file, kind, _with_layer_norms(file, kind, given)) | {
-        "norm_eps": _layer_eps(file, kind),
+        "norm_eps": layer_eps(file, kind),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
     }
 
 
 def ministral(file: GGUF, kind: str, given: Given) -> Given:
-    """Ministral3Config: queries grow with their position."""
+    """Ministral3Config: queries grow with their position, beyond the original ones."""
     rope = given["rope_parameters"]
     beta = file.get(f"{kind}.attention.temperature_scale", float, 0.0)
-    original = rope.get("original_max_position_embeddings", given["max_position_embeddings"])
+    # it counts without scaling, too
+    original = original_positions(file, kind, given["max_position_embeddings"])
     grown = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
     return given | {"rope_parameters": rope | grown}

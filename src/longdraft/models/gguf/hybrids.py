@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from longdraft.errors import InputError
-from longdraft.models.gguf.arguments import Given, granite, partial, without
+from longdraft.models.gguf.arguments import Given, granite, layer_eps, partial, without
 from longdraft.models.gguf.file import AGAIN, GGUF
 
 RECURRENT = "linear_attention"
@@ -106,9 +106,11 @@ def nemotron_hybrid(file: GGUF, kind: str, given: Given) -> Given:
     mlps = layers_of(file, f"{kind}.feed_forward_length", layers, 0)
     types = [FULL if keys else RECURRENT for keys in given["key_heads"]]
     types = ["mlp" if mlp else other for other, mlp in zip(types, mlps, strict=True)]
+    # files have it under one of two names
+    has_own = f"{kind}.attention.layer_norm_rms_epsilon" in file.metadata
     return without(given, "key_heads", "rms_norm_eps", "rope_parameters") | {
         "layers_block_type": types,
-        "layer_norm_epsilon": given["rms_norm_eps"],
+        "layer_norm_epsilon": given["rms_norm_eps"] if has_own else layer_eps(file, kind),
         "mamba_num_heads": sizes.heads,
         "mamba_head_dim": sizes.inner // sizes.heads,
         "ssm_state_size": sizes.state,

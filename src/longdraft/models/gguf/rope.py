@@ -141,10 +141,16 @@ def _scaling(file: GGUF, kind: str) -> tuple[str, float]:
     return ("none", 1.0) if scaling == "none" or factor == 1 else (scaling, factor)
 
 
-def _yarn(file: GGUF, kind: str, positions: int, factor: float) -> dict[str, Any]:
+def original_positions(file: GGUF, kind: str, positions: int) -> int:
+    """The positions before any scaling. Raises InputError."""
     original = file.get(f"{kind}.rope.scaling.original_context_length", int, positions)
     if original < 1:
         raise InputError(f"{file.path} claims an original context length of {original}: {AGAIN}")
+    return original
+
+
+def _yarn(file: GGUF, kind: str, positions: int, factor: float) -> dict[str, Any]:
+    original = original_positions(file, kind, positions)
     made: dict[str, Any] = {"original_max_position_embeddings": original}
     if (by := _number(file, kind, "scaling.attn_factor", 1.0)) != 1:
         made["attention_factor"] = _magnitude(factor) * by
