@@ -67,10 +67,6 @@ EXAONE_MOE = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{DIGIT}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
 SPACES = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s{1}"
 CHAMELEON = (
     r"<sentinel:[0-9]+>",
@@ -123,13 +119,12 @@ SPLITTINGS: Mapping[str, Splitting] = {
     **_named("minicpm5", DIGITS3, LLAMA3.replace(DIGITS3, r"\p{N}+"), whole=True),
     **_named("jais-2", LLAMA3.replace(BREAKS, rf"\s*[\r\n]+|{SPACES}")),
     **_named("qwen2 deepseek-r1-qwen f2llmv2", QWEN2, composed=True),
-    **_named("megrez kormo stablelm2 solar-open grok-2", QWEN2),
+    **_named("megrez kormo stablelm2 solar-open grok-2 bailingmoe bailingmoe2 llada-moe", QWEN2),
     **_named("hunyuan", QWEN2, whole=True, composed=True),
     **_named("qwen35", QWEN35, composed=True),
     **_named("ufakzeka", QWEN2.removeprefix(f"{CONTRACTIONS}|")),
     **_named("laguna", r"[^\n]+|[\n]+", QWEN2),
     **_named("seed-coder", QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")),
-    **_named("bailingmoe bailingmoe2 llada-moe", BAILING),
     **_named("exaone-moe", EXAONE_MOE),
     **_named("tekken", TEKKEN, whole=True, begins=True),
     **_named("gpt-4o llama4", GPT4O, whole=True),
