@@ -1,9 +1,8 @@
 """Whether llama.cpp and longdraft read the same tokens from texts, by a GGUF file's tokenizer.
 
-    llama-server -m FILE --port 8080 &
     python benchmarks/gguf_tokens.py FILE --url http://127.0.0.1:8080
 
-Texts are random mixtures of words, digits, signs, spaces and scripts. Those with other tokens are
+At this address `llama-server -m FILE --port 8080` runs. Texts are random mixtures of words, digits, signs, spaces and scripts. Those with other tokens are
 printed with the first difference. The exit status is 1 if there are any: docs/models.md says which
 rules differ from llama.cpp's on purpose.
 """
@@ -71,7 +70,7 @@ def options() -> Arguments:
         "--url", required=True, metavar="URL", help="a server of llama.cpp with the same file"
     )
     parser.add_argument(
-        "--texts", type=at_least(1), default=400, metavar="N", help="how many texts are compared"
+        "--mixtures", type=at_least(1), default=400, metavar="N", help="how many texts are compared"
     )
     parser.share("seed")
     return parser
@@ -81,12 +80,12 @@ def main(words: list[str] | None = None) -> int:
     given = options().parse(words)
     tokenizer = gguf_tokenizer.build(gguf.read(given.file))
     differing = 0
-    for text in texts(given.texts, given.seed):
+    for text in texts(given.mixtures, given.seed):
         found = first_difference(tokenizer, text, theirs(given.url, text))
         if found:
             differing += 1
             print(f"{text!r}: {found}")
-    print(f"{differing} of {given.texts} texts have other tokens")
+    print(f"{differing} of {given.mixtures} texts have other tokens")
     return int(differing > 0)
 
 
