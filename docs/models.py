@@ -18,6 +18,7 @@ from measured import ROOT, filled, listed, table, write_or_check
 from longdraft.backends.features.indexer import INDEXED
 from longdraft.families import FAMILIES
 from longdraft.models.gguf.architectures import ARCHITECTURES
+from longdraft.models.gguf.splitting import SPLITTINGS
 
 PAGE = ROOT / "docs" / "models.md"
 RECORDS = max((ROOT / "benchmarks" / "records").glob("*-coverage.jsonl.gz"))
@@ -94,13 +95,31 @@ def gguf_files() -> str:
     return table(("architecture", "model_type"), sorted(rows)).replace("---:", "---")
 
 
+def gguf_rules() -> str:
+    """The names of rules by which byte-level tokenizers split text, and what else they say."""
+    facts = {
+        "every name": [*SPLITTINGS],
+        "a word that is a token stays whole, whatever the merges say": [
+            name for name, rule in SPLITTINGS.items() if rule.whole
+        ],
+        "text begins with the begin-of-text token, unless the file states otherwise": [
+            name for name, rule in SPLITTINGS.items() if rule.begins
+        ],
+        "text is normalized to NFC": [name for name, rule in SPLITTINGS.items() if rule.composed],
+    }
+    rows = (
+        (fact, ", ".join(f"`{name}`" for name in sorted(names))) for fact, names in facts.items()
+    )
+    return table(("rule", "`tokenizer.ggml.pre`"), rows).replace("---:", "---")
+
+
 def page(every: list[dict[str, Any]]) -> str:
     text = filled(PAGE.read_text(encoding="utf-8"), "summary", summary(every))
     for group in GROUPS:
         of = [r for r in every if r.get("group", "causal") == group]
         text = filled(text, f"{group} works", works(of))
         text = filled(text, f"{group} refused", refused(of))
-    return filled(text, "gguf", gguf_files())
+    return filled(filled(text, "gguf", gguf_files()), "gguf rules", gguf_rules())
 
 
 def main(arguments: list[str]) -> int:

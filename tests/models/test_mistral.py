@@ -20,7 +20,7 @@ from transformers import (
 
 from longdraft import load
 from longdraft.models import loading, mistral
-from longdraft.models.gguf.tokenizer import LLAMA3, TEKKEN
+from longdraft.models.gguf.splitting import LLAMA3, TEKKEN
 from longdraft.models.text import CHARACTERS, token_ids
 
 LARGE = 100_001  # tokens from which Transformers looks at a vocabulary

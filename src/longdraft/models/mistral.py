@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
-from longdraft.models.gguf.tokenizer import TEKKEN
+from longdraft.models.gguf.splitting import TEKKEN
 from longdraft.models.text import CHARACTERS
 
 KINDS = ("mistral", "ministral", "pixtral", "voxtral")  # how the model types begin

@@ -1,6 +1,6 @@
 """Builds a tokenizer from the metadata of a GGUF file.
 
-Byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
+Byte-level BPE ("gpt2"), SentencePiece BPE ("llama") or SentencePiece unigrams ("t5").
 """
 
 from __future__ import annotations
@@ -8,40 +8,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import PreTrainedTokenizerFast
 
 from longdraft.errors import InputError
 from longdraft.models.gguf.file import AGAIN, GGUF
 from longdraft.models.gguf.marks import CONTROL, KEY, USER_DEFINED, retyped
+from longdraft.models.gguf.splitting import splitting_of
 
 MAX_TOKEN = 1 << 10  # characters; the pairs of a longer token are not searched
-
-CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}"
-QWEN2 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}"
-# words that end where small letters are followed by capital ones
-LOWER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TEKKEN = rf"{LOWER}|{UPPER}|\p{{N}}|{SIGNS}"
-GPT4O = rf"{LOWER}{CONTRACTIONS}?|{UPPER}{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SIGNS}"
-# How text is split before merges are applied, by the file's tokenizer.ggml.pre.
-WORDS = ("default", "gpt-2", "jina-es", "jina-de", "olmo", "phi-2")  # GPT-2's rule
-# the same, after each digit is split off
-DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
-PATTERNS = {
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), LLAMA3
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), QWEN2),
-    "tekken": TEKKEN,
-    "gpt-4o": GPT4O,
-}
-# Here a word that is a token is never split, and begin-of-text is added unless the file states
-# otherwise.
-WHOLE = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+SPACE = "▁"  # how SentencePiece writes it
+UNKNOWN = 2  # a type of tokens
+TEMPLATE = "tokenizer.chat_template"
+OWN_TOOLS = "parameter_definitions"
+SPACED = ("<unk>", "<s>", "<|endoftext|>")  # those of Phi-3 that keep the spaces after them
 
 
 def build(file: GGUF) -> PreTrainedTokenizerFast:
@@ -52,31 +41,47 @@ def build(file: GGUF) -> PreTrainedTokenizerFast:
     if len(set(tokens)) != len(tokens):
         raise InputError(f"{file.path}: its tokenizer has the same token twice: {AGAIN}")
     kind = file.required(f"{KEY}model", str)
-    pre = file.get(f"{KEY}pre", str, "default")
-    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigrams}
     if kind not in makers:
-        known = " or ".join(makers)
+        known = ", ".join(makers)
         raise InputError(
             f"{file.path} has a tokenizer of the kind {kind[:40]!r}: use a model with one "
             f"of {known}"
         )
-    made = makers[kind](file, tokens, pre)
+    made, begins = makers[kind](file, tokens)
     _add_special(file, made, tokens)
     named = {name: _named(file, tokens, name) for name in ("bos", "eos", "unknown", "padding")}
-    ends = _ends(file, named, begins=kind == "llama" or pre in WHOLE)
+    ends = _ends(file, named, begins, ends=kind == "t5")
     if ends is not None:
         made.post_processor = ends
     words = {"unknown": "unk_token", "padding": "pad_token", "bos": "bos_token", "eos": "eos_token"}
     options: dict[str, Any] = {
         words[name]: token for name, token in named.items() if token is not None
     }
-    template = file.get("tokenizer.chat_template", str)
     return PreTrainedTokenizerFast(
         tokenizer_object=Uncopied(made),
-        chat_template=template,
+        chat_template=chat_template(file),
         clean_up_tokenization_spaces=False,
         **options,
     )
+
+
+def chat_template(file: GGUF) -> str | dict[str, str] | None:
+    """The file's chat template, or its templates by name if there are several.
+
+    Of these, Transformers chooses `tool_use` for requests with tools, and else `default`. Raises
+    InputError.
+    """
+    names = {"default", "tool_use", *file.get("tokenizer.chat_templates", list, [])}
+    named = {name: file.get(f"{TEMPLATE}.{name}", str) for name in sorted(names, key=str)}
+    named["default"] = file.get(TEMPLATE, str, named["default"])
+    # an early one for tools in a form of its own, which no client sends
+    if OWN_TOOLS in (tools := named["tool_use"] or "") and "function" not in tools:
+        named["tool_use"] = None
+    known = {str(name): text for name, text in named.items() if text}
+    if known.keys() <= {"default"}:
+        return known.get("default")
+    return known if "default" in known or "tool_use" in known else None
 
 
 class Uncopied:
@@ -138,38 +143,81 @@ def _merges(file: GGUF) -> list[tuple[str, str]]:
     return [(a, b) for a, _, b in pairs]
 
 
-def _byte_level(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
-    if pre not in WORDS + DIGITS and pre not in PATTERNS:
-        known = ", ".join([*WORDS, *DIGITS, *PATTERNS])
-        raise InputError(
-            f"{file.path} splits text by the unknown rule {pre[:40]!r}: use a model with "
-            f"one of {known}"
-        )
+def _byte_level(file: GGUF, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    splitting = splitting_of(file)
     merges = _merges(file)
-    made = _model(file, tokens, merges, ignore_merges=pre in WHOLE)
-    pattern = PATTERNS.get(pre)
-    split: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
-    split += [pre_tokenizers.Digits(individual_digits=True)] if pre in DIGITS else []
-    split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
-    made.pre_tokenizer = pre_tokenizers.Sequence(split)
+    if splitting.ranked and not merges:
+        merges = merges_of(tokens, [-i for i in range(len(tokens))])
+    made = _model(file, tokens, merges, ignore_merges=splitting.whole)
+    made.normalizer = splitting.normalizer()
+    made.pre_tokenizer = splitting.pre_tokenizer()
     made.decoder = decoders.ByteLevel()
-    return made
+    return made, splitting.begins
 
 
-def _sentencepiece(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
-    merges = _merges(file)
-    if not merges:
-        scores = _numbers(file, "scores", len(tokens))
-        if scores is None:
-            raise InputError(f"{file.path} has neither {KEY}merges nor {KEY}scores: {AGAIN}")
-        merges = merges_of(tokens, scores)
-    unknown = _named(file, tokens, "unknown")
+def _sentencepiece(file: GGUF, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    merges = _merges(file) or merges_of(tokens, _scores(file, tokens, f"{KEY}merges nor "))
+    unknown = _unknown(file, tokens)
     made = _model(file, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     space = file.get(f"{KEY}add_space_prefix", bool, True)
-    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if space else "never", split=False)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if space else steps)
-    return made
+    made.normalizer = normalizers.Replace(" ", SPACE)
+    # Metaspace adds no space to a text that begins with one, but this one sees marks in its place.
+    first = [pre_tokenizers.Metaspace(" ", "first", split=False)] if space else []
+    last = pre_tokenizers.Metaspace(SPACE, "never", split=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([*first, last])
+    made.decoder = _spaced(space)
+    return made, True
+
+
+def _unigrams(file: GGUF, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    scores = _scores(file, tokens)
+    unknown = _unknown(file, tokens)
+    if unknown is None:
+        raise InputError(f"{file.path} has no unknown token, which its tokenizer needs: {AGAIN}")
+    pieces = list(zip(tokens, scores, strict=True))
+    made = Tokenizer(models.Unigram(pieces, tokens.index(unknown), byte_fallback=False))
+    steps: list[Any] = []
+    charsmap = file.get(f"{KEY}precompiled_charsmap", np.ndarray)
+    if charsmap is not None:
+        steps.append(_charsmap(file, charsmap))
+    if file.get(f"{KEY}remove_extra_whitespaces", bool, False):
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    space = file.get(f"{KEY}add_space_prefix", bool, True)
+    steps += [normalizers.Prepend(SPACE)] if space else []
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    made.decoder = _spaced(space)
+    return made, False
+
+
+def _charsmap(file: GGUF, charsmap: np.ndarray) -> normalizers.Normalizer:
+    try:
+        return normalizers.Precompiled(charsmap.astype(np.uint8).tobytes())
+    except Exception as error:
+        raise InputError(
+            f"{file.path}: {KEY}precompiled_charsmap is damaged ({str(error)[:80]}): {AGAIN}"
+        ) from None
+
+
+def _spaced(space: bool) -> Any:
+    """Decodes pieces whose spaces are marks; space: without the one that encoding adds."""
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if space else steps)
+
+
+def _scores(file: GGUF, tokens: list[str], other: str = "") -> list[float]:
+    scores = _numbers(file, "scores", len(tokens))
+    if scores is None:
+        lacks = f"neither {other}" if other else "no "
+        raise InputError(f"{file.path} has {lacks}{KEY}scores: {AGAIN}")
+    return scores
+
+
+def _unknown(file: GGUF, tokens: list[str]) -> str | None:
+    """The token for what no other can spell: the named one, or the first of that type."""
+    named = _named(file, tokens, "unknown")
+    kinds = _numbers(file, "token_type", len(tokens)) or []
+    return tokens[kinds.index(UNKNOWN)] if named is None and UNKNOWN in kinds else named
 
 
 def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
@@ -199,18 +247,29 @@ def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
         elif kind == USER_DEFINED:
             own.add(token)
     own -= control
-    made.add_special_tokens([_added(token, True) for token in tokens if token in control])
-    made.add_tokens([_added(token, False) for token in tokens if token in own])
+    stripping = _stripping(file)
+    made.add_special_tokens([_added(t, True, stripping) for t in tokens if t in control])
+    made.add_tokens([_added(t, False, stripping) for t in tokens if t in own])
 
 
-def _added(token: str, special: bool) -> AddedToken:
-    return AddedToken(token, normalized=False, special=special)
+def _stripping(file: GGUF) -> bool:
+    """Whether control tokens take the spaces and line breaks after them, as Phi-3 was trained."""
+    of_phi = file.get("general.architecture", str) == "phi3"
+    return of_phi and file.get(f"{KEY}model", str) == "llama"
 
 
-def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
-    """A processor that adds the begin- and end-of-text tokens that the file asks for."""
+def _added(token: str, special: bool, stripping: bool) -> AddedToken:
+    rstrip = stripping and token not in SPACED
+    return AddedToken(token, normalized=False, special=special, rstrip=rstrip)
+
+
+def _ends(file: GGUF, named: dict[str, str | None], begins: bool, ends: bool) -> Any | None:
+    """A processor that adds the begin- and end-of-text tokens that the file asks for.
+
+    begins, ends: whether it adds them where the file does not say.
+    """
     first = named["bos"] if file.get(f"{KEY}add_bos_token", bool, begins) else None
-    last = named["eos"] if file.get(f"{KEY}add_eos_token", bool, False) else None
+    last = named["eos"] if file.get(f"{KEY}add_eos_token", bool, ends) else None
     if first is None and last is None:
         return None
     parts = [*([first] if first else []), "$A", *([last] if last else [])]
