@@ -1,9 +1,11 @@
-"""Checkpoints in the formats of GPTQ, AWQ, compressed-tensors and MLX stay packed: each weight is
-that of its format's formula, drafts are lossless, and damaged files are one line.
+"""Checkpoints in the formats of GPTQ, AWQ, compressed-tensors, MLX and bitsandbytes stay packed
+where a form holds them: each weight is that of its format's formula, drafts are lossless, and
+damaged files are one line.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,13 +20,14 @@ from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core.tree import Tree
 from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load_lm
-from longdraft.models.quantized import awq, forms, gptq
+from longdraft.models.quantized import awq, bnb, forms, gptq
 from longdraft.ops import native
 from longdraft.ops.packed import Packed
 
 IDS = torch.tensor(tiny.prompts(40))
 # a form of each number of bits, and one that is unpacked
 SOME = ("gptq", "awq", "gptq, 8 bits, asymmetric", "w8a8", "mlx, groups of 32, tied", "fp8")
+SOME += ("bitsandbytes, 8 bits",)
 DAILY = {("gptq", "greedy", "full"), ("awq", "T=1", "int8"), ("w8a8", "T=1", "full")}
 SAMPLERS = {"greedy": Sampler(), "T=1": Sampler(temperature=1.0)}
 
@@ -69,10 +72,10 @@ def test_every_weight_is_that_of_the_formula_in_the_smallest_form(tmp_path, name
     check_logits(lm, hf)
     note = lm.note or ""
     assert ("are unpacked" in note) == (FORMATS[name].bits == 0)
-    assert ("activations of 8 bits" in note) == name.startswith("w8a8")
+    assert ("activations of 8 bits" in note) == name.startswith(("w8a8", "bitsandbytes, 8"))
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "mlx", "fp8"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "mlx", "fp8", "bitsandbytes, nf4"])
 @torch.inference_mode()
 def test_biases_are_kept(tmp_path, name):
     check_logits(*check_weights(tmp_path, name, "qwen2"))
@@ -141,6 +144,7 @@ def test_planted_faults_are_caught(tmp_path, monkeypatch):
     faults = {
         "zeros off by one": (gptq, "FORMATS", ("gptq_v2", "gptq"), "gptq"),
         "the order of outputs": (awq, "PLACES", range(8), "awq"),
+        "the next step of 8 bits": (bnb, "STEPS", 128, "bitsandbytes, 8 bits"),
         "the next group": (forms, "spread", _next_group(forms.spread), "compressed"),
     }
     for place, key, value, name in faults.values():
@@ -256,6 +260,42 @@ DAMAGED: dict[str, tuple[str, Any, str]] = {
 }
 
 
+EIGHT, FOUR = "bitsandbytes, 8 bits", "bitsandbytes, nf4, nested"
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def stated(**new: Any):
+    """The state of a layer with other values."""
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        state = json.loads(bytes(x.tolist())) | new
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    return made(STATE, change)
+
+
+DAMAGED |= {
+    "neither": (EIGHT, settings(load_in_8bit=False), "not one of load_in_8bit"),
+    "both": (EIGHT, settings(load_in_4bit=True), "not one of load_in_8bit"),
+    "odd names": (EIGHT, settings(llm_int8_skip_modules="lm_head"), "no list of names"),
+    "an order of GPUs": (EIGHT, made("weight_format", lambda x: x + 2), "order of a GPU"),
+    "no maxima": (EIGHT, without("SCB"), "contains codes without"),
+    "infinite maxima": (EIGHT, made("SCB", infinite), "not finite"),
+    "few maxima": (EIGHT, made("SCB", lambda x: x[1:]), "the config implies"),
+    "no state": (FOUR, without(STATE), "has no quant_state"),
+    "a damaged state": (FOUR, made(STATE, lambda x: x[3:]), "is damaged"),
+    "a state of a list": (FOUR, made(STATE, lambda x: torch.tensor([91, 93]).byte()), "is damaged"),
+    "another shape of 4 bits": (FOUR, stated(shape=[128, 64]), "is not 64x128"),
+    "no block": (FOUR, stated(blocksize=0), "blocksize of 0"),
+    "other blocks": (FOUR, stated(blocksize=128), "the config implies"),
+    "no nested block": (FOUR, stated(nested_blocksize="256"), "nested_blocksize of 256"),
+    "no offset": (FOUR, stated(nested_offset=None), "nested_offset of None"),
+    "few codes": (FOUR, made("weight", lambda x: x[1:]), "bytes for 8192 codes"),
+    "a short table": (FOUR, made("weight.quant_map", lambda x: x[1:]), "the config implies"),
+    "no nested table": (FOUR, without("weight.nested_quant_map"), "is missing"),
+}
+
+
 @pytest.mark.parametrize("case", DAMAGED)
 def test_what_is_not_read_is_one_line(tmp_path, case):
     name, change, words = DAMAGED[case]
@@ -263,6 +303,21 @@ def test_what_is_not_read_is_one_line(tmp_path, case):
     with pytest.raises(InputError, match=words) as found:
         load_lm(str(tmp_path), "float32")
     assert "\n" not in str(found.value)
+
+
+def test_bitsandbytes_computes_nearly_the_same_weights(tmp_path):
+    """It multiplies by the maximum, then by 1/127, and rounds to float32 each time."""
+    form = FORMATS[EIGHT]
+    stored, _ = form.write(64, 128, torch.Generator().manual_seed(0))
+
+    def change(tensors, config):
+        tensors |= {f"{LAYER}.{leaf}": x for leaf, x in stored.items()}
+        del config["quantization_config"]["quant_method"]  # as older versions wrote it
+
+    saved(tmp_path, form, change=change)
+    found = load_lm(str(tmp_path), "float32").hf.get_submodule(LAYER).weight
+    theirs = stored["weight"] * stored["SCB"][:, None] * 7.874015718698502e-3
+    torch.testing.assert_close(found, theirs, rtol=2.0**-22, atol=0)
 
 
 def test_biases_of_zeros_are_no_biases(tmp_path):
@@ -286,7 +341,14 @@ def test_a_truncated_file_is_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     "name, most",
-    [("gptq", 1.0), ("awq, symmetric", 1.0), ("w8a8", 1.07), ("mlx", 1.12), ("awq", 1.2)],
+    [
+        ("gptq", 1.0),
+        ("awq, symmetric", 1.0),
+        ("w8a8", 1.07),
+        (EIGHT, 1.13),
+        ("mlx", 1.12),
+        ("awq", 1.2),
+    ],
 )
 def test_memory_is_nearly_that_of_the_file(tmp_path, name, most):
     """Bytes of a weight in memory over those in the file."""

@@ -135,7 +135,7 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
     ),
     "bitsandbytes": (
         [config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})],
-        "quantized (bitsandbytes)",
+        "no quantized layers, although config.json names bitsandbytes",
     ),
     "gptq": (
         [config(quantization_config={"quant_method": "gptq", "bits": 4})],

@@ -133,6 +133,7 @@ def compressed(bits: int = 4, group: int = 32, sym: bool = True, sort: bool = Fa
         return made, entries(q, z, s, index)
 
     weights = {"num_bits": bits, "type": "int", "symmetric": sym, "strategy": "group"}
+    weights |= {"group_size": group, "actorder": "group" if sort else None}
     packed = (4 if sym else 5) if bits == 4 else 8
     return _compressed("pack-quantized", weights, write, 0 if sort else packed)
 
@@ -181,6 +182,56 @@ def mlx(bits: int = 4, group: int = 32, tied: bool = False) -> Format:
     return Format("quantization", settings, write, bits, True, options)
 
 
+def bnb_eight() -> Format:
+    """bitsandbytes in 8 bits: rows of int8, and their largest magnitudes."""
+
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q = codes(8, outputs, inputs, g).clamp(min=1) - 128
+        most = 0.1 + torch.rand(outputs, generator=g)
+        made = {"weight": q.to(torch.int8), "SCB": most}
+        made["weight_format"] = torch.tensor(0, dtype=torch.uint8)
+        return made, q * (most.double() / 127).float().double()[:, None]
+
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+    return Format("quantization_config", settings, write, 8)
+
+
+# half of FP4's numbers; the others are negative
+FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+
+
+def bnb_four(kind: str, nested: bool, storage: torch.dtype = torch.uint8) -> Format:
+    """bitsandbytes in 4 bits: a table, and blocks of 64 whose maxima may be codes themselves."""
+
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q = torch.randint(0, 16, (outputs * inputs,), generator=g)
+        table = torch.tensor([*FP4, *(-x for x in FP4)])
+        if kind == "nf4":
+            table = torch.rand(16, generator=g).sort()[0] * 2 - 1
+        blocks = outputs * inputs // 64
+        state = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16"}
+        state["shape"] = [outputs, inputs]
+        most = 0.1 + torch.rand(blocks, generator=g)
+        made = {"weight.absmax": most}
+        if nested:
+            index = torch.randint(0, 256, (blocks,), generator=g)
+            numbers = torch.rand(256, generator=g) * 2 - 1
+            each = 0.1 + torch.rand(-(-blocks // 32), generator=g)
+            state |= {"nested_blocksize": 32, "nested_dtype": "float32", "nested_offset": 0.53}
+            most = numbers[index] * each.repeat_interleave(32)[:blocks] + torch.tensor(0.53)
+            made = {"weight.absmax": index.to(torch.uint8), "weight.nested_absmax": each}
+            made["weight.nested_quant_map"] = numbers
+        text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        made |= {"weight.quant_map": table, f"weight.quant_state.bitsandbytes__{kind}": text}
+        pairs = (q[::2] << 4 | q[1::2]).to(torch.uint8)
+        made["weight"] = pairs.view(storage)[:, None]
+        weights = table[q].double() * most.double().repeat_interleave(64)
+        return made, weights.view(outputs, inputs)
+
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True}
+    return Format("quantization_config", settings | {"bnb_4bit_quant_type": kind}, write, 0)
+
+
 FORMATS: dict[str, Format] = {
     "gptq": gptq(),
     "gptq, asymmetric": gptq(group=64, sym=False),
@@ -204,6 +255,10 @@ FORMATS: dict[str, Format] = {
     "mlx": mlx(group=64),
     "mlx, groups of 32, tied": mlx(tied=True),
     "mlx, 8 bits": mlx(8, 64),
+    "bitsandbytes, 8 bits": bnb_eight(),
+    "bitsandbytes, nf4": bnb_four("nf4", False),
+    "bitsandbytes, nf4, nested": bnb_four("nf4", True),
+    "bitsandbytes, fp4, in bfloat16": bnb_four("fp4", True, torch.bfloat16),
 }
 
 

@@ -8,26 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from longdraft.backends.architecture import NAME
 from longdraft.backends.dense import lacks_interface, obstacle
-from longdraft.backends.features.scans.recurrent_layers import scans_in
 from longdraft.backends.features.table import fault_of, keeps_known_state
-from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.families import FAMILIES
 from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
-from longdraft.models.lm import LM
+from longdraft.models.comparison import disagreement
 from longdraft.models.shrunk import changes_rotation, shrunk
 
 # Architectures that the tests compare with Transformers' attention; any other is compared once,
 # when it is loaded.
 TESTED = {family.model_type for family in FAMILIES if family.tested}
-
-# of the largest logit: by how much passes in float32 and in other dtypes may differ
-ROUNDING = 0.01
-COARSE = 0.05
 
 
 def refuse(config: Any, cls: Any = None) -> None:
@@ -129,14 +122,10 @@ def probe(hf: Any, tokens: int = 12) -> None:
             f"{hf.config.model_type} counts positions from its padding token's number on, but in "
             "Transformers' generate from 0, so its output is not defined: use another architecture"
         )
-    if scans_in(hf):
-        comparisons = [compare_chain, compare_branches]
-    else:
-        comparisons = [compare_branches if lacks_interface(hf) else compare_chain]
     for long in (True, False) if changes_rotation(hf.config) else (True,):
         with shrunk(hf, tokens, long):
-            error = max(compare(hf, tokens) for compare in comparisons)
-        if not error < (ROUNDING if hf.dtype == torch.float32 else COARSE):
+            error = disagreement(hf, tokens)
+        if error is not None:
             raise InputError(
                 f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' "
                 f"own by {error:.1%}"
@@ -151,42 +140,3 @@ def counts_from_padding(hf: Any) -> bool:
     """
     tables = (getattr(m, "position_embeddings", None) for m in hf.modules())
     return any(isinstance(t, torch.nn.Embedding) and t.padding_idx is not None for t in tables)
-
-
-def compare_chain(hf: Any, tokens: int) -> float:
-    """The error of logits of the second half of this many tokens, read in two passes.
-
-    See `difference`.
-    """
-    vocab = hf.config.get_text_config().vocab_size
-    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % vocab
-    hf.set_attn_implementation("eager")
-    stock = hf(input_ids=ids, use_cache=False).logits
-    lm = LM(hf)
-    cache = lm.new_cache(1, tokens)
-    lm.prefill(ids[0, : tokens // 2].tolist(), cache)
-    return difference(lm(Tree.chain(ids[:, tokens // 2 :]), cache), stock[:, tokens // 2 :])
-
-
-def compare_branches(hf: Any, tokens: int) -> float:
-    """Like compare_chain, for models that attend by themselves or have states.
-
-    Compares a tree of two branches with each path as one text.
-    """
-    ids = torch.arange(3, 3 + tokens, device=hf.device) % hf.config.get_text_config().vocab_size
-    paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
-    if not lacks_interface(hf):
-        hf.set_attn_implementation("eager")
-    whole = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits
-    stock = whole[:, -3:]
-    lm = LM(hf)
-    cache = lm.new_cache(1, tokens + 2)
-    lm.prefill(ids[:-3].tolist(), cache)
-    tree = Tree.root(ids[-3:-2]).add_paths(torch.zeros_like(paths[None, :, 0]), paths[None, :, -2:])
-    nodes = torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)
-    return difference(lm(tree, cache)[0][nodes], stock)
-
-
-def difference(ours: Tensor, stock: Tensor) -> float:
-    """The largest difference of logits, as a share of the largest of Transformers' own."""
-    return float((ours.float() - stock.float()).abs().max() / stock.float().abs().max())

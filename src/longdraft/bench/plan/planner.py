@@ -72,6 +72,8 @@ class Planner:
         self.target = _target(model, options, device)
         small = _small(drafter, options) if drafter else None
         self.candidates, self.notes = candidates(self.target, specs, small, model)
+        if self.target.lm.note and self.target.lm.device.type == "meta":
+            self.notes.insert(0, self.target.lm.note)
         self.stated = dict(stated or {})
         for label in self.stated.keys() - {c.spec.label for c in self.candidates}:
             raise InputError(
@@ -149,7 +151,8 @@ def _target(model: str, options: LoadOptions, device: str) -> Target:
     if fetch.is_file(model):
         lm = load_lm(model, options.dtype, "cpu", options.rope, kv=kv)
     else:
-        lm = outline(model, options.dtype, options.rope, kv)
+        packs_experts = machine_of(device).name == CPU
+        lm = outline(model, options.dtype, options.rope, kv, packs_experts)
     if options.activations not in (None, *ACTIVATIONS):
         raise InputError(
             f"activations is {options.activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.models.quantized.forms import codes_of, differences
-from longdraft.models.quantized.scheme import Scheme, group_size, setting
+from longdraft.models.quantized.forms import codes_of, differences, form_of_differences
+from longdraft.models.quantized.scheme import Scheme, group_size, is_named, setting, texts
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
 
@@ -28,7 +28,16 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     setting(settings, NAME, "bits", (BITS,))
     setting(settings, NAME, "version", ("gemm", "GEMM"))
     leaves = ("qweight", "qzeros", "scales")
-    return Scheme(NAME, "qweight", leaves, partial(matrix, group_size(settings, NAME, 128)))
+    group = group_size(settings, NAME, 128)
+    form = form_of_differences(BITS, group, settings.get("zero_point") is False)
+    kept = ["lm_head", *texts(settings, NAME, "modules_to_not_convert")]
+    return Scheme(
+        NAME,
+        "qweight",
+        leaves,
+        partial(matrix, group),
+        lambda name: None if is_named(name, kept) else form,
+    )
 
 
 def matrix(group: int, files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Tensor:

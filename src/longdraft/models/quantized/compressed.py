@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.models.quantized.forms import codes_of, differences, unpacked
+from longdraft.models.quantized.forms import (
+    Form,
+    codes_of,
+    differences,
+    form_of_differences,
+    unpacked,
+)
 from longdraft.models.quantized.gptq import group_index
-from longdraft.models.quantized.scheme import INSTEAD, Scheme, setting
+from longdraft.models.quantized.scheme import INSTEAD, Scheme, group_size, is_named, setting, texts
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
 
@@ -51,7 +57,25 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     sparse = settings.get("sparsity_config")
     if settings.get("transform_config") or (sparse and sparse != {"format": "dense"}):
         raise InputError(f"the weights are sparse or transformed, not only quantized: {INSTEAD}")
-    return Scheme(NAME, "weight_scale", LEAVES, matrix, note=rounded)
+    kept = texts(settings, NAME, "ignore")
+    described = [(texts(g, NAME, "targets"), _form(g["weights"])) for g in groups.values()]
+
+    def form(name: str) -> Form | None:
+        if is_named(name, kept):
+            return None
+        named = (f for targets, f in described if "Linear" in targets or is_named(name, targets))
+        return next(named, None)
+
+    return Scheme(NAME, "weight_scale", LEAVES, matrix, form, note=rounded)
+
+
+def _form(weights: dict[str, Any]) -> Form | None:
+    """FP8 is unpacked, and so are groups of sorted inputs."""
+    if weights.get("type") == "float" or weights.get("actorder") in ("group", True):
+        return None
+    size = -1 if weights.get("group_size") is None else group_size(weights, NAME, -1)
+    bits = setting(weights, NAME, "num_bits", BITS)
+    return form_of_differences(bits, size, weights.get("symmetric") is not False)
 
 
 def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Tensor:

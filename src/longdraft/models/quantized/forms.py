@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,45 @@ from longdraft.ops.packed import GROUP, Packed, pack
 from longdraft.ops.scales import PlainScales
 
 NARROW = 16  # inputs of a group of 8 bits that has an offset
+
+
+@dataclass(frozen=True)
+class Form:
+    """A packed form without numbers: bits of a code, inputs of a group, and scales in `numbers`."""
+
+    bits: int
+    group: int = GROUP
+    has_offset: bool = False
+    numbers: torch.dtype = torch.float16
+
+    def outline(self, outputs: int, inputs: int) -> Packed:
+        """A matrix on the device "meta"."""
+        with torch.device("meta"):
+            codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+            scale = torch.empty(outputs, inputs // self.group, dtype=self.numbers)
+        offset = torch.empty_like(scale) if self.has_offset else None
+        return pack(self.bits, codes, PlainScales(scale, offset), self.group)
+
+
+SUMS = {4: Form(4, has_offset=True), 8: Form(8, NARROW, True, torch.float32)}
+
+
+def form_of_differences(bits: int, group: int, symmetric: bool) -> Form | None:
+    """What `differences` usually makes of codes of so many bits; None: they are unpacked.
+
+    group: -1 for all inputs, of which there are whole groups of 32.
+    """
+    if group > 0 and group % GROUP:
+        return None
+    if bits == 4:
+        return Form(4 if symmetric else 5)
+    return Form(8) if symmetric else SUMS[8]
+
+
+def form_of_sums(bits: int, group: int) -> Form | None:
+    """What `sums` usually makes of them."""
+    form = SUMS[bits]
+    return None if group % form.group else form
 
 
 def codes_of(words: Tensor, bits: int) -> Tensor:

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.models.quantized.forms import codes_of, differences, unpacked
-from longdraft.models.quantized.scheme import Scheme, group_size, setting
+from longdraft.models.quantized.forms import (
+    Form,
+    codes_of,
+    differences,
+    form_of_differences,
+    unpacked,
+)
+from longdraft.models.quantized.scheme import FormOf, Scheme, group_size, matches, setting
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
 
@@ -28,7 +34,26 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     above = 1 if setting(settings, NAME, "checkpoint_format", FORMATS) == "gptq" else 0
     group = group_size(settings, NAME, -1)
     leaves = ("qweight", "qzeros", "scales", "g_idx")
-    return Scheme(NAME, "qweight", leaves, partial(matrix, bits, group, above))
+    return Scheme(
+        NAME, "qweight", leaves, partial(matrix, bits, group, above), _form(settings, bits, group)
+    )
+
+
+def _form(settings: dict[str, Any], bits: int, group: int) -> FormOf:
+    """Sorted inputs are unpacked; GPTQModel names layers that are not quantized after "-:"."""
+    is_sorted = settings.get("desc_act") is True and group != -1
+    form = None
+    if not is_sorted:
+        form = form_of_differences(bits, group, settings.get("sym") is not False)
+    dynamic = settings.get("dynamic")
+    dynamic = dynamic if isinstance(dynamic, dict) else {}
+    left_out = [p[2:] for p in dynamic if p.startswith("-:")]
+
+    def of(name: str) -> Form | None:
+        whole = name == "lm_head" and settings.get("lm_head") is not True
+        return None if whole or any(matches(p, name) for p in left_out) else form
+
+    return of
 
 
 def matrix(

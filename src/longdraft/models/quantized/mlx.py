@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longdraft.models.quantized.forms import codes_of, sums
+from longdraft.models.quantized.forms import Form, codes_of, form_of_sums, sums
 from longdraft.models.quantized.scheme import Scheme, group_size, setting
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
@@ -26,7 +26,16 @@ def scheme(settings: dict[str, Any]) -> Scheme:
         if isinstance(own, dict):
             _numbers(settings | own)
     leaves = ("weight", "scales", "biases")
-    return Scheme(NAME, "scales", leaves, partial(matrix, settings), tables=True)
+    return Scheme(
+        NAME, "scales", leaves, partial(matrix, settings), partial(_form, settings), tables=True
+    )
+
+
+def _form(settings: dict[str, Any], name: str) -> Form | None:
+    own = settings.get(name)
+    if own is False:
+        return None
+    return form_of_sums(*_numbers(settings | own if isinstance(own, dict) else settings))
 
 
 def _numbers(settings: dict[str, Any]) -> tuple[int, int]:

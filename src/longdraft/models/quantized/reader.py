@@ -5,7 +5,7 @@ No code of another package runs, and matrices stay packed where a packed form ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from longdraft.backends.packed_linear import replace, replace_linears
 from longdraft.errors import InputError
 from longdraft.models.classes import class_of, is_multimodal
 from longdraft.models.loading_progress import Report
-from longdraft.models.quantized import awq, compressed, experts, gptq, mlx, mxfp4
+from longdraft.models.quantized import awq, bnb, compressed, experts, gptq, mlx, mxfp4
 from longdraft.models.quantized.scheme import INSTEAD, OfExperts, Scheme
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.models.untrusted import OURS
@@ -29,11 +29,12 @@ from longdraft.ops.packed import Packed
 SCHEMES: Mapping[str, Callable[[dict[str, Any]], Scheme]] = {
     "gptq": gptq.scheme,
     "awq": awq.scheme,
+    bnb.METHOD: bnb.scheme,
     "compressed-tensors": compressed.scheme,
 }
 UNPACKED = (
     "{} of {} quantized matrices are unpacked, since no packed form holds them exactly "
-    "(FP8, sorted activations, or groups that are no multiple of 32)"
+    "(FP8, NF4, FP4, sorted activations, or groups that are no multiple of 32)"
 )
 
 
@@ -46,7 +47,7 @@ def taken(config: Any, packs_experts: bool) -> Scheme | None:
     settings = getattr(config, "quantization_config", None)
     made = None
     if isinstance(settings, dict):
-        kind = settings.get("quant_method")
+        kind = bnb.METHOD if bnb.is_meant(settings) else settings.get("quant_method")
         made = SCHEMES.get(kind) if isinstance(kind, str) else None
         if packs_experts and kind == "mxfp4" and config.model_type == "gpt_oss":
             made = mxfp4.scheme
@@ -175,7 +176,7 @@ def _places(
 
 
 def _others(
-    files: Checkpoint, scheme: Scheme, names: Container[str], modules: dict[str, Any]
+    files: Checkpoint, scheme: Scheme, names: Iterable[str], modules: dict[str, Any]
 ) -> dict[str, Tensor]:
     """All tensors that are not parts of quantized matrices.
 
@@ -183,16 +184,19 @@ def _others(
     that the model does not have would change its output.
     """
     found = dict[str, Tensor]()
+    parts = {f"{name}.{leaf}" for name in names for leaf in scheme.leaves}
     for full in files.names:
-        layer, _, leaf = full.rpartition(".")
-        if layer in names and leaf in scheme.leaves:
+        if full in parts:
             continue
+        layer, _, leaf = full.rpartition(".")
         module = modules.get(layer)
         tensor = files.read(full)
         if isinstance(module, nn.Linear) and getattr(module, leaf, None) is None:
             if leaf != "bias" or tensor.any():
                 raise files.error(f"this model has no tensor {full[:80]}")
             continue
+        if isinstance(module, nn.Linear | nn.Embedding) and not tensor.is_floating_point():
+            raise files.error(f"{full[:80]} contains codes without their {scheme.marker}")
         found[full] = tensor
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from longdraft.errors import InputError
+from longdraft.models.quantized.forms import Form
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
 
@@ -16,6 +18,8 @@ from longdraft.ops.packed import Packed
 OfExperts = tuple[Packed, Packed, Packed]
 # (the tensors, a layer's name, its outputs and inputs) -> its weights, float32 if unpacked
 Matrix = Callable[[Checkpoint, str, tuple[int, int]], Packed | Tensor]
+# the name of a matrix -> its usual form, as the config alone implies it; None: it is not packed
+FormOf = Callable[[str], Form | None]
 INSTEAD = "use the model's unquantized weights or a GGUF file"
 
 
@@ -24,14 +28,15 @@ class Scheme:
     """How a checkpoint stores the weights of quantized layers.
 
     A layer is quantized if it has the tensor `marker`. matrix: reads its weights. leaves: the names
-    of its tensors, except for the bias. tables: whether embeddings are quantized, too. note: what a
-    user should know about all of them.
+    of its tensors, except for the bias. form: for plans, which read no weights. tables: whether
+    embeddings are quantized, too. note: what a user should know about all of them.
     """
 
     name: str
     marker: str
     leaves: tuple[str, ...]
     matrix: Matrix
+    form: FormOf
     tables: bool = False
     note: str | None = None
 
@@ -67,3 +72,35 @@ def group_size(settings: dict[str, Any], scheme: str, default: int) -> int:
             f"neither -1 nor a positive number: {INSTEAD}"
         )
     return size
+
+
+def texts(settings: dict[str, Any], scheme: str, name: str) -> list[str]:
+    """A setting that is a list of names. Raises InputError for anything else."""
+    found = settings.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
+        raise InputError(
+            f"the weights are quantized by {scheme} with {name} {str(found)[:40]}, which is no "
+            f"list of names: {INSTEAD}"
+        )
+    return found
+
+
+def is_named(name: str, patterns: list[str]) -> bool:
+    """Whether a layer contains one of these names, or matches one after "re:"."""
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            if matches(pattern.removeprefix("re:"), name):
+                return True
+        elif f".{pattern}." in f".{name}.":
+            return True
+    return False
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether the beginning of a name matches. Raises InputError for what is no expression."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:
+        raise InputError(
+            f"{pattern[:60]!r}, which names quantized layers, is no regular expression: {INSTEAD}"
+        ) from None

@@ -1,0 +1,82 @@
+"""The packed matrices that a checkpoint would have in memory, known from its config alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from longdraft.backends.packed_experts import (
+    MATRICES,
+    PackedExperts,
+    can_be_packed,
+    without_matrices,
+)
+from longdraft.backends.packed_linear import PackedLinear, replace, replace_linears
+from longdraft.errors import InputError
+from longdraft.models.quantized.experts import PARTS
+from longdraft.models.quantized.forms import Form
+from longdraft.models.quantized.scheme import INSTEAD, Scheme
+from longdraft.ops.packed import GROUP
+
+NOTE = (
+    "weights are counted as they lie in memory after loading: {}% of the numbers of matrices "
+    "stay packed ({})"
+)
+
+
+def put(hf: Any, scheme: Scheme) -> str:
+    """Put outlines of packed matrices into a model on the device "meta" -> a note for its user.
+
+    Raises InputError for experts that loading would refuse.
+    """
+    head = hf.get_output_embeddings()
+    linears = {n: m for n, m in hf.named_modules() if isinstance(m, nn.Linear)}
+    every = sum(m.weight.numel() for m in linears.values())
+    packed = 0
+    for name, module in linears.items():
+        form = scheme.form(name)
+        if form is None or module.in_features % GROUP or (module is head and _is_kept(hf, scheme)):
+            continue
+        packed += module.weight.numel()
+        made = form.outline(module.out_features, module.in_features)
+        replace_linears(hf, [(name, made)])
+        if form.bits == 5:  # as a loaded one, whose codes have 4 bits
+            hf.get_submodule(name).bits = 4
+    of_experts = {n: m for n, m in hf.named_modules() if _sizes(m)}
+    for name, module in of_experts.items():
+        size = sum(_sizes(module))
+        every += size
+        form = scheme.form(f"{name}.0.{PARTS[0]}")
+        if form is None:
+            continue
+        if not can_be_packed(module):
+            raise InputError(
+                f"{hf.config.model_type} has experts that longdraft does not read if they are "
+                f"quantized by {scheme.name}: {INSTEAD}"
+            )
+        packed += size
+        replace(hf, name, _experts(module, form))
+    return NOTE.format(round(100 * packed / max(every, 1)), scheme.name)
+
+
+def _sizes(module: nn.Module) -> list[int]:
+    """Numbers of the matrices of experts that lie in one tensor each; none for other modules."""
+    own = dict(module.named_parameters(recurse=False))
+    return [own[leaf].numel() for leaf in MATRICES if leaf in own]
+
+
+def _is_kept(hf: Any, scheme: Scheme) -> bool:
+    """Whether the output matrix is the embeddings, which are not quantized."""
+    return bool(hf.config.tie_word_embeddings) and not scheme.tables
+
+
+def _experts(module: Any, form: Form) -> PackedExperts:
+    """The outline of packed experts."""
+    both, down = (getattr(module, leaf) for leaf in MATRICES)
+    turned = module.is_transposed
+    count, rows, inputs = both.mT.shape if turned else both.shape
+    _, outputs, inner = down.mT.shape if turned else down.shape
+    sizes = ((count * rows // 2, inputs), (count * rows // 2, inputs), (count * outputs, inner))
+    gate, up, last = (PackedLinear(form.outline(*size)) for size in sizes)
+    return PackedExperts(without_matrices(module), count, gate, up, last)
