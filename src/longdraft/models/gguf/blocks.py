@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,11 +26,16 @@ LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
 PART = 1 << 20  # bytes of blocks that are regrouped at a time
 # (shape, dtype) -> a tensor for values
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
+Done = Callable[[Tensor], None]
 
 
 def outside(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A Make that takes new memory."""
     return torch.empty(shape, dtype=dtype)
+
+
+def kept(part: Tensor) -> None:
+    """A Done for bytes that stay in memory."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +54,47 @@ class Type:
     def is_packed(self) -> bool:
         return self.entries > 1
 
-    def unpack(self, blocks: Tensor, make: Make = outside) -> Packed | Tensor:
-        """uint8 [rows,blocks,size] -> the values, computed PART bytes at a time.
+    def unpack(
+        self, blocks: Tensor, make: Make = outside, done: Done = kept
+    ) -> Packed | Tensor:
+        """uint8 [rows,blocks,size] -> the values in memory of `make`, computed PART bytes at a
+        time.
 
-        Temporary tensors of that size stay in the processor's cache. `make` is not called for
-        values that might be replaced.
+        Temporary tensors of that size stay in the processor's cache. `done` is called with parts
+        that have been read.
         """
-        parts = blocks.split(max(1, PART // blocks[0].numel()))
-        first = self.regroup(blocks if self.entries == 1 else parts[0])
-        if isinstance(first, Tensor):
-            return first
-        if not first.scales.is_shortest:
-            make = outside
-        made = dict[str, Tensor]()
-        for name, x in first.parts.items():
-            made[name] = make((len(blocks), x.shape[1]), x.dtype)
-        begin = 0
-        for part in parts:
-            regrouped = self.regroup(part) if begin else first
-            assert isinstance(regrouped, Packed)
-            for name, x in regrouped.parts.items():
-                made[name][begin : begin + len(part)] = x
-            begin += len(part)
-        whole = first.of(made)
+        if not self.is_packed:
+            made = self.regroup(blocks)
+            done(blocks)
+            return made
+        short = self._put(blocks, make, done, shorten=True)
         # whether halves hold the scales exactly is a question about all rows
-        return replace(whole, scales=whole.scales.shortest())
+        whole = self._put(blocks, make, done, shorten=False) if short is None else short
+        assert whole is not None
+        return whole
+
+    def _put(self, blocks: Tensor, make: Make, done: Done, shorten: bool) -> Packed | None:
+        """None: some scales cannot be shortened."""
+        kind: Packed | None = None
+        made = dict[str, Tensor]()
+        begin = 0
+        for part in blocks.split(max(1, PART // blocks[0].numel())):
+            packed = self.regroup(part)
+            assert isinstance(packed, Packed)
+            if shorten:
+                packed = replace(packed, scales=packed.scales.shortest())
+                if not packed.scales.is_shortest:
+                    return None
+            if kind is None:
+                kind = packed
+                for name, x in packed.parts.items():
+                    made[name] = make((len(blocks), x.shape[1]), x.dtype)
+            for name, x in packed.parts.items():
+                made[name][begin : begin + len(part)] = x
+            done(part)
+            begin += len(part)
+        assert kind is not None
+        return kind.of(made)
 
 
 def _parts(blocks: Tensor, *sizes: int) -> list[Tensor]:
@@ -290,3 +312,13 @@ NAMES = {  # of types that are not supported, for messages
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
     40: "NVFP4",
 }  # fmt: skip
+
+
+@cache
+def bytes_of_two(kind: Type) -> int:
+    """The memory that two packed blocks of a row take, at most: of 32 entries, Packed has none
+    alone.
+    """
+    packed = kind.regroup(torch.zeros(1, 2, kind.size, dtype=torch.uint8))
+    assert isinstance(packed, Packed)
+    return packed.nbytes

@@ -33,6 +33,16 @@ def parts_of(name: str, joined: Mapping[str, InParts]) -> InParts | None:
     return next((each for end, each in joined.items() if module.endswith(f".{end}")), None)
 
 
+def names(hf: Any, joined: Mapping[str, InParts]) -> set[str]:
+    """The parameters that a file has in place of those that are put together."""
+    found = set[str]()
+    for name, p in hf.named_parameters():
+        if rule := parts_of(name, joined):
+            module = name.removesuffix(".weight")
+            found |= {f"{module}.{part}.weight" for part in rule.shapes(hf.config, *p.shape)}
+    return found
+
+
 def put_together(
     hf: Any, joined: Mapping[str, InParts], packed: dict[str, Packed], plain: dict[str, Tensor]
 ) -> None:

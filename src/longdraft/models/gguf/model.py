@@ -6,6 +6,7 @@ Its packed matrices stay packed.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from longdraft.errors import InputError
 from longdraft.models.alignment import LINE, Area, lines
 from longdraft.models.gguf import changes, experts, joined, marks, rope
 from longdraft.models.gguf.architectures import ARCHITECTURES, TOP
-from longdraft.models.gguf.blocks import Make, outside
+from longdraft.models.gguf.blocks import Make, bytes_of_two, outside
 from longdraft.models.gguf.config import HEAD, READ, TABLE, further_layers, possible_sizes
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
@@ -28,6 +29,8 @@ from longdraft.ops.packed import Packed
 
 # experts are chosen by numbers that no dtype of a model rounds
 PRECISE = ("e_score_correction_bias", "expert_bias")
+# parameters whose numbers may be others than those of the file
+CHANGED = ("norm.weight", "A_log", *PRECISE)
 
 
 def module_of(name: str, kind: str) -> str | None:
@@ -68,9 +71,10 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
     for stored in body(file) if kind in READ else ():
         packed = _stays_packed(stored) and not _is_only_table(stored, file)
         if packed:
-            # rows may get another block, and each of at most four tensors begins at a line
-            rows = prod(stored.shape[:-1])
-            size += stored.data.nbytes + rows * stored.type.size + 4 * LINE
+            # each of at most four tensors begins at a line
+            blocks = stored.shape[-1] // stored.type.entries
+            pairs = prod(stored.shape[:-1]) * -(-blocks // 2)
+            size += pairs * bytes_of_two(stored.type) + 4 * LINE
         if not packed or stored.name == TABLE:
             size += lines(prod(stored.shape) * dtype.itemsize)
     return Area(size)
@@ -104,8 +108,9 @@ def build(
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)
-    packed, plain = _weights(file, config, dtype, report, make)
     in_parts = ARCHITECTURES[file.required("general.architecture", str)].joined
+    moved = joined.names(hf, in_parts)
+    packed, plain = _weights(file, config, dtype, report, make, moved)
     joined.put_together(hf, in_parts, packed, plain)
     experts.put(hf, packed, plain)
     for name, tensor in plain.items():
@@ -192,22 +197,31 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _weights(
-    file: GGUF, config: Any, dtype: torch.dtype, report: Report, make: Make
+    file: GGUF,
+    config: Any,
+    dtype: torch.dtype,
+    report: Report,
+    make: Make,
+    moved: Container[str],
 ) -> tuple[dict[str, Packed], dict[str, Tensor]]:
     """Packed matrices by the name of their module, and other tensors by that of the parameter.
 
-    The other tensors are in `dtype`.
+    The other tensors are in `dtype`. moved: those that are put together with others, elsewhere;
+    memory of `make` is never free again.
     """
     packed = dict[str, Packed]()
     plain = dict[str, Tensor]()
     kind = file.required("general.architecture", str)
-    tensors = body(file)
+    # in the order of the file, which the system then reads ahead
+    tensors = sorted(body(file), key=lambda stored: stored.data.data_ptr())
     size = sum(stored.data.nbytes for stored in tensors)
     done = 0
     report(0)
 
     def of(stored: Stored) -> Packed | Tensor:
-        return weight(file, stored, module_of(stored.name, kind) or "", config, dtype, make)
+        name = module_of(stored.name, kind) or ""
+        stays = name not in moved and (_stays_packed(stored) or not experts.is_matrix(stored.name))
+        return weight(file, stored, name, config, dtype, make if stays else outside)
 
     for stored, one in zip(tensors, in_threads(of, tensors), strict=True):
         name = module_of(stored.name, kind) or ""
@@ -236,6 +250,8 @@ def weight(
     rows = changes.rows_of(architecture, config, name, stored.shape[0])
     inputs = changes.inputs_of(architecture, config, name)
     moved = rows is not None or inputs is not None
+    if not moved and not stays and len(stored.shape) > 1 and not name.endswith(CHANGED):
+        return stored.dequantized(make(stored.shape, dtype))
     weights = stored.read(outside if moved or not stays else make)
     if rows is not None:
         weights = changes.permuted(weights, rows, make if stays else outside)
