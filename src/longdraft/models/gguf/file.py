@@ -17,7 +17,16 @@ from torch import Tensor
 
 from longdraft.errors import InputError
 from longdraft.models.gguf import parts
-from longdraft.models.gguf.blocks import NAMES, PART, TYPES, Done, Make, Type, kept, outside
+from longdraft.models.gguf.blocks import (
+    NAMES,
+    PART,
+    TYPES,
+    Done,
+    Make,
+    Type,
+    kept,
+    outside,
+)
 from longdraft.models.gguf.pages import Pages
 from longdraft.ops.packed import Packed
 
@@ -65,15 +74,16 @@ class Stored:
     data: Tensor  # uint8, memory-mapped
     done: Done = kept  # called with each part of the data that has been read
 
-    def read(self, make: Make = outside) -> Packed | Tensor:
+    def read(self, make: Make = outside, turns: bool = False) -> Packed | Tensor:
         """A packed matrix, in memory of `make`, or a tensor of the stored type.
 
-        Raises InputError for numbers that are not finite.
+        turns: packed values are put together, see ops/interleaved.py. Raises InputError for numbers
+        that are not finite.
         """
         rows = self.data.view(
             prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size
         )
-        made = self.type.unpack(rows, make, self.done)
+        made = self.type.unpack(rows, make, self.done, turns)
         if isinstance(made, Packed):
             numbers = [part for part in made.scales.parts.values() if part.is_floating_point()]
         else:
@@ -83,6 +93,12 @@ class Stored:
                 f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}"
             )
         return made if isinstance(made, Packed) else made.view(self.shape)
+
+    def packed(self, make: Make, turns: bool) -> Packed:
+        """`read` of a packed matrix."""
+        made = self.read(make, turns)
+        assert isinstance(made, Packed)
+        return made
 
     def dequantized(self, out: Tensor) -> Tensor:
         """The numbers of a matrix, without memory for all of it as it is stored.
