@@ -17,6 +17,7 @@ from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer
 from longdraft.models.gguf.blocks import TYPES
+from longdraft.models.identity import digest
 from longdraft.ops.packed import Packed
 
 LINE = 64  # bytes of a line of the processor's cache
@@ -80,6 +81,24 @@ def test_reordering_in_place_gives_the_weights_of_a_copy(tmp_path, loaded, monke
     # a fault that the comparison finds
     monkeypatch.setattr(loading, "round_inputs", lambda hf, report, in_place: 1)
     assert not same(loaded(path)[0], weights)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["Q5_0", "MXFP4"])
+def test_weights_that_are_put_together_at_once_are_those_of_two_steps(
+    tmp_path, monkeypatch, arch, tied, kind
+):
+    path = files.saved(tmp_path, hf=files.stock(arch, tied), quantized=kind)
+    found = loading.load_lm(str(path), "bfloat16", "cpu", activations="int8")
+    monkeypatch.setattr(loading, "TESTED", set())
+    steps = loading.load_lm(str(path), "bfloat16", "cpu", activations="int8")
+    full = loading.load_lm(str(path), "bfloat16", "cpu", activations="full")
+    weights, wanted = (dict(lm.hf.named_parameters()) for lm in (found, steps))
+    assert same(weights, wanted)
+    assert not same(weights, dict(full.hf.named_parameters()))
+    # the digest does not depend on the order
+    assert found.digest == steps.digest == digest(full.hf)
 
 
 def test_an_area_gives_out_each_byte_once():

@@ -82,6 +82,39 @@ def test_entries_are_rounded_once(kind, monkeypatch):
     assert torch.equal(matrix.entries(places), wanted.flatten()[places])
 
 
+def put_together(kind: str, rows: int, count: int) -> Packed:
+    found = TYPES[files.NUMBER[kind]].unpack(stored(kind, rows, count), turns=True)
+    assert isinstance(found, Packed)
+    return found
+
+
+@pytest.mark.parametrize("rows, count", [(16, 1), (48, 7)])
+@pytest.mark.parametrize("kind", files.QUANTIZED)
+def test_both_steps_at_once_give_the_same_bits(kind, rows, count, monkeypatch):
+    monkeypatch.setattr(blocks, "PART", 16 * stored(kind, 1, count).numel())
+    found = put_together(kind, rows, count)
+    wanted = made(kind, rows, count)
+    assert not differences(found.parts, interleaved.together(wanted).parts)
+    places = torch.arange(0, rows * wanted.inputs, 3)
+    assert torch.equal(interleaved.entries(found, places), wanted.entries(places))
+
+
+@pytest.mark.parametrize("mask", ["LOW_4_OF_32", "LOW_2_OF_32"])
+def test_planted_faults_of_both_steps_are_found(mask, monkeypatch):
+    wanted = interleaved.together(made("Q6_K", 16, 3))
+    monkeypatch.setattr(blocks, mask, 0x07070707)
+    assert differences(put_together("Q6_K", 16, 3).parts, wanted.parts)
+
+
+@pytest.mark.parametrize("kind", ["Q5_K", "Q6_K"])
+def test_entries_in_a_planted_order_are_found(kind, monkeypatch):
+    matrix = made(kind, 16, 3)
+    places = torch.arange(0, 16 * matrix.inputs, 3)
+    found = put_together(kind, 16, 3)
+    monkeypatch.setattr(interleaved, "_in_order", lambda words, width: words)
+    assert not torch.equal(interleaved.entries(found, places), matrix.entries(places))
+
+
 FAULTS = {
     "Q5_K": ("exchanged", lambda words, low, high: words),
     "Q4_0": ("LOW_4", 0x0707070707070707),

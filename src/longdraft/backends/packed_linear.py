@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from longdraft.ops import interleaved
 from longdraft.ops.in_threads import in_threads
+from longdraft.ops.interleaved import Interleaved
 from longdraft.ops.packed import Packed
 
 FEWEST_OUTPUTS = 16  # that the kernels compute at once
@@ -46,6 +47,10 @@ class PackedLinear(nn.Module):
     def packed(self) -> Packed:
         return self.stored
 
+    def entries(self, places: Tensor) -> Tensor:
+        """float32: the weights at these places of the matrix, counted row by row."""
+        return self.packed.entries(places)
+
     @property
     def weight(self) -> Tensor:
         """float32 [outputs,inputs], computed anew at each call."""
@@ -75,20 +80,33 @@ class EightBitInputs(PackedLinear):
     ops/interleaved.py.
     """
 
-    def __init__(self, layer: PackedLinear, in_place: bool = False):
+    def __init__(self, weights: Interleaved, bias: Tensor | None = None):
+        super().__init__(weights.stored, bias)
+
+    @staticmethod
+    def of(layer: PackedLinear, in_place: bool = False) -> EightBitInputs:
         """in_place: the layer's own weights are reordered, and it must not be used any more."""
         if in_place:
             interleaved.put_together(layer.packed)
-        super().__init__(
-            layer.packed if in_place else interleaved.together(layer.packed), layer.bias
-        )
+        stored = layer.packed if in_place else interleaved.together(layer.packed)
+        return EightBitInputs(Interleaved(stored), layer.bias)
 
     @property
     def packed(self) -> Packed:
         return interleaved.apart(self.stored)
 
+    def entries(self, places: Tensor) -> Tensor:
+        return interleaved.entries(self.stored, places)
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(interleaved.rounded(x).to(x.dtype))
+
+
+def layer_of(weights: Packed | Interleaved, bias: Tensor | None = None) -> PackedLinear:
+    """The layer of these weights, which rounds its inputs if they are interleaved."""
+    if isinstance(weights, Interleaved):
+        return EightBitInputs(weights, bias)
+    return PackedLinear(weights, bias)
 
 
 class PackedRows:
@@ -127,7 +145,7 @@ def round_inputs(
         # the last reference to it: memory holds few layers twice
         layer = hf.get_submodule(name)
         if not isinstance(layer, EightBitInputs):
-            replace(hf, name, EightBitInputs(layer, in_place))
+            replace(hf, name, EightBitInputs.of(layer, in_place))
 
     for done, _ in enumerate(in_threads(round_those_of, names), 1):
         report(done / len(names))
@@ -167,10 +185,10 @@ def part_of(layer: PackedLinear, rows: slice, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
+def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed | Interleaved]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes
     a separate one.
     """
     for name, weights in packed:
         old: Any = hf.get_submodule(name)
-        replace(hf, name, PackedLinear(weights, old.bias))
+        replace(hf, name, layer_of(weights, old.bias))

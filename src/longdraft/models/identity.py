@@ -15,7 +15,6 @@ from longdraft.backends.layer_configs import values_of
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.models.lm import LM
 from longdraft.ops.in_threads import in_threads
-from longdraft.ops.packed import Packed
 
 SIZES = (
     "hidden_size",
@@ -74,21 +73,24 @@ def digest(hf: Any) -> str:
     return total.hexdigest()[:32]
 
 
-def _weights(hf: Any) -> Iterator[tuple[str, Tensor | Packed]]:
+def _weights(hf: Any) -> Iterator[tuple[str, Tensor | PackedLinear]]:
     packed = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear)}
     parts = set[str]()
     for name, m in packed.items():
         parts |= {f"{name}.{leaf}" for leaf in m.parts}
     yield from ((name, p) for name, p in hf.named_parameters() if name not in parts)
-    yield from ((f"{name}.weight", m.packed) for name, m in packed.items())
+    yield from ((f"{name}.weight", m) for name, m in packed.items())
 
 
-def _sample(weight: Tensor | Packed) -> tuple[list[int], Tensor]:
+def _sample(weight: Tensor | PackedLinear) -> tuple[list[int], Tensor]:
     """The shape, and some numbers as the bits of bfloat16."""
-    step = max(1, prod(weight.shape) // SAMPLE)
-    if isinstance(weight, Packed):
-        some = weight.entries(torch.arange(0, prod(weight.shape), step, device=weight.low.device))
+    is_packed = isinstance(weight, PackedLinear)
+    shape = (weight.out_features, weight.in_features) if is_packed else tuple(weight.shape)
+    step = max(1, prod(shape) // SAMPLE)
+    if isinstance(weight, PackedLinear):
+        device = weight.stored.low.device
+        some = weight.entries(torch.arange(0, prod(shape), step, device=device))
     else:
         full = weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
         some = full.reshape(-1)[::step]
-    return list(weight.shape), some.to("cpu", torch.bfloat16).view(torch.int16)
+    return list(shape), some.to("cpu", torch.bfloat16).view(torch.int16)

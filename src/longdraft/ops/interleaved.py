@@ -7,6 +7,7 @@ one element of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +26,13 @@ LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
 SWAPS = ((0, 1), (0, 2), (1, 3), (2, 4))
 
 
+@dataclass(frozen=True)
+class Interleaved:
+    """A matrix of packed weights: `stored` is the result of `together`."""
+
+    stored: Packed
+
+
 def fits(p: Packed) -> bool:
     return p.shape[0] % ROWS == 0
 
@@ -41,7 +49,7 @@ def together(p: Packed) -> Packed:
     parts = p.parts
     if p.high is not None:
         parts = parts | {"high": _in_words(p.high, p.bits - 4)}
-    return p.of({name: _turned(x, _piece(p, name)) for name, x in parts.items()})
+    return p.of({name: turned(x, _piece(p, name)) for name, x in parts.items()})
 
 
 def put_together(p: Packed) -> None:
@@ -60,6 +68,21 @@ def apart(p: Packed) -> Packed:
     return p.of(parts)
 
 
+def entries(p: Packed, places: Tensor) -> Tensor:
+    """Packed.entries of a matrix that was put together, most of which is not read."""
+
+    def around(name: str, row: Tensor, part: Tensor, width: int) -> Tensor:
+        x = p.parts[name]
+        piece = _piece(p, name)
+        grid = _pieces(x, piece).view(len(x) // ROWS, -1, ROWS)
+        count = width // piece
+        columns = (part * count)[:, None] + torch.arange(count, device=x.device)
+        found = grid[row[:, None] // ROWS, columns, row[:, None] % ROWS].view(x.dtype)
+        return _in_order(found, p.bits - 4) if name == "high" else found
+
+    return p.entries(places, around)
+
+
 def rounded(x: Tensor) -> Tensor:
     """Inputs [..,n] as the kernels round them: to 127 steps of the largest of each 32, float32."""
     groups = F.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
@@ -73,7 +96,8 @@ def _piece(p: Packed, name: str) -> int:
     return WORD if in_words else 1
 
 
-def _turned(x: Tensor, piece: int) -> Tensor:
+def turned(x: Tensor, piece: int) -> Tensor:
+    """The pieces of each sixteen rows, beside each other."""
     return _transposed(x, ROWS, x.shape[1] // piece, piece)
 
 
@@ -83,9 +107,12 @@ def _turned_back(x: Tensor, piece: int) -> Tensor:
 
 def _transposed(x: Tensor, rows: int, columns: int, piece: int) -> Tensor:
     """Each sixteen outputs [rows,columns] of pieces, transposed."""
-    pieces = x.view(torch.int32) if piece == WORD and x.element_size() == 1 else x
-    grid = pieces.reshape(len(x) // ROWS, rows, columns)
+    grid = _pieces(x, piece).reshape(len(x) // ROWS, rows, columns)
     return grid.transpose(1, 2).contiguous().view(x.dtype).view(x.shape)
+
+
+def _pieces(x: Tensor, piece: int) -> Tensor:
+    return x.view(torch.int32) if piece == WORD and x.element_size() == 1 else x
 
 
 def _in_words(high: Tensor, width: int) -> Tensor:

@@ -5,6 +5,7 @@ Groups of consecutive inputs share a scale and perhaps an offset.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,10 @@ MIN_HALF_SCALE = 2.0**-20  # as a half, a smaller scale would have fewer than fi
 LOW = {4: 32, 5: 32, 6: 32, 8: 64}
 HIGH = {4: 0, 5: 8, 6: 16, 8: 0}
 GROUPS = {4: (32,), 5: (32,), 6: (16,), 8: (16, 32)}  # that the kernels know
+
+
+# (name of a tensor, rows, which part of each, its width) -> the parts
+Around = Callable[[str, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Packed:
         They are computed in float32, and then rounded to another dtype, that of `out` if given.
         """
         made = self.low.new_empty(self.shape, dtype=dtype) if out is None else out
-        rows = max(1, PART // self._room)
+        rows = max(1, PART // self.room)
         for begin in range(0, len(made), rows):
             some = self.rows(slice(begin, begin + rows))
             scale, offset = some.scales.numbers()
@@ -156,23 +161,30 @@ class Packed:
         signed = codes.flatten(-2).view(torch.int8)
         return signed if self.scales.has_offset else signed - (1 << self.bits - 1)
 
-    def entries(self, places: Tensor) -> Tensor:
-        """float32: the entries at these places of the matrix, counted row by row."""
+    def entries(self, places: Tensor, around: Around | None = None) -> Tensor:
+        """float32: the entries at these places of the matrix, counted row by row.
+
+        around: finds parts of rows where they lie in another order.
+        """
         row = places // self.inputs
         column = places % self.inputs
         # inputs whose scales cannot be taken apart
         size = max(BLOCK, self.scales.together * self.group)
 
-        def around(x: Tensor, inputs: int) -> Tensor:
+        def near(name: str, inputs: int) -> Tensor:
             """The part of a row that holds so many inputs, for each place."""
-            return x.unflatten(1, (-1, x.shape[1] * inputs // self._room))[row, column // inputs]
+            x = self.parts[name]
+            width = x.shape[1] * inputs // self.room
+            if around is not None:
+                return around(name, row, column // inputs, width)
+            return x.unflatten(1, (-1, width))[row, column // inputs]
 
         def chosen(numbers: Tensor, index: Tensor) -> Tensor:
             return numbers.gather(1, index[:, None]).squeeze(1)
 
-        high = None if self.high is None else around(self.high, BLOCK)
-        codes = self._codes(around(self.low, BLOCK), high)
-        parts = {name: around(x, size) for name, x in self.scales.parts.items()}
+        high = None if self.high is None else near("high", BLOCK)
+        codes = self._codes(near("low", BLOCK), high)
+        parts = {name: near(name, size) for name in self.scales.parts}
         scale, offset = self.scales.of(parts).numbers()
         group = column % size // self.group
         return self._numbers(
@@ -182,7 +194,7 @@ class Packed:
         )
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         """Inputs, rounded up to whole blocks."""
         return -(-self.inputs // BLOCK) * BLOCK
 

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from longdraft.ops.bits import exchange_halves, exchanged
+from longdraft.ops.interleaved import ROWS, WORD, together, turned
 from longdraft.ops.packed import Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, Scales, SixBitScales
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
+LOW_4_OF_32 = 0x0F0F0F0F
+LOW_2_OF_32 = 0x33333333  # of each half of a byte, the two lowest bits
 PART = 1 << 20  # bytes of blocks that are regrouped at a time
 # (shape, dtype) -> a tensor for values
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
+Done = Callable[[Tensor], None]
 
 
 def outside(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -32,47 +37,79 @@ def outside(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
+def kept(part: Tensor) -> None:
+    """A Done for bytes that stay in memory."""
+
+
 @dataclass(frozen=True)
 class Type:
     """A tensor type: `size` bytes hold `entries` consecutive entries of a row.
 
-    regroup: uint8 [rows,blocks,size] -> the values.
+    regroup: uint8 [rows,blocks,size] -> the values. turn: the same put together (see
+    ops/interleaved.py) where that is faster in one step.
     """
 
     name: str
     entries: int
     size: int
     regroup: Callable[[Tensor], Packed | Tensor]
+    turn: Callable[[Tensor], Packed] | None = None
 
     @property
     def is_packed(self) -> bool:
         return self.entries > 1
 
-    def unpack(self, blocks: Tensor, make: Make = outside) -> Packed | Tensor:
-        """uint8 [rows,blocks,size] -> the values, computed PART bytes at a time.
+    def unpack(
+        self, blocks: Tensor, make: Make = outside, done: Done = kept, turns: bool = False
+    ) -> Packed | Tensor:
+        """uint8 [rows,blocks,size] -> the values in memory of `make`, computed PART bytes at a
+        time.
 
-        Temporary tensors of that size stay in the processor's cache. `make` is not called for
-        values that might be replaced.
+        Temporary tensors of that size stay in the processor's cache. `done` is called with parts
+        that have been read. turns: packed values are put together, see ops/interleaved.py.
         """
-        parts = blocks.split(max(1, PART // blocks[0].numel()))
-        first = self.regroup(blocks if self.entries == 1 else parts[0])
-        if isinstance(first, Tensor):
-            return first
-        if not first.scales.is_shortest:
-            make = outside
-        made = dict[str, Tensor]()
-        for name, x in first.parts.items():
-            made[name] = make((len(blocks), x.shape[1]), x.dtype)
-        begin = 0
-        for part in parts:
-            regrouped = self.regroup(part) if begin else first
-            assert isinstance(regrouped, Packed)
-            for name, x in regrouped.parts.items():
-                made[name][begin : begin + len(part)] = x
-            begin += len(part)
-        whole = first.of(made)
+        if not self.is_packed:
+            made = self.regroup(blocks)
+            done(blocks)
+            return made
+        short = self._put(blocks, make, done, turns, shorten=True)
         # whether halves hold the scales exactly is a question about all rows
-        return replace(whole, scales=whole.scales.shortest())
+        whole = self._put(blocks, make, done, turns, shorten=False) if short is None else short
+        assert whole is not None
+        return whole
+
+    def _put(
+        self, blocks: Tensor, make: Make, done: Done, turns: bool, shorten: bool
+    ) -> Packed | None:
+        """None: some scales cannot be shortened."""
+        kind: Packed | None = None
+        made = dict[str, Tensor]()
+        begin = 0
+        rows = max(1, PART // blocks[0].numel() // ROWS) * ROWS
+        for part in blocks.split(rows):
+            packed = self._turned(part) if turns else self.regroup(part)
+            assert isinstance(packed, Packed)
+            if shorten:
+                packed = replace(packed, scales=packed.scales.shortest())
+                if not packed.scales.is_shortest:
+                    return None
+            if kind is None:
+                kind = packed
+                for name, x in packed.parts.items():
+                    made[name] = make((len(blocks), x.shape[1]), x.dtype)
+            for name, x in packed.parts.items():
+                made[name][begin : begin + len(part)] = x
+            done(part)
+            begin += len(part)
+        assert kind is not None
+        return kind.of(made)
+
+    def _turned(self, blocks: Tensor) -> Packed:
+        if self.turn is not None:
+            return self.turn(blocks)
+        packed = self.regroup(blocks)
+        assert isinstance(packed, Packed)
+        return together(packed)
 
 
 def _parts(blocks: Tensor, *sizes: int) -> list[Tensor]:
@@ -265,6 +302,31 @@ def _q6_k(blocks: Tensor) -> Packed:
     )
 
 
+def _q6_k_turned(blocks: Tensor) -> Packed:
+    """together(_q6_k(blocks)), with the words of sixteen rows beside each other before bits are
+    moved: torch is slow where few words lie together.
+    """
+    low, high, scales, units = _parts(blocks, 128, 64, 16, 2)
+    low = turned(low.flatten(1), WORD)
+    # of each half of a block: the words of entries from 0 and from 32 on
+    words = low.view(torch.int32).view(-1, 2, 8 * ROWS)
+    exchange_halves(words[:, 0], words[:, 1], 4, LOW_4_OF_32)
+    # Digits of the number of an entry of a half: a word's place is e4 e3 e2, that of its pair of
+    # bits e6 e5; they shall be e6 e5 e4, and e3 e2.
+    words = turned(high.flatten(1), WORD).view(torch.int32).view(-1, 2, 2, 2, ROWS)
+    exchange_halves(words[:, :, 0], words[:, :, 1], 4, LOW_4_OF_32)
+    exchange_halves(words[:, :, :, 0], words[:, :, :, 1], 2, LOW_2_OF_32)
+    words = words.permute(0, 2, 3, 1, 4).contiguous()
+    return Packed(
+        6,
+        256 * blocks.shape[1],
+        low,
+        words.view(torch.uint8).view(len(blocks), -1),
+        EightBitScales(turned(scales.view(torch.int8).flatten(1), 1), turned(_halves(units), 1)),
+        16,
+    )
+
+
 TYPES = {
     0: Type("F32", 1, 4, _plain(torch.float32)),
     1: Type("F16", 1, 2, _plain(torch.float16)),
@@ -278,7 +340,7 @@ TYPES = {
     11: Type("Q3_K", 256, 110, _q3_k),
     12: Type("Q4_K", 256, 144, _q4_k),
     13: Type("Q5_K", 256, 176, _q5_k),
-    14: Type("Q6_K", 256, 210, _q6_k),
+    14: Type("Q6_K", 256, 210, _q6_k, _q6_k_turned),
     20: Type("IQ4_NL", 32, 18, _iq4_nl),
     23: Type("IQ4_XS", 256, 136, _iq4_xs),
     34: Type("TQ1_0", 256, 54, _tq1_0),
@@ -290,3 +352,13 @@ NAMES = {  # of types that are not supported, for messages
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
     40: "NVFP4",
 }  # fmt: skip
+
+
+@cache
+def bytes_of_two(kind: Type) -> int:
+    """The memory that two packed blocks of a row take, at most: of 32 entries, Packed has none
+    alone.
+    """
+    packed = kind.regroup(torch.zeros(1, 2, kind.size, dtype=torch.uint8))
+    assert isinstance(packed, Packed)
+    return packed.nbytes

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from longdraft.backends.packed_experts import PackedExperts, joined, without_matrices
-from longdraft.backends.packed_linear import PackedLinear, replace
+from longdraft.backends.packed_linear import layer_of, replace
 from longdraft.models.gguf.joined import InParts, parts_of
+from longdraft.ops.interleaved import Interleaved, apart
 from longdraft.ops.packed import Packed
 
 MATRICES = ("gate", "up", "down")
@@ -51,7 +52,7 @@ def separate(hf: Any, in_parts: Mapping[str, InParts]) -> dict[str, tuple[int, .
 
 
 @torch.no_grad()
-def put(hf: Any, packed: dict[str, Packed], plain: dict[str, Tensor]) -> None:
+def put(hf: Any, packed: dict[str, Packed | Interleaved], plain: dict[str, Tensor]) -> None:
     """Move the matrices of experts from both into the model: packed if all three of a layer are."""
     for holder in [name for name, _ in hf.named_modules() if name.endswith(HOLDER)]:
         own: Any = hf.get_submodule(holder)
@@ -60,7 +61,7 @@ def put(hf: Any, packed: dict[str, Packed], plain: dict[str, Tensor]) -> None:
         biases = [plain.pop(f"{name}.bias", None) for name in names]
         if all(name in packed for name in names):
             layers = [
-                PackedLinear(packed.pop(name), None if bias is None else bias.flatten())
+                layer_of(packed.pop(name), None if bias is None else bias.flatten())
                 for name, bias in zip(names, biases, strict=True)
             ]
             replace(hf, holder, PackedExperts(without_matrices(own), count, *layers))
@@ -77,8 +78,13 @@ def put(hf: Any, packed: dict[str, Packed], plain: dict[str, Tensor]) -> None:
             own.down_proj_bias = nn.Parameter(down, requires_grad=False)
 
 
-def _numbers(own: Any, name: str, packed: dict[str, Packed], plain: dict[str, Tensor]) -> Tensor:
+def _numbers(
+    own: Any, name: str, packed: dict[str, Packed | Interleaved], plain: dict[str, Tensor]
+) -> Tensor:
     """[count,outputs,inputs]."""
     if name not in packed:
         return plain.pop(f"{name}.weight")
-    return packed.pop(name).dequantized(own.down_proj.dtype).unflatten(0, (len(own.down_proj), -1))
+    weights = packed.pop(name)
+    if isinstance(weights, Interleaved):
+        weights = apart(weights.stored)
+    return weights.dequantized(own.down_proj.dtype).unflatten(0, (len(own.down_proj), -1))

@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
 from longdraft.models.gguf import parts
-from longdraft.models.gguf.blocks import NAMES, PART, TYPES, Make, Type, outside
+from longdraft.models.gguf.blocks import (
+    NAMES,
+    PART,
+    TYPES,
+    Done,
+    Make,
+    Type,
+    kept,
+    outside,
+)
+from longdraft.models.gguf.pages import Pages
 from longdraft.ops.packed import Packed
 
 MAGIC = b"GGUF"
@@ -63,16 +72,18 @@ class Stored:
     type: Type
     shape: tuple[int, ...]  # as in torch: the inputs of a matrix are last
     data: Tensor  # uint8, memory-mapped
+    done: Done = kept  # called with each part of the data that has been read
 
-    def read(self, make: Make = outside) -> Packed | Tensor:
+    def read(self, make: Make = outside, turns: bool = False) -> Packed | Tensor:
         """A packed matrix, in memory of `make`, or a tensor of the stored type.
 
-        Raises InputError for numbers that are not finite.
+        turns: packed values are put together, see ops/interleaved.py. Raises InputError for numbers
+        that are not finite.
         """
         rows = self.data.view(
             prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size
         )
-        made = self.type.unpack(rows, make)
+        made = self.type.unpack(rows, make, self.done, turns)
         if isinstance(made, Packed):
             numbers = [part for part in made.scales.parts.values() if part.is_floating_point()]
         else:
@@ -83,8 +94,14 @@ class Stored:
             )
         return made if isinstance(made, Packed) else made.view(self.shape)
 
+    def packed(self, make: Make, turns: bool) -> Packed:
+        """`read` of a packed matrix."""
+        made = self.read(make, turns)
+        assert isinstance(made, Packed)
+        return made
+
     def dequantized(self, out: Tensor) -> Tensor:
-        """The numbers of a packed matrix, without memory for all of it packed.
+        """The numbers of a matrix, without memory for all of it as it is stored.
 
         Raises InputError as `read` does.
         """
@@ -92,9 +109,11 @@ class Stored:
         count = max(1, PART // row)
         parts = zip(self.data.split(count * row), out.split(count), strict=True)
         for data, numbers in parts:
-            packed = replace(self, shape=tuple(numbers.shape), data=data).read()
-            assert isinstance(packed, Packed)
-            packed.dequantized(out=numbers)
+            part = replace(self, shape=tuple(numbers.shape), data=data).read()
+            if isinstance(part, Packed):
+                part.dequantized(out=numbers.view(part.shape))
+            else:
+                numbers.copy_(part)
         return out
 
 
@@ -304,9 +323,9 @@ class _Reader:
                     f"{tensor} ends at byte {end} of {max(left, 0)}: the file is truncated "
                     "or damaged"
                 )
-        whole = torch.frombuffer(self.area, dtype=torch.uint8)
+        pages = Pages(self.area)
         return {
-            name: Stored(name, kind, shape, whole[begin + offset :][:size])
+            name: Stored(name, kind, shape, pages.whole[begin + offset :][:size], pages.give_back)
             for name, (kind, shape, offset, size) in infos.items()
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdraft.ops.interleaved import Interleaved
 from longdraft.ops.packed import Packed
 
 Matrix = Packed | Tensor
@@ -33,8 +34,21 @@ def parts_of(name: str, joined: Mapping[str, InParts]) -> InParts | None:
     return next((each for end, each in joined.items() if module.endswith(f".{end}")), None)
 
 
+def names(hf: Any, joined: Mapping[str, InParts]) -> set[str]:
+    """The parameters that a file has in place of those that are put together."""
+    found = set[str]()
+    for name, p in hf.named_parameters():
+        if rule := parts_of(name, joined):
+            module = name.removesuffix(".weight")
+            found |= {f"{module}.{part}.weight" for part in rule.shapes(hf.config, *p.shape)}
+    return found
+
+
 def put_together(
-    hf: Any, joined: Mapping[str, InParts], packed: dict[str, Packed], plain: dict[str, Tensor]
+    hf: Any,
+    joined: Mapping[str, InParts],
+    packed: dict[str, Packed | Interleaved],
+    plain: dict[str, Tensor],
 ) -> None:
     """Replace the parts in both by the matrices of these modules."""
     for name, p in hf.named_parameters():
@@ -43,7 +57,11 @@ def put_together(
             continue
         module = name.removesuffix(".weight")
         names = [f"{module}.{part}" for part in rule.shapes(hf.config, *p.shape)]
-        parts = [packed.pop(n) if n in packed else plain.pop(f"{n}.weight") for n in names]
+        parts = list[Matrix]()
+        for n in names:
+            part = packed.pop(n) if n in packed else plain.pop(f"{n}.weight")
+            assert not isinstance(part, Interleaved)  # rows may get another order here
+            parts.append(part)
         made = rule.join(hf.config, parts)
         if isinstance(made, Packed):
             packed[module] = made

@@ -6,6 +6,7 @@ Its packed matrices stay packed.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from math import prod
 from typing import Any
 
@@ -19,15 +20,18 @@ from longdraft.errors import InputError
 from longdraft.models.alignment import LINE, Area, lines
 from longdraft.models.gguf import changes, experts, joined, marks, rope
 from longdraft.models.gguf.architectures import ARCHITECTURES, TOP
-from longdraft.models.gguf.blocks import Make, outside
+from longdraft.models.gguf.blocks import Make, bytes_of_two, outside
 from longdraft.models.gguf.config import HEAD, READ, TABLE, further_layers, possible_sizes
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.models.loading_progress import Report, unseen
 from longdraft.ops.in_threads import in_threads
+from longdraft.ops.interleaved import ROWS, Interleaved
 from longdraft.ops.packed import Packed
 
 # experts are chosen by numbers that no dtype of a model rounds
 PRECISE = ("e_score_correction_bias", "expert_bias")
+# parameters whose numbers may be others than those of the file
+CHANGED = ("norm.weight", "A_log", *PRECISE)
 
 
 def module_of(name: str, kind: str) -> str | None:
@@ -68,9 +72,10 @@ def area_for(file: GGUF, dtype: torch.dtype) -> Area:
     for stored in body(file) if kind in READ else ():
         packed = _stays_packed(stored) and not _is_only_table(stored, file)
         if packed:
-            # rows may get another block, and each of at most four tensors begins at a line
-            rows = prod(stored.shape[:-1])
-            size += stored.data.nbytes + rows * stored.type.size + 4 * LINE
+            # each of at most four tensors begins at a line
+            blocks = stored.shape[-1] // stored.type.entries
+            pairs = prod(stored.shape[:-1]) * -(-blocks // 2)
+            size += pairs * bytes_of_two(stored.type) + 4 * LINE
         if not packed or stored.name == TABLE:
             size += lines(prod(stored.shape) * dtype.itemsize)
     return Area(size)
@@ -92,20 +97,23 @@ def build(
     dtype: torch.dtype,
     report: Report = unseen,
     area: Area | None = None,
+    rounds: bool = False,
 ) -> Any:
     """The model of a file and its config.
 
     Matrices that are packed in the file stay packed; all else is in `dtype`. The embedding is
     always in `dtype`, because single rows of it are read. Weights are put into `area`, as far as
-    their size is known beforehand. Raises InputError.
+    their size is known beforehand. rounds: packed layers will round their inputs, so most of them
+    are brought into the order for that at once. Raises InputError.
     """
     make = outside if area is None else area.take
     with torch.device("meta"), possible_sizes(file):
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
     _check(file, hf)
-    packed, plain = _weights(file, config, dtype, report, make)
     in_parts = ARCHITECTURES[file.required("general.architecture", str)].joined
+    moved = joined.names(hf, in_parts)
+    packed, plain = _weights(file, config, dtype, report, make, moved, rounds)
     joined.put_together(hf, in_parts, packed, plain)
     experts.put(hf, packed, plain)
     for name, tensor in plain.items():
@@ -116,6 +124,7 @@ def build(
         packed["lm_head"] = packed[name]
     if name in packed:
         rows = packed.pop(name)
+        assert isinstance(rows, Packed)
         numbers = rows.dequantized(out=make(rows.shape, dtype))
         table.weight = nn.Parameter(numbers, requires_grad=False)
     if config.tie_word_embeddings:
@@ -192,32 +201,62 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _weights(
-    file: GGUF, config: Any, dtype: torch.dtype, report: Report, make: Make
-) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+    file: GGUF,
+    config: Any,
+    dtype: torch.dtype,
+    report: Report,
+    make: Make,
+    moved: Container[str],
+    rounds: bool,
+) -> tuple[dict[str, Packed | Interleaved], dict[str, Tensor]]:
     """Packed matrices by the name of their module, and other tensors by that of the parameter.
 
-    The other tensors are in `dtype`.
+    The other tensors are in `dtype`. moved: those that are put together with others, elsewhere;
+    memory of `make` is never free again.
     """
-    packed = dict[str, Packed]()
+    packed = dict[str, Packed | Interleaved]()
     plain = dict[str, Tensor]()
     kind = file.required("general.architecture", str)
-    tensors = body(file)
+    # in the order of the file, which the system then reads ahead
+    tensors = sorted(body(file), key=lambda stored: stored.data.data_ptr())
     size = sum(stored.data.nbytes for stored in tensors)
     done = 0
     report(0)
 
-    def of(stored: Stored) -> Packed | Tensor:
-        return weight(file, stored, module_of(stored.name, kind) or "", config, dtype, make)
+    def of(stored: Stored) -> Packed | Interleaved | Tensor:
+        name = module_of(stored.name, kind) or ""
+        if name in moved:
+            return weight(file, stored, name, config, dtype)
+        # rows of embeddings are read singly
+        if rounds and stored.name != TABLE and _can_be_interleaved(file, stored, name, config):
+            return Interleaved(stored.packed(make, turns=True))
+        stays = _stays_packed(stored) or not experts.is_matrix(stored.name)
+        return weight(file, stored, name, config, dtype, make if stays else outside)
 
     for stored, one in zip(tensors, in_threads(of, tensors), strict=True):
         name = module_of(stored.name, kind) or ""
-        if isinstance(one, Packed):
+        if not isinstance(one, Tensor):
             packed[name.removesuffix(".weight")] = one
         else:
             plain[name] = one
         done += stored.data.nbytes
         report(done / size)
     return packed, plain
+
+
+def _can_be_interleaved(file: GGUF, stored: Stored, name: str, config: Any) -> bool:
+    """Whether it is a packed matrix whose rows and inputs stay where they are."""
+    fits = _stays_packed(stored) and not prod(stored.shape[:-1]) % ROWS
+    return fits and _places(file, stored, name, config) == (None, None)
+
+
+def _places(
+    file: GGUF, stored: Stored, name: str, config: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """The places in the file of a parameter's rows, and of its inputs; None: in order."""
+    architecture = ARCHITECTURES[file.required("general.architecture", str)]
+    rows = changes.rows_of(architecture, config, name, stored.shape[0])
+    return rows, changes.inputs_of(architecture, config, name)
 
 
 def weight(
@@ -232,10 +271,10 @@ def weight(
     stays = _stays_packed(stored)
     if stays and _is_only_table(stored, file):
         return stored.dequantized(make(stored.shape, dtype))
-    architecture = ARCHITECTURES[file.required("general.architecture", str)]
-    rows = changes.rows_of(architecture, config, name, stored.shape[0])
-    inputs = changes.inputs_of(architecture, config, name)
+    rows, inputs = _places(file, stored, name, config)
     moved = rows is not None or inputs is not None
+    if not moved and not stays and len(stored.shape) > 1 and not name.endswith(CHANGED):
+        return stored.dequantized(make(stored.shape, dtype))
     weights = stored.read(outside if moved or not stays else make)
     if rows is not None:
         weights = changes.permuted(weights, rows, make if stays else outside)
@@ -243,6 +282,7 @@ def weight(
         weights = changes.with_inputs(weights, inputs)
     if isinstance(weights, Packed) and stays:
         return weights
+    architecture = ARCHITECTURES[file.required("general.architecture", str)]
     numbers = changes.numbers_of(architecture, name, weights)
     if name.endswith(PRECISE):
         return numbers.dequantized() if isinstance(numbers, Packed) else numbers.float()
