@@ -100,16 +100,19 @@ def _in_strings(tree: ast.AST) -> Iterator[str]:
     ]
     prefixes = {""}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args:
+        if isinstance(node, ast.Call) and node.args and _called(node) == "import_module":
             name = node.args[0]
             if isinstance(name, ast.JoinedStr) and isinstance(name.values[0], ast.Constant):
                 prefixes.add(str(name.values[0].value))
+    inside = modules().keys() - {FACADE}
     for text in strings:
-        yield from (
-            p + text.split(":")[0]
-            for p in prefixes
-            if p + text.split(":")[0] in modules().keys() - {FACADE}
-        )
+        names = [prefix + text.split(":")[0] for prefix in prefixes]
+        yield from (name for name in names if name in inside)
+
+
+def _called(call: ast.Call) -> str:
+    """The last part of the name of a function that is called."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def _module_of(name: str) -> str:

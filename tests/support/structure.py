@@ -4,6 +4,8 @@ checks.py.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from support import tiny
 from torch import Tensor
@@ -64,11 +66,15 @@ def check_tree_pass(
     found = lm(tree, cache)
     for b, prompt in enumerate(prompts):
         parent = tree.parent[b].tolist()
+        paths = defaultdict[int, dict[int, list[int]]](dict)  # by depth: equally long, for one pass
         for node in range(tree.size):
-            if parent[node] == PAD:
-                continue
-            ids = torch.tensor([prompt + tree.tokens[b, ancestors(parent, node)].tolist()])
-            close(found[b, node], eager(input_ids=ids, use_cache=False).logits[0, -1])
+            if parent[node] != PAD:
+                path = ancestors(parent, node)
+                paths[len(path)][node] = prompt + tree.tokens[b, path].tolist()
+        for ids in paths.values():
+            wanted = eager(input_ids=torch.tensor([*ids.values()]), use_cache=False).logits[:, -1]
+            for node, want in zip(ids, wanted, strict=True):
+                close(found[b, node], want)
 
 
 def close(found: Tensor, want: Tensor, tolerance: float = 2e-5) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from support import tiny_families
+from torch import Tensor
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
@@ -42,6 +44,7 @@ from transformers import (
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
@@ -241,16 +244,29 @@ VARIED += ("o_norm.weight",)
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
+MADE: dict[str, tuple[PreTrainedModel, Tensor]] = {}  # and the state of torch's generator then
+
+
 @torch.inference_mode(
     False
 )  # models are shared: one made in a test that needs no gradients serves all
 def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes):
-    """A random Transformers model whose next tokens are neither constant nor uniform.
+    """A random Transformers model whose next tokens are neither constant nor uniform: a copy, which
+    a test may change.
 
     changes: of the configuration.
 
     Attention matters, but not so much that a draft under a sparse view is never right.
     """
+    wanted = repr((name, seed, dtype, changes, CONFIGS[name].to_dict()))
+    if wanted not in MADE:
+        MADE[wanted] = _made(name, seed, dtype, changes), torch.get_rng_state()
+    model, state = MADE[wanted]
+    torch.set_rng_state(state)  # whether or not it was made before
+    return deepcopy(model)
+
+
+def _made(name: str, seed: int, dtype: torch.dtype, changes: dict[str, Any]) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = deepcopy(CONFIGS[name])
     config.update(changes)
