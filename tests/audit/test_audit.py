@@ -447,6 +447,8 @@ PLACES = {
 }
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "where",
     [pytest.param(name, marks=[pytest.mark.full] if "torch" in name else []) for name in PLACES],

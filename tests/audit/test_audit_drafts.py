@@ -66,6 +66,7 @@ def test_the_table_is_followed_by_the_drafts(capsys):
     assert "80 (40) in 4 answers greedy" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_requests_with_log_probabilities_may_go_without_drafts(capsys):
     with audited_server(form="content", drafts="only without log-probabilities") as url:
         status, found = audit(capsys, url, 30)
@@ -73,6 +74,7 @@ def test_requests_with_log_probabilities_may_go_without_drafts(capsys):
     assert any("tests by rank say nothing" in note for note in found["notes"])
 
 
+@pytest.mark.full
 def test_drafted_tokens_without_log_probabilities_are_left_out(capsys):
     with audited_server(form="content", drafts="bare") as url:
         status, found = audit(capsys, url, 30)
@@ -99,6 +101,8 @@ def test_results_are_printed_when_a_server_dies(capsys, monkeypatch):
     assert status == 2 and len(found["greedy"]) == 4
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_default_penalty_is_turned_off(asked, capsys, monkeypatch):
     """It changes what is sampled, and not the reported probabilities."""

@@ -74,6 +74,8 @@ def test_a_greedy_fault_is_found_and_located(capsys):
     assert row["gap"] == pytest.approx(gap)
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", ["no correction", "eager"])
 def test_a_sampling_fault_is_found(fault, capsys):
     with audited_server(fault) as url:
@@ -209,6 +211,7 @@ def test_the_probability_of_a_statistic():
     assert p_value(18.307038, 10) == pytest.approx(0.05, abs=1e-6)
 
 
+@pytest.mark.full
 def test_few_lossless_servers_fail():
     """At an error rate of 5% for a test, 200 lossless servers fail about 10 times."""
     noise = torch.Generator().manual_seed(3)

@@ -25,6 +25,7 @@ def half(model: str, native: bool) -> LM:
     return lm
 
 
+@pytest.mark.each_value
 @pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", GOOD)

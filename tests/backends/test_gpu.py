@@ -53,6 +53,7 @@ def test_every_planted_fault_is_caught():
     assert interpreted("faults") == [f"caught: {name}" for name in FAULTS]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("nodes", "capability"),
     [

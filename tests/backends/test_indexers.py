@@ -270,6 +270,7 @@ def test_other_kinds(kind, method):
     check_method(kind, method, "T=1")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", ["deepseek_v32", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v32")]
 )
@@ -289,6 +290,7 @@ def test_keys_in_8_bits(kind):
     check_method(kind, "vegas-tree", "T=1", LM(stock(kind), kv="int8"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", ["deepseek_v4", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v4")]
 )
@@ -347,6 +349,8 @@ def _leaving_behind(keep):
     return kept
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text", "deepseek_v4"])
 def test_a_key_that_survives_its_rollback_is_caught(kind, monkeypatch):
     monkeypatch.setattr(KVCache, "keep", _leaving_behind(KVCache.keep))

@@ -182,6 +182,7 @@ def test_every_method_says_what_plain_decoding_says(method, sampler):
     check_lossless(BUILD[method], MODEL, SAMPLERS[sampler], (70, 31))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", ["vegas-tree", pytest.param("quantspec", marks=full), pytest.param("sd", marks=full)]
 )

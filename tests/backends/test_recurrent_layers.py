@@ -162,6 +162,7 @@ LATE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=full if f in LATE else ()) for f in FAULTS]
 )

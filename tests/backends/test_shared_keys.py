@@ -236,6 +236,8 @@ FAULTS = [
 ]
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "fault"), FAULTS, ids=lambda x: getattr(x, "__name__", x))
 def test_a_fault_is_a_difference_to_transformers(name, fault, monkeypatch):
     hf = layers.stock(name)

@@ -49,6 +49,7 @@ def test_plain_decoding_is_transformers_across_borders(hf, lm):
     hf.set_attn_implementation("longdraft")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method",
     [m if m in FAST else pytest.param(m, marks=pytest.mark.full) for m in coverage.METHODS],
@@ -94,6 +95,8 @@ def filled(lm, prompt):
     return cache
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("shift", [1, -1])
 def test_a_chunk_border_off_by_one_is_seen(monkeypatch, lm, shift):
     expected = borders.by_transformers(borders.llama4(), *LENGTHS)

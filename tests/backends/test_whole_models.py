@@ -91,6 +91,7 @@ def test_texts_equal_those_of_transformers(kind: str) -> None:
     assert error(lm, hf) > 1e-2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     ["glm4v", *(pytest.param(k, marks=pytest.mark.full) for k in ("qwen3_vl_moe", "hunyuan_vl"))],
@@ -143,6 +144,8 @@ def beside(inner: Any) -> nn.Module:
     return other
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_is_not_known_around_the_decoder_is_refused(what: str) -> None:
     hf = model("glm4v")

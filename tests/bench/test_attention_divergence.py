@@ -23,6 +23,7 @@ def text(tmp_path):
     return path
 
 
+@pytest.mark.full
 def test_both_are_measured(text, tmp_path):
     code = tmp_path / "code.py"
     code.write_text("def area(width, height):\n    return width * height\n\n" * 60)

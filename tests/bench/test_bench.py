@@ -341,6 +341,7 @@ def test_windows_share_no_anchor():
         TeacherForced(tiny.target("llama"), [], [text], [19_000], anchors=205).windows(text, 19_000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("measurement", ["speed", "acceptance"])
 def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, measurement):
     out = tmp_path / "records.jsonl"

@@ -328,6 +328,7 @@ def test_a_config_alone_is_enough(folder, capsys):
     assert vegas["origin"] == "stated" and vegas["tokens"] <= 5.5
 
 
+@pytest.mark.full
 def test_tables_say_what_is_chosen_and_where_it_stops(folder, capsys):
     said = run(
         capsys,

@@ -188,6 +188,7 @@ def test_a_prompt_that_is_kept_in_part_is_read_whole_by_bench(cli, monkeypatch):
     assert len(list(Path("kept-files").glob("*"))) == 3
 
 
+@pytest.mark.full
 def test_a_time_of_loading_would_be_noticed(cli, monkeypatch):
     monkeypatch.setattr(Cell, "prefill_s", property(lambda self: self.ours.prefill_s))
     first, second = (

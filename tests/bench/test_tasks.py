@@ -182,6 +182,7 @@ def test_the_function_that_is_asked_for_is_in_the_file(name, fitting):
         assert node.end_lineno - node.lineno + 1 in passages.LINES
 
 
+@pytest.mark.full
 def test_the_paragraph_that_is_quoted_is_there_once(fitting):
     for task in built("quote", fitting):
         words = task.turns[0].split('"')[1]

@@ -330,6 +330,7 @@ def test_prompt_tokens(record, cli):
     assert f"has {whole} tokens" in err
 
 
+@pytest.mark.full
 def test_text_streams_to_the_same_text(record, cli):
     sampled = ("--prompt-file", "a.txt", "--temperature", "1", "--max-new-tokens", "120")
     status, out, err = cli("generate", "-m", "tiny", *SHORT, *sampled, "--compare")

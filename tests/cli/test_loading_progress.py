@@ -119,6 +119,7 @@ def test_loading_a_file_reports_all_of_it(model):
     assert between(seen.append, 0.5, 0.7)(0.5) is None and seen[-1] == 0.6
 
 
+@pytest.mark.full
 def test_commands_show_it(cli, terminal, long, model):
     screen = terminal()
     assert cli("generate", "--prompt-file", "a.txt", "-m", model, *SHORT)[0] == 0

@@ -60,6 +60,7 @@ def test_models_share_the_memory_and_a_folder_speaks_for_its_memory(kept, tmp_pa
     assert folder.memory._tell is None and one._tell is not None and folder.memory.most == one.most
 
 
+@pytest.mark.full
 def test_requests_may_choose_the_methods_that_are_named(place, monkeypatch):
     from longdraft.server import uvicorn_server
 

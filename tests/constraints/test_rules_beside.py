@@ -130,6 +130,8 @@ FAULTS = {
 }
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_planted_fault_is_caught(fault, monkeypatch):
     monkeypatch.setattr(sampling, "within", FAULTS[fault])

@@ -80,6 +80,8 @@ def test_the_depth_follows_what_a_draft_costs_and_brings():
 BAD = [Stated(1.0), Stated(0.1), Stated(0.2, fixed=0.5, look=0.3)]
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize(("new", "most"), [(96, 1.04), (440, 1.02)])
 @pytest.mark.parametrize("prices", BAD, ids=["1", "0.1", "look"])
 def test_text_that_drafts_badly_costs_two_percent_at_most(prices, new, most):
@@ -90,6 +92,7 @@ def test_text_that_drafts_badly_costs_two_percent_at_most(prices, new, most):
         assert inner.captured < 30  # while drafting is off, nothing is captured
 
 
+@pytest.mark.full
 def test_drafting_that_is_never_turned_off_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
     monkeypatch.setattr(Pace, "decide", lambda self, captured: Draft(7))
@@ -113,6 +116,7 @@ def test_nothing_is_drafted_where_not_even_right_drafts_would_pay():
     assert decode(none).predicted_speedup == 1.0
 
 
+@pytest.mark.full
 def test_drafting_is_turned_on_again_when_drafts_become_good():
     share, inner = run(lambda n: 0 if n < 3 else 7)
     assert inner.depths[-3] == 7 and share < 0.6
@@ -317,6 +321,7 @@ def test_the_width_follows_where_the_right_drafts_stand():
         assert (found := widths_of(rank, node)).count(best) >= 27, (rank, found)
 
 
+@pytest.mark.full
 def test_acceptance_that_ignores_ranks_is_caught(monkeypatch):
     """The planted fault: whatever was accepted, a narrower tree would have had it."""
     monkeypatch.setattr(

@@ -41,6 +41,8 @@ def test_planted_fault_is_caught(fault, monkeypatch):
     expect_caught(fault, check, bad)
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", APART)
 def test_a_fault_that_is_given_is_caught(fault):
     expect_caught(fault, *APART[fault]())
@@ -52,6 +54,8 @@ def test_no_twin_lies_unused():
     assert twins and twins <= {plant for plant, _ in PLANTED.values()}
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "sampler", [SAMPLERS["T=1"], SAMPLERS["T=0.7 top-p"]], ids=["T=1", "top-p"]
 )

@@ -157,6 +157,8 @@ def test_drafts_of_another_drafter_are_noticed(monkeypatch):
         check_drafts_are_told_apart()
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("sampler", SOME.values(), ids=SOME)
 @pytest.mark.parametrize("model", ["llama-loops", "llama"])
 def test_it_is_lossless_whoever_drafts(sampler, model, monkeypatch):
@@ -172,6 +174,7 @@ def test_it_is_lossless_whoever_drafts(sampler, model, monkeypatch):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [1, 64, 128, 512, pytest.param(3000, marks=pytest.mark.full)])
 def test_it_is_lossless_after_prompts_of_any_length(length, monkeypatch):
     in_turn(monkeypatch, 3)

@@ -222,6 +222,7 @@ def test_a_verdict_on_the_first_nodes_ends_where_its_path_leaves_them():
 # Decoding -------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", INNER)
 @pytest.mark.parametrize("sampler", SOME.values(), ids=SOME)
 @pytest.mark.parametrize("model", ["llama-loops", "llama"])
@@ -230,6 +231,8 @@ def test_it_is_lossless(name, sampler, model):
     check_lossless(made(name), model, sampler, (70, 31, 90), 48)
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [None, "eagle3", "longspec", "sd"])
 def test_rows_end_at_different_times(name):
     check_eos(made(name))

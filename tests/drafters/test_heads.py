@@ -107,6 +107,7 @@ def sequences(sampler: Sampler, limit: int = 9, lengths=(20, 7)) -> Sequences:
     return Sequences.of(tiny.prompts(*lengths), limit, lm.new_cache(len(lengths), 4), sampler, SEED)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("counts", [cartesian([2, 3, 2]), SPARSE], ids=["cartesian", "sparse"])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):

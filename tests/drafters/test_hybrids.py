@@ -180,6 +180,7 @@ def test_pauses(method):
     check_pauses(method)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", [*HOLD[:1], *(pytest.param(name, marks=full) for name in HOLD[1:])]
 )

@@ -54,6 +54,7 @@ CASES = {
 }
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("sampler", [Sampler(), PENALTY], ids=["greedy", "penalty"])
@@ -176,6 +177,7 @@ def test_a_padded_vocabulary_is_cut(sampler):
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("widths", [[1] * 4, [3, 4, 4]], ids=str)
 def test_tokens_unknown_to_the_small_model(sampler, widths):

@@ -115,6 +115,7 @@ def check_native_drafts(
                 close(x[:, : ring.slots][:, held], y[:, : ring.slots][:, held], 1e-4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("widths", [CHAIN, [1], TREE], ids=["chain", "one", "tree"])
 @pytest.mark.parametrize("count", [1, 2])
@@ -122,12 +123,14 @@ def test_drafts_are_those_of_torch(count, widths, sampler):
     check_native_drafts(count=count, widths=widths, sampler=sampler)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("widths", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("model", NATIVE[1:])
 def test_other_classes_of_layers(model, widths):
     check_native_drafts(model, widths=widths)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("option", ["hidden_first", "raw"])
 def test_other_layouts(option):
     check_native_drafts(options={option: True})
@@ -203,6 +206,7 @@ def other_rows(mp: pytest.MonkeyPatch) -> None:
     mp.setattr(MtpRing, "keys", lambda self, rows, *args: good(self, slice(0, rows.stop), *args))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("widths", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("fault", [shifted, other_rows])
 @pytest.mark.whole

@@ -119,6 +119,7 @@ def held(drafter: Drafter) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @each_method
 @pytest.mark.parametrize("reach", [20, 512])

@@ -108,6 +108,7 @@ class Watched(Recycle):
                 assert self.table[b, token].tolist() == best
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "llama-loops", "gpt-oss"])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_the_table_is_the_logits_top_eight(model, sampler):

@@ -206,6 +206,7 @@ def test_a_seed_reproduces_its_output_where_rounding_depends_on_the_tree(
     check_repeats(monkeypatch, inexact(model), DRAFTERS[drafter], sampler)
 
 
+@pytest.mark.full
 @each_method
 def test_no_drafter_reads_a_clock(method, monkeypatch):
     """float32 too: the output is the same here, but sums may run in another order, so the trees
@@ -221,6 +222,7 @@ def test_no_drafter_reads_a_clock(method, monkeypatch):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "drafter",
     ["lookup", *(pytest.param(d, marks=pytest.mark.full) for d in DRAFTERS if d != "lookup")],

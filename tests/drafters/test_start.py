@@ -86,6 +86,7 @@ def begun(
 # How much is read, and when -----------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @each_policy
 @pytest.mark.parametrize("path", ["native", "torch"])
@@ -277,6 +278,7 @@ def check_unread_slots(policy: Callable[[], Policy], path: str = "native") -> No
         assert same(drafts(make(), texts), want)
 
 
+@pytest.mark.each_value
 @each_policy
 @pytest.mark.parametrize("path", ["native", "torch"])
 def test_slots_that_were_never_written_are_never_seen(policy, path):
@@ -297,6 +299,7 @@ def test_a_slot_that_was_skipped_is_caught(policy, monkeypatch):
         check_unread_slots(policy)
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @each_policy
 @pytest.mark.parametrize("path", ["native", "torch"])

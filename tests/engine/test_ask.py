@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from longdraft.cli import common
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.models.loading import load
 
 
+@pytest.mark.full
 def test_a_question_about_a_text(cli, place, tmp_path, monkeypatch):
     """--ask puts pieces of a text and a question into the chat template; prompts have exactly
     --context tokens.

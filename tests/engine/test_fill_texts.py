@@ -48,6 +48,7 @@ def test_messages_that_are_edited(model: str, length: int, kept: int) -> None:
     assert drafted > 0 or model != "llama-loops"  # a text in circles has drafts that are accepted
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sampler", ["greedy", "T=1"])
 def test_requests_of_two_owners(model: str, sampler: str) -> None:

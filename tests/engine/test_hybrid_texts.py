@@ -88,6 +88,7 @@ def test_a_conversation_goes_on(first):
 # Sessions -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", [1050, pytest.param(2600, marks=pytest.mark.full)])
 def test_requests_with_one_beginning(first):
     """Texts that share their first tokens, one of them up to a checkpoint before the last; and one
@@ -146,6 +147,7 @@ class Script(Drafter):
         return Tree.chain(torch.cat([tree.tokens, torch.tensor([tokens], dtype=torch.long)], 1))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("deep", [63, 100, 127, 128, 150])
 @pytest.mark.parametrize("where", ["native", "eager"])
 def test_a_long_chain_of_drafts_is_not_taken_for_a_prompt(where, deep):

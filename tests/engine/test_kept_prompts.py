@@ -157,6 +157,7 @@ def test_a_cancelled_request_goes_on_at_the_next_try():
     assert tokens == generate(lm, [long], max_new_tokens=8, eos=())[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["llama", "qwen3.5"])
 def test_a_request_that_begins_alike_waits_for_no_answer(kind):
     """It came while the first one was read, and its prompt is known while that one is decoded."""

@@ -178,6 +178,7 @@ def long_parts(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(f"longdraft.{name}", 256)
 
 
+@pytest.mark.full
 def test_a_prompt_of_thousands_of_tokens_is_overtaken(long_parts):
     run = Run("qwen3.5", long=False, slots=3100)
     run.submit(3000)
@@ -207,12 +208,14 @@ def follow_up(known: int, ahead: int = 0) -> int:
     return max(done for id, done in before if id == long)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("known,overtakes", [(1970, True), (1000, False), (0, False)])
 def test_known_tokens_do_not_count(known, overtakes, long_parts):
     """After 512 of the first 1,499 tokens, 987 are left."""
     assert follow_up(known) == (512 if overtakes else 1500)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ahead,overtakes", [(1, True), (2, False)])
 def test_only_the_first_in_the_queue_are_looked_up(ahead, overtakes, long_parts, monkeypatch):
     monkeypatch.setattr("longdraft.engine.admission.LOOKED_UP", 2)

@@ -125,6 +125,7 @@ def traced(run: Race) -> list[list[int]]:
 # After a prompt of one token ----------------------------------------------------------------------
 
 
+@pytest.mark.full
 @each_model
 def test_a_trace_of_one_token_takes_nothing_from_the_prefixes(model):
     [text, other], prefixes = tiny.prompts(150, 140), Checked(model)
@@ -395,6 +396,7 @@ ENTRANCES = (
 )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("entrance", ENTRANCES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("model", ["llama", "qwen3.5", pytest.param("qwen3-kv8", marks=full)])
 def test_a_prompt_of_one_token_says_the_same_by_every_entrance(model, entrance, tmp_path):

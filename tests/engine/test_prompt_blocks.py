@@ -114,6 +114,7 @@ def compared(kind: str, most: int, **more) -> tuple[bool, int]:
     return equal, known
 
 
+@pytest.mark.each_value
 @each_reader
 @pytest.mark.parametrize("most", [1, 7, 30, 64, 1000])
 def test_keys_have_the_same_bits_in_any_parts(kind, most):
@@ -225,12 +226,14 @@ def conversation(kind: str, seed: int = 0) -> bool:
     return all(found)
 
 
+@pytest.mark.full
 @needs_native
 @pytest.mark.parametrize("kind", ["amx", "amx float32"])
 def test_a_conversation_is_what_its_prompts_give(kind):
     assert conversation(kind)
 
 
+@pytest.mark.full
 @needs_native
 def test_keys_of_answers_in_a_conversation_would_be_noticed(monkeypatch):
     monkeypatch.setattr(LM, "prompt_block", 1)

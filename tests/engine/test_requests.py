@@ -82,6 +82,7 @@ def test_samplers_of_other_rows_would_be_noticed(monkeypatch):
     assert texts(finish(s)) != {id: alone("llama", i) for i, id in enumerate(ids)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["vegas", "longspec", "lookup", "eagle3", "sd"])
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_reading_in_parts_changes_nothing(method, chunk):
@@ -235,6 +236,7 @@ def logprobs_of(lm: LM, tokens: list[int]) -> torch.Tensor:
     return lm(Tree.chain(torch.tensor([tokens])), lm.new_cache(1, len(tokens)))[0].log_softmax(-1)
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.parametrize("length", [None, 1])
 @pytest.mark.parametrize("method", ["vegas", "eagle3", "lookup"])
@@ -341,6 +343,7 @@ class OthersStates(PrefixCache):
         return known
 
 
+@pytest.mark.each_value
 @read_in_any_parts
 @pytest.mark.parametrize("method", ["vegas", "longspec", "eagle3", "sd", "suffix"])
 @pytest.mark.parametrize("model", ["llama", "llama-bf16", "llama-kv8", "mistral-window"])
@@ -367,6 +370,7 @@ def short_parts(monkeypatch):
     monkeypatch.setattr(lm_module, "CHECKPOINT", 16)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", ["vegas", "magicdec-snapkv", case("suffix", id="suffix", daily=False)]
 )
@@ -378,6 +382,7 @@ def test_known_prefixes_bring_their_states(method, short_parts):
     assert known == ([0, 64, 80] if tiny.target("qwen3.5").exact else [0, 48, 64])
 
 
+@pytest.mark.full
 def test_a_prefix_with_the_states_of_another_one_is_noticed(short_parts):
     without, _ = conversation("qwen3.5", "vegas", None)
     assert conversation("qwen3.5", "vegas", OthersStates(40000, block=16))[0] != without

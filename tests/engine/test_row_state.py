@@ -52,6 +52,7 @@ OTHERWISE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", [pytest.param(m, id=m, marks=tier(m)) for m in BUILD if m not in OTHERWISE]
 )

@@ -83,6 +83,7 @@ def test_bad_sessions_are_refused():
             Session(lm, **asked)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError, InputError])
 @pytest.mark.parametrize("method", ["vegas", "sd", "eagle3"])
 def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
@@ -105,6 +106,7 @@ def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
     others(finish(s, Ends()), {4: "no memory"})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("verb", ["enter", "leave"])
 @pytest.mark.parametrize(
     "method", ["sd", "longspec", "eagle3", "dflash", "vegas, then lookup", "tokenswift", "recycle"]

@@ -38,6 +38,7 @@ def fault(agreed: dict[str, Agreement], method: str) -> str:
     return agreed[method].fault(agreed[CONTROL], TOLERANCE["bfloat16"]) or ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(n, marks=pytest.mark.full) for n in ("llama-mha", "qwen3"))]
 )
@@ -85,6 +86,7 @@ def test_wrong_choices_that_look_like_ties_are_too_many(monkeypatch):
     assert "at most, beside the control's" in fault(found("llama", "plain", new=128), "plain")
 
 
+@pytest.mark.full
 def test_other_numbers_would_be_noticed(monkeypatch):
     """A model whose weights have 4 bits."""
     lm_of = wrapped.lm_of

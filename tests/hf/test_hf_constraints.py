@@ -61,6 +61,7 @@ def test_processors_see_the_scores_after_it():
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "rules",
     [

@@ -52,6 +52,7 @@ def test_a_copy_comes_first():
     assert list(lm.copies) == ["int8"]
 
 
+@pytest.mark.full
 @NATIVE
 def test_the_saving_is_what_the_copy_saves():
     for tied in (False, True):

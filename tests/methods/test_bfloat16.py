@@ -19,7 +19,7 @@ NEW = 16
 OPTIONS = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"]}
 
 
-@pytest.mark.product
+@pytest.mark.each_value
 @each_method_on(*MODELS)
 @pytest.mark.parametrize(
     "sampler", ["greedy", pytest.param("T=1", marks=full), "T=1 min-p penalty"]

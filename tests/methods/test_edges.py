@@ -42,7 +42,7 @@ def test_the_end_token_cases_do_end_inside_branches():
     assert inside > 3
 
 
-@pytest.mark.product
+@pytest.mark.each_value
 @each_method_on("llama", "gpt-oss")
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_few_new_tokens(model, method, new):
@@ -52,7 +52,7 @@ def test_few_new_tokens(model, method, new):
 FEW = {"llama": [(1,), (2, 1, 60)], "gpt-oss": [(16, 17)], "mistral-window": [(23, 24, 25)]}
 
 
-@pytest.mark.product
+@pytest.mark.each_value
 @each_method_on(*FEW)
 @each_sampler
 def test_short_prompts(model, method, sampler):

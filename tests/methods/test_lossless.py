@@ -18,6 +18,7 @@ from support.listed import (
     each_sampler,
     every_method_on,
     full,
+    of_each_kind,
 )
 
 from longdraft import InputError, Sampler, Stats, generate, reject, row_seed, stream
@@ -54,20 +55,22 @@ def test_the_matrix_is_not_vacuous(method):
     assert first < 0.9 * steps or method == "full view"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
-    "model", [*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8, *tiny.A8]
+    "model",
+    of_each_kind([*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8, *tiny.A8]),
 )
 @pytest.mark.parametrize("method", [pytest.param("vegas", marks=full), "vegas tree, then lookup"])
-def test_other_shapes_and_architectures(model, method):
+@pytest.mark.parametrize("sampler", [SAMPLERS["greedy"], PENALTY], ids=["greedy", "penalty"])
+def test_other_shapes_and_architectures(model, method, sampler):
     """Head sizes, grouped heads, soft caps, windows in some layers, norms in other places."""
-    for sampler in (SAMPLERS["greedy"], PENALTY):
-        check_lossless(BUILD[method], model, sampler, (70, 31))
+    check_lossless(BUILD[method], model, sampler, (70, 31))
 
 
-@pytest.mark.parametrize("model", tiny.CONFIGS)
+@pytest.mark.parametrize("model", of_each_kind(tiny.CONFIGS))
 def test_plain_is_transformers_greedy(model):
-    lengths = (70, 31, 90)
-    new = 24
+    lengths = (70, 31)  # those of the test above, so that plain decoding is computed once
+    new = 16
     for prompt, row in zip(
         tiny.prompts(*lengths), plain(model, Sampler(), lengths, new), strict=True
     ):
@@ -93,6 +96,7 @@ def test_a_row_does_not_know_its_neighbors(model, sampler, method):
         assert alone[0] == together[b]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", FULL_BUDGET)
 @each_sampler
 def test_a_budget_of_the_context_accepts_everything(method, sampler):

@@ -52,6 +52,7 @@ def matrix(bits: int, group: int, form: str, inputs: int) -> Packed:
     return pack(bits, codes, scales[form](), group)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "bits, group, form",
     [

@@ -158,6 +158,7 @@ def examined(tokenizer: str, template: str, examples: int, **options: Any) -> Co
     return kinds
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("examples", [20, pytest.param(400, marks=weekly)])
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

@@ -151,6 +151,7 @@ def test_rows_that_are_no_whole_blocks(kind):
 # Models -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_plain_weights_is_the_model_it_was_made_from(tmp_path, kind, tied):
@@ -167,6 +168,7 @@ def test_plain_weights_of_16_bits(tmp_path, kind):
     assert torch.allclose(ours(saved(tmp_path, kind, hf=hf)), logits(hf), atol=0.05)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", files.QUANTIZED)
 def test_quantized_matrices_stay_packed(tmp_path, kind, tied):
@@ -237,6 +239,7 @@ def forward(tree: Tree, lm, eager: bool = False) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q5_0"])
 @pytest.mark.parametrize("arch", KINDS)
 def test_logits_equal_those_of_transformers(tmp_path, arch, kind):

@@ -124,6 +124,7 @@ def test_experts_of_which_one_matrix_is_not_packed_are_unpacked(tmp_path):
     assert torch.isfinite(logits(hf)).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("method", ["vegas", "fill"])
 def test_a_packed_model_decodes_losslessly(tmp_path, model, method):

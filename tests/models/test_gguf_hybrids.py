@@ -33,6 +33,8 @@ PROMPT = files.IDS[0].tolist()
 RUN = [k for k in ("granitehybrid", "nemotron_h", "qwen3next", "qwen35", "deepseek2") if k in KINDS]
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @torch.inference_mode(False)
 @pytest.mark.parametrize("kind", RUN)
 def test_every_method_says_what_plain_decoding_says(tmp_path, kind):
@@ -50,6 +52,7 @@ def test_every_method_says_what_plain_decoding_says(tmp_path, kind):
 DENSE = ("granitehybrid without experts", "nemotron_h", "qwen35")
 
 
+@pytest.mark.full
 @torch.inference_mode(False)
 @pytest.mark.parametrize("kind", [kind for kind in DENSE if kind in KINDS])
 def test_files_run_in_the_kernels_in_bfloat16(tmp_path, kind):
@@ -246,6 +249,7 @@ def unpacked(path: Any) -> Any:
     return gguf_model.build(plain_file, gguf_config.config_of(plain_file), torch.float32)
 
 
+@pytest.mark.each_value
 @torch.inference_mode(False)
 @pytest.mark.parametrize("form", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("kind", ["qwen35", "qwen3next", "granitehybrid without experts"])
@@ -352,6 +356,7 @@ def test_a_file_has_its_layers_for_further_tokens(tmp_path):
         assert torch.allclose(found[name], x, atol=1e-6), name
 
 
+@pytest.mark.full
 @torch.inference_mode(False)
 def test_drafts_of_a_files_own_layers_change_no_token(tmp_path):
     _, path = with_mtp(tmp_path)

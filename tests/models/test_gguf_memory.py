@@ -47,6 +47,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(x, right[n]) for n, x in left.items())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3_moe"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])

@@ -40,6 +40,7 @@ def first_without_tensors(tmp_path, metadata, tensors):
     return files.split(tmp_path, metadata, tensors, change=change)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("write", [files.split, first_without_tensors])
 def test_any_part_names_the_model(tmp_path, model, write):
     whole = gguf.read(files.write(tmp_path / "whole.gguf", *model))

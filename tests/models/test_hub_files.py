@@ -103,6 +103,7 @@ def hub(tmp_path, monkeypatch):
     return hub
 
 
+@pytest.mark.full
 def test_a_file_of_the_hub_runs(hub, cli):
     options = (*BRIEF, "--ignore-eos")
     outputs = set()

@@ -205,6 +205,7 @@ def test_generate_compares_with_its_own_plain_decoding(record):
     assert usual["kv"] is None and usual["text"] != found["text"]
 
 
+@pytest.mark.full
 def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
     check_audit(cli, tmp_path, "kv", "int8")
 

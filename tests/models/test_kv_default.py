@@ -70,6 +70,7 @@ def test_other_words_are_refused(file, kv):
         load_lm(file, kv=kv)
 
 
+@pytest.mark.full
 def test_a_plan_for_a_gpu_has_whole_keys(file):
     assert Planner(file, LoadOptions(), "H200").target.lm.kv is None
     assert Planner(file, LoadOptions(kv="full"), "H200").target.lm.kv is None

@@ -78,6 +78,7 @@ def everything(folder: Path) -> dict:
     return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.full
 def test_a_model_of_ollama_runs_where_it_is(tiny, home, tmp_path, cli):
     before = everything(home)
     path = files.saved(tmp_path, quantized="Q8_0")

@@ -72,6 +72,7 @@ def test_nodes_in_several_passes(model):
 KEPT = {"first": [0], "last": [2], "ends": [0, 2], "all": [0, 1, 2]}
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "gpt-oss", "qwen3-moe"])
 @pytest.mark.parametrize("split", [False, True])

@@ -96,6 +96,7 @@ def test_experts_that_are_stored_one_by_one_stay_packed(tmp_path, name):
         assert lm.backend.name == "native"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "T=1"])
 @pytest.mark.parametrize("model", ["gpt-oss", MIXTURE])
 def test_drafts_are_lossless(tmp_path, model, sampler):

@@ -139,6 +139,7 @@ def test_weights_of_fewer_bits_leave_packed_layers_alone(tmp_path, name):
     assert not isinstance(alone.hf.lm_head, PackedLinear)
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_planted_faults_are_caught(tmp_path, monkeypatch):
     faults = {

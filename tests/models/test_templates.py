@@ -21,6 +21,7 @@ from longdraft import InputError
 from longdraft.models.chat import asked_of, chat_tokens
 from longdraft.models.template_process import rendered
 from longdraft.models.templates import Templates
+from longdraft.server.http.long_texts import Renderers
 from longdraft.server.openai.schema import ChatRequest
 from longdraft.server.uvicorn_server import Server
 
@@ -170,8 +171,18 @@ def test_the_process_cannot_write_files(templates, tmp_path):
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving("plain") as found:
+        found.service.templates = Renderers()  # its own, which has a limit of its own
         found.service.templates.short.limit_s = 1.0
         yield found
+
+
+def test_the_process_ends_with_its_server():
+    with serving("plain") as found:
+        found.service.templates = Renderers()
+        found.service.templates.start()
+        process = found.service.templates.short._process
+        assert process is not None and process.poll() is None
+    assert process.poll() is not None
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def test_six_threads_read_special_tokens_and_plain_text(tokenizer):
     assert wrong(token_ids, tokenizer) == 0
 
 
+@pytest.mark.full
 def test_the_broken_variant_is_caught(tokenizer):
     assert any(wrong(shared_flag, tokenizer) for _ in range(50))
 

@@ -258,6 +258,7 @@ def test_generate_compares_with_its_own_plain_decoding(record, temperature):
     assert plain["weights"] is None and plain["text"] != found["text"]
 
 
+@pytest.mark.full
 def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
     assert check_audit(cli, tmp_path, "weights", "int8")["weights"] == "int8"
 

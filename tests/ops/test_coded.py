@@ -109,6 +109,7 @@ def test_a_value_has_one_scale(dim):
 
 
 @pytest.mark.usefixtures("build")  # each build in turn
+@pytest.mark.product
 @each_bits
 @each_dtype
 @pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 256])

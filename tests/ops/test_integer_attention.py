@@ -55,6 +55,7 @@ def distance(lm: LM, reference: Reference, monkeypatch, lengths=LENGTHS) -> floa
     return float(torch.cat(distances).median())
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("head_dim", HEADS)
 @pytest.mark.parametrize("key_heads", [1, 2, 4])  # of 4 heads
 @pytest.mark.usefixtures("build")

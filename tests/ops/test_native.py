@@ -4,9 +4,12 @@ alone.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from support import tiny
+from support.listed import case, of_each_kind
 
 from longdraft import Sampler, Stats, load, match
 from longdraft.backends import describe_parts
@@ -51,10 +54,25 @@ def both_ways(lm: LM, run):
     return run(), slow
 
 
+POLICIES = {"None": None, "policy1": Guided(0.07, 16), "policy2": SinkWindow(4, 0.07, 16)}
+LOGITS = ("llama", "qwen3", "gpt-oss")  # not all families' modules show them
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("of", ["logits", "weights"])
-@pytest.mark.parametrize("policy", [None, Guided(0.07, 16), SinkWindow(4, 0.07, 16)])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    ("name", "policy", "of"),
+    [
+        case(
+            name,
+            POLICIES[policy],
+            of,
+            id=f"{name}-{policy}-{of}",
+            daily=of == "weights" or name in LOGITS,
+        )
+        for name, policy, of in product(FAMILY, POLICIES, ("logits", "weights"))
+    ],
+)
 def test_equals_transformers(name, policy, of):
     lm = tiny.target(name)
     prompts = tiny.prompts(70, 41, 133)
@@ -82,8 +100,9 @@ def test_equals_transformers(name, policy, of):
 
 
 @torch.inference_mode()
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", of_each_kind(FAMILY))  # all of them: test_native_trees.py
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
     """Across block and chunk boundaries, for keys, values and logits: what makes bf16 speculation
@@ -115,6 +134,7 @@ def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
 
 
 @pytest.mark.full
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.parametrize("rows", ["first", "last", "ends", "all", "mean"])
 @pytest.mark.parametrize("split", [True, False])

@@ -52,6 +52,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @each_dtype
 @each_model
@@ -99,6 +100,7 @@ def test_a_pass(model, dtype):
             assert same(run(), want), f"{count} threads"
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @each_dtype
 @each_model

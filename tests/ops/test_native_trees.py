@@ -76,6 +76,7 @@ def differing(together: list, alone: list) -> int:
 
 
 @torch.inference_mode()
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("name", "kv"),
@@ -99,6 +100,7 @@ def test_in_every_build(kv):
     assert differing(*in_the_tree_and_alone(lm, prompt, scattered(40, 1))) == 0
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -156,6 +156,7 @@ def test_the_reference_is_softmax_over_what_is_visible(case):
         check_equal(reference.attend(**call).out[:, head], out.float(), TOLERANCE[torch.float32])
 
 
+@pytest.mark.full
 @given(cases(FEW))
 @settings(max_examples=30)
 def test_how_keys_are_cut_into_segments_does_not_matter(case):

@@ -173,6 +173,7 @@ def a_tree(seed: int, size: int) -> tuple[list[tuple[int, list[int]]], list[list
     return segments, paths
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [9, 149])
 def test_a_tree_in_a_call_has_the_bits_of_its_paths(build: str, case: str, size: int) -> None:

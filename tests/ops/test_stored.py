@@ -45,6 +45,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 @pytest.mark.usefixtures("build")  # each build in turn
+@pytest.mark.product
 @each_dtype
 @pytest.mark.parametrize("moved", [True, False])
 @pytest.mark.parametrize("dim", [16, 64, 80, 96, 128])

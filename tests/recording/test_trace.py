@@ -115,6 +115,7 @@ def race(method: str, prefixes: PrefixCache | None = None, seed: int = 3) -> tup
     return Race(lm, Words(), request, drafters, trace, prefixes, chunk=32), prompt
 
 
+@pytest.mark.each_value
 @read_in_any_parts
 @pytest.mark.parametrize("method", ["vegas", "longspec", "sd", "vegas-reuse"])
 @pytest.mark.parametrize("cached", [False, True])

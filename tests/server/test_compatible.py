@@ -89,6 +89,7 @@ def test_every_part_of_a_stream_can_have_the_usage_so_far(http, body, n):
         assert all("usage" not in part for part in chunks(response))
 
 
+@pytest.mark.full
 def test_the_document_has_every_status_that_a_path_answers(http):
     document = http.get("/openapi.json").json()
     assert "HTTPValidationError" not in document["components"]["schemas"]

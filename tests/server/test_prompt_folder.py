@@ -407,6 +407,7 @@ def test_a_key_finds_its_prompts_in_a_later_server_wherever_it_stands(tmp_path):
     assert first == other == 0 and again >= 64
 
 
+@pytest.mark.full
 @read_in_any_parts
 def test_owners_by_their_place_would_be_noticed(tmp_path, monkeypatch):
     def by_place(self: Guard, scope) -> str:

@@ -61,6 +61,7 @@ def test_answers_are_equal_whatever_method_a_request_chooses(server, temperature
         assert answer.headers["x-longdraft-method"] == name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", PATHS)
 def test_every_api_takes_the_choice(http, path):
     limit = LIMITS.get(path, "max_tokens")
@@ -98,6 +99,7 @@ def test_a_method_that_is_not_allowed_is_refused_by_name(http, path):
     assert "'vegas' is not allowed here: use one of lookup, plain, suffix" in found.text
 
 
+@pytest.mark.full
 def test_a_server_may_refuse_plain_decoding():
     with serving("lookup", methods=()) as found, client(found) as http:
         for choice in ({"speculative": False}, {"speculative.n_max": 0}):
@@ -139,6 +141,7 @@ def test_the_commands_list_of_methods():
         others_of("", own)
 
 
+@pytest.mark.full
 def test_metrics_name_the_method_that_a_request_used(http):
     def counted(name: str, method: str) -> float:
         labels = f'{{method="{method}",model_name="tiny"}} '

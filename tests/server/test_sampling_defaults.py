@@ -68,6 +68,7 @@ def overriding(self: SamplingDefaults, body: Any) -> Any:
     return body.model_copy(update=dict(self.settings))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [False, True])
 def test_what_a_request_sends_wins(http, fault, monkeypatch):
     """The planted fault: defaults that replace what a request sends."""

@@ -322,6 +322,7 @@ def test_an_answer_has_the_metrics_of_vllm(http, path):
         check_metrics(broken, 64)
 
 
+@pytest.mark.full
 def test_eight_clients_get_what_each_gets_alone(server):
     """Every other client talks; all of them write a special token, which is text."""
     texts = [TEXT * (1 + i % 3) + f"    print({i}, '<|endoftext|>')\n" for i in range(8)]

@@ -83,6 +83,7 @@ def test_no_table_grows_with_what_was_served(method, options):
     assert grown(method, **options) < 150
 
 
+@pytest.mark.full
 def test_a_table_that_grows_is_noticed(monkeypatch):
     monkeypatch.setattr(Recent, "extend", unbounded)
     assert grown("suffix", earlier=64) > 500

@@ -108,6 +108,7 @@ def test_a_draining_server_says_so_and_ends_with_its_last_request():
             socket.create_connection(place, 1)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_guard_that_does_not_know_of_it_is_noticed(monkeypatch):
     init = Guard.__init__

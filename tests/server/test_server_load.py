@@ -135,6 +135,7 @@ def test_overload_answers_everybody():
     assert found["200"] == 60 and found["429"] and set(found) == {"200", "429"}
 
 
+@pytest.mark.full
 def test_an_answer_without_retry_after_is_noticed(monkeypatch):
     monkeypatch.setattr(Problem, "headers", {})
     # so short a queue is full however slowly the clients come
@@ -203,6 +204,8 @@ def test_a_client_may_leave_just_when_an_event_comes(server, fault, monkeypatch)
     assert asyncio.run(leave()) != fault
 
 
+@pytest.mark.full
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", ["not cancelled", "cancelled late"])
 def test_work_for_clients_that_left_is_noticed(fault, monkeypatch):
     with serving(session={"queue": 64}) as server:

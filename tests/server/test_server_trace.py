@@ -111,6 +111,7 @@ def test_other_requests_do_not_notice_a_trace(http):
         assert trace_of(trace.result()).equal is True
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_one_trace_at_a_time_and_none_after_its_reader_has_left(http, server):
     with http.stream("POST", "/v1/longdraft/trace", json=ASKED | {"max_tokens": 256}) as first:

@@ -63,10 +63,11 @@ def each_value(candidates: Sequence[Values], covered: Iterable[Values] = ()) -> 
     used = Counter(value for values in covered for value in enumerate(values))
     missing = {value for values in candidates for value in enumerate(values)}
     chosen: list[int] = []
+    values_of = [list(enumerate(values)) for values in candidates]
 
     def gain(i: int) -> tuple[int, int]:
-        values = set(enumerate(candidates[i]))
-        return len(values & missing), -sum(used[value] for value in values)
+        values = values_of[i]
+        return sum(value in missing for value in values), -sum(used[value] for value in values)
 
     while missing:
         best = max(range(len(candidates)), key=gain)
@@ -76,41 +77,44 @@ def each_value(candidates: Sequence[Values], covered: Iterable[Values] = ()) -> 
     return sorted(chosen)
 
 
-def a_third(names: Sequence[str]) -> list[int]:
-    """Indices of a third of the names, rounded up: always the same ones of the same names."""
+def a_sixth(names: Sequence[str]) -> list[int]:
+    """Indices of a sixth of the names, rounded up: always the same ones of the same names."""
     mixed = sorted(range(len(names)), key=lambda i: crc32(names[i].encode()))
-    return sorted(mixed[: (len(names) + 2) // 3])
+    return sorted(mixed[: (len(names) + 5) // 6])
 
 
-CHOICES = {"product": covering, "each_value": each_value}  # by mark
+# by mark: what `make test` runs, and what `full` adds
+CHOICES = {"product": (each_value, covering), "each_value": (each_value, each_value)}
 
 
 def thin(items: Sequence[pytest.Item]) -> None:
     """Move tests to the next tier: from `make test` to `full` to `weekly`.
 
-    The mark `product` moves those that repeat pairs of values; every pair of a function's
-    parameters is still tested in the first two tiers. The mark `each_value` moves those that repeat
-    values. Then two thirds of each function's tests in `full` move to `weekly`, other parameters in
-    each function, but none of a function marked `product` or `whole`. What is marked `weekly` stays
-    there.
+    The marks `product` and `each_value` leave in `make test` tests that have every value of each
+    parameter. With `product`, the first two tiers test every pair of a function's parameters; with
+    `each_value`, values repeat in the second. Each build of the kernels counts as a function of its
+    own, because some builds do not run on this machine. Then five sixths of each function's tests
+    in `full` move to `weekly`, other parameters in each function, but none of a function marked
+    `product` or `whole`. What is marked `weekly` stays there.
     """
     _cover(items)
     _sample(items)
 
 
 def _cover(items: Iterable[pytest.Item]) -> None:
-    functions = defaultdict[tuple[str, str], list[pytest.Item]](list)
+    functions = defaultdict[tuple[str, str, object], list[pytest.Item]](list)
     for item in items:
-        for mark in CHOICES:
-            if item.get_closest_marker(mark):
-                functions[mark, item.nodeid.split("[")[0]].append(item)
-    for (mark, _), product in functions.items():
+        for mark in CHOICES.keys() & _marks(item):
+            build = item.callspec.params.get("build")  # type: ignore[attr-defined]
+            functions[mark, item.nodeid.split("[")[0], build].append(item)
+    for (mark, *_), product in functions.items():
+        choose_first, choose_second = CHOICES[mark]
         daily = [item for item in product if not item.get_closest_marker("full")]
-        first = _kept(CHOICES[mark], daily, [])
+        first = _kept(choose_first, daily, [])
         first_ids = set(map(id, first))
         rest = [item for item in product if id(item) not in first_ids]
         often = [item for item in rest if not item.get_closest_marker("weekly")]
-        second_ids = set(map(id, _kept(CHOICES[mark], often, first)))
+        second_ids = set(map(id, _kept(choose_second, often, first)))
         for item in rest:
             item.add_marker("full")
             if id(item) not in second_ids:
@@ -120,14 +124,18 @@ def _cover(items: Iterable[pytest.Item]) -> None:
 def _sample(items: Iterable[pytest.Item]) -> None:
     functions = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
+        marks = _marks(item)
         if "full" in marks and not marks & {"weekly", "product", "whole"}:
             functions[item.nodeid.split("[")[0]].append(item)
     for tests in functions.values():
-        kept = a_third([item.nodeid for item in tests])
+        kept = a_sixth([item.nodeid for item in tests])
         for i, item in enumerate(tests):
             if i not in kept:
                 item.add_marker("weekly")
+
+
+def _marks(item: pytest.Item) -> set[str]:
+    return {mark.name for mark in item.iter_markers()}
 
 
 def _kept(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import product
 
 import pytest
@@ -174,6 +174,24 @@ UNLIKE = {
     "full view",
 }
 DAILY = OPTIONS.keys() | UNLIKE
+
+
+# One model of each kind of attention, layer, mixer, experts and stored numbers. `make test` has
+# passes of every model: models/test_model.py and ops/test_native_trees.py.
+EACH_KIND = {
+    *tiny.MAIN,
+    *("llama-torch", "llama-mqa", "qwen2", "qwen3-mixed"),
+    *("gemma3", "gemma2-softcap", "granite", "glm4", "cohere2", "olmo2", "smollm3", "phi3"),
+    *("mixtral", "qwen2-moe", "deepseek", "youtu", "minicpm3"),
+    *("gpt2", "falcon", "laguna", "apertus"),
+    *("qwen3.5", "lfm2", "bamba", "nemotron-h"),
+    *("gpt-oss-kv8", "qwen3-moe-a8", "phi3-a8"),
+}
+
+
+def of_each_kind(models: Iterable[str]) -> list:
+    """Parameter sets of these models; `make test` runs those of EACH_KIND."""
+    return [case(name, id=name, daily=name in EACH_KIND) for name in models]
 
 
 def case(*values, id: str, daily: bool):

@@ -16,6 +16,7 @@ import pytest
 from longdraft import Sampler, Session, build, generate, load
 from longdraft.models.text import text_of, token_ids
 from longdraft.prompts.prefix_cache import PrefixCache
+from longdraft.server.http.long_texts import Renderers
 from longdraft.server.uvicorn_server import Server, ServerSettings
 
 NEW = 24
@@ -34,6 +35,20 @@ def loaded() -> tuple[Any, Any]:
     return lm, tokenizer
 
 
+class SharedRenderers(Renderers):
+    """Processes for chat templates that outlive the servers of a test process: each would import
+    for a second or two.
+    """
+
+    def close(self) -> None:
+        pass
+
+
+@cache
+def renderers() -> Renderers:
+    return SharedRenderers()
+
+
 @contextmanager
 def serving(
     method: str = "vegas", drafter: Any = None, session: dict | None = None, **settings: Any
@@ -50,6 +65,8 @@ def serving(
     server = Server(
         made, tokenizer, ServerSettings("tiny", method, **({"port": 0, "most_new": 256} | settings))
     )
+    for service in server.models:
+        service.templates = renderers()
     thread = threading.Thread(target=lambda: setattr(server, "status", server.run()), daemon=True)
     thread.start()
     deadline = time.monotonic() + 30

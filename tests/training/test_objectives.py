@@ -102,6 +102,7 @@ def trained(block, tokens: torch.Tensor, count: int) -> torch.Tensor:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss", "mistral-window"])
 @pytest.mark.parametrize("window", [16, 512])
 @torch.no_grad()
@@ -164,6 +165,7 @@ def test_eagle_learns_on_what_it_will_see():
         close(outputs[i][:, pair : pair + 1], out)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss"])
 @pytest.mark.parametrize(("window", "causal"), [(16, False), (16, True), (512, False)])
 @torch.no_grad()

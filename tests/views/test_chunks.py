@@ -119,6 +119,7 @@ def last_logits(model: str, lm: LM, layer: int, prompt: torch.Tensor, K: int) ->
     return found[0, :, -1].double().log().view(K, -1, len(prompt)).mean(1)
 
 
+@pytest.mark.each_value
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("min_budget", [96, 41, 8])
@@ -172,6 +173,7 @@ def every_row(
     return {layer: s[0, -OBSERVED:, :, :slots].sum(0) for layer, s in captured.scores.items()}
 
 
+@pytest.mark.each_value
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", MODELS)
