@@ -21,7 +21,7 @@ import gc, sys
 from pathlib import Path
 import torch
 from longdraft import load
-from longdraft.models.gguf.pages import Pages
+from longdraft.models.gguf.pages import FilePages
 
 def resident(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -30,7 +30,7 @@ def resident(name):
 small, large, fault = sys.argv[1:]
 torch.set_num_threads(2)
 if fault == "kept":
-    Pages.give_back = lambda self, part: None
+    FilePages.give_back = lambda self, part: None
 load(small, "bfloat16", "cpu")
 gc.collect()
 Path("/proc/self/clear_refs").write_text("5")  # from now on VmHWM is a new peak

@@ -27,7 +27,7 @@ from longdraft.models.gguf.blocks import (
     kept,
     outside,
 )
-from longdraft.models.gguf.pages import Pages
+from longdraft.models.gguf.pages import FilePages
 from longdraft.ops.packed import Packed
 
 MAGIC = b"GGUF"
@@ -323,7 +323,7 @@ class _Reader:
                     f"{tensor} ends at byte {end} of {max(left, 0)}: the file is truncated "
                     "or damaged"
                 )
-        pages = Pages(self.area)
+        pages = FilePages(self.area)
         return {
             name: Stored(name, kind, shape, pages.whole[begin + offset :][:size], pages.give_back)
             for name, (kind, shape, offset, size) in infos.items()

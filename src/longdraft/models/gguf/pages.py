@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Pages:
+class FilePages:
     """The bytes of a file, which nothing writes to: a page that was given back is read from the
     file again where it is needed, so that it may be given back at any time.
 
