@@ -2,9 +2,9 @@
 
     python benchmarks/gguf_tokens.py FILE --url http://127.0.0.1:8080
 
-At this address `llama-server -m FILE --port 8080` runs. Texts are random mixtures of words, digits, signs, spaces and scripts. Those with other tokens are
-printed with the first difference. The exit status is 1 if there are any: docs/models.md says which
-rules differ from llama.cpp's on purpose.
+At this address `llama-server -m FILE --port 8080` runs. Texts are random mixtures of words, digits,
+signs, spaces and scripts. Those with other tokens are printed with the first difference. The exit
+status is 1 if there are any: docs/models.md says which rules differ from llama.cpp's on purpose.
 """
 
 from __future__ import annotations
