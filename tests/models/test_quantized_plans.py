@@ -60,7 +60,7 @@ def test_other_forms_are_caught(tmp_path, monkeypatch):
         patch.setattr(planned, "put", lambda hf, scheme: "")
         with pytest.raises(AssertionError):
             check_bytes(tmp_path / "unpacked", "gptq")
-    monkeypatch.setitem(forms.SUMS, 8, forms.Form(8, 16, True))
+    monkeypatch.setitem(forms.SUMS, 8, forms.PackedForm(8, 16, True))
     with pytest.raises(AssertionError):
         check_bytes(tmp_path / "halves", "gptq, 8 bits, asymmetric")
 

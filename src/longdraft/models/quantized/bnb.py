@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longdraft.errors import InputError
 from longdraft.models.quantized.compressed import ROUNDED
-from longdraft.models.quantized.forms import Form, differences
+from longdraft.models.quantized.forms import PackedForm, differences
 from longdraft.models.quantized.scheme import INSTEAD, Scheme, is_named, texts
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
@@ -27,7 +27,7 @@ STATE = "weight.quant_state.bitsandbytes__"
 TYPES = ("nf4", "fp4")
 MAXIMA = "weight.absmax"
 OF_FOUR = ("weight", MAXIMA, "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map")
-EIGHT_BITS = Form(8, numbers=torch.float32)
+EIGHT_BITS = PackedForm(8, numbers=torch.float32)
 
 
 def is_meant(settings: dict[str, Any]) -> bool:
@@ -88,7 +88,7 @@ def _of_blocks(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed |
 
 
 def _state(files: Checkpoint, name: str) -> dict[str, Any]:
-    """What a layer's tensors do not tell, which is JSON in a tensor of bytes."""
+    """The facts that a layer's other tensors do not tell: JSON in a tensor of bytes."""
     full = next((n for t in TYPES if files.has(n := f"{name}.{STATE}{t}")), None)
     if full is None:
         raise files.error(f"{name[:80]} has no quant_state of {' or '.join(TYPES)}")

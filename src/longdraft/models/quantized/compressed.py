@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longdraft.errors import InputError
 from longdraft.models.quantized.forms import (
-    Form,
+    PackedForm,
     codes_of,
     differences,
     form_of_differences,
@@ -60,7 +60,7 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     kept = texts(settings, NAME, "ignore")
     described = [(texts(g, NAME, "targets"), _form(g["weights"])) for g in groups.values()]
 
-    def form(name: str) -> Form | None:
+    def form(name: str) -> PackedForm | None:
         if is_named(name, kept):
             return None
         named = (f for targets, f in described if "Linear" in targets or is_named(name, targets))
@@ -69,7 +69,7 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     return Scheme(NAME, "weight_scale", LEAVES, matrix, form, note=rounded)
 
 
-def _form(weights: dict[str, Any]) -> Form | None:
+def _form(weights: dict[str, Any]) -> PackedForm | None:
     """FP8 is unpacked, and so are groups of sorted inputs."""
     if weights.get("type") == "float" or weights.get("actorder") in ("group", True):
         return None

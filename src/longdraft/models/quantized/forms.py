@@ -14,7 +14,7 @@ NARROW = 16  # inputs of a group of 8 bits that has an offset
 
 
 @dataclass(frozen=True)
-class Form:
+class PackedForm:
     """A packed form without numbers: bits of a code, inputs of a group, and scales in `numbers`."""
 
     bits: int
@@ -31,23 +31,23 @@ class Form:
         return pack(self.bits, codes, PlainScales(scale, offset), self.group)
 
 
-SUMS = {4: Form(4, has_offset=True), 8: Form(8, NARROW, True, torch.float32)}
+SUMS = {4: PackedForm(4, has_offset=True), 8: PackedForm(8, NARROW, True, torch.float32)}
 
 
-def form_of_differences(bits: int, group: int, symmetric: bool) -> Form | None:
-    """What `differences` usually makes of codes of so many bits; None: they are unpacked.
+def form_of_differences(bits: int, group: int, symmetric: bool) -> PackedForm | None:
+    """The usual form of `differences` of codes of so many bits; None: they are unpacked.
 
     group: -1 for all inputs, of which there are whole groups of 32.
     """
     if group > 0 and group % GROUP:
         return None
     if bits == 4:
-        return Form(4 if symmetric else 5)
-    return Form(8) if symmetric else SUMS[8]
+        return PackedForm(4 if symmetric else 5)
+    return PackedForm(8) if symmetric else SUMS[8]
 
 
-def form_of_sums(bits: int, group: int) -> Form | None:
-    """What `sums` usually makes of them."""
+def form_of_sums(bits: int, group: int) -> PackedForm | None:
+    """The usual form of `sums`; None: they are unpacked."""
     form = SUMS[bits]
     return None if group % form.group else form
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longdraft.models.quantized.forms import (
-    Form,
+    PackedForm,
     codes_of,
     differences,
     form_of_differences,
@@ -49,7 +49,7 @@ def _form(settings: dict[str, Any], bits: int, group: int) -> FormOf:
     dynamic = dynamic if isinstance(dynamic, dict) else {}
     left_out = [p[2:] for p in dynamic if p.startswith("-:")]
 
-    def of(name: str) -> Form | None:
+    def of(name: str) -> PackedForm | None:
         whole = name == "lm_head" and settings.get("lm_head") is not True
         return None if whole or any(matches(p, name) for p in left_out) else form
 

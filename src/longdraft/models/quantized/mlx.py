@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longdraft.models.quantized.forms import Form, codes_of, form_of_sums, sums
+from longdraft.models.quantized.forms import PackedForm, codes_of, form_of_sums, sums
 from longdraft.models.quantized.scheme import Scheme, group_size, setting
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
@@ -31,7 +31,7 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     )
 
 
-def _form(settings: dict[str, Any], name: str) -> Form | None:
+def _form(settings: dict[str, Any], name: str) -> PackedForm | None:
     own = settings.get(name)
     if own is False:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.models.quantized.forms import Form
+from longdraft.models.quantized.forms import PackedForm
 from longdraft.models.quantized.scheme import OfExperts, Scheme
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import GROUP, Packed, pack
@@ -28,8 +28,8 @@ def scheme(settings: dict[str, Any]) -> Scheme:
     return Scheme("MXFP4", MARKER, LEAVES, matrix, _form)
 
 
-def _form(name: str) -> Form | None:
-    return Form(5) if ".experts." in name else None
+def _form(name: str) -> PackedForm | None:
+    return PackedForm(5) if ".experts." in name else None
 
 
 def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Tensor:

@@ -15,7 +15,7 @@ from longdraft.backends.packed_experts import (
 from longdraft.backends.packed_linear import PackedLinear, replace, replace_linears
 from longdraft.errors import InputError
 from longdraft.models.quantized.experts import PARTS
-from longdraft.models.quantized.forms import Form
+from longdraft.models.quantized.forms import PackedForm
 from longdraft.models.quantized.scheme import INSTEAD, Scheme
 from longdraft.ops.packed import GROUP
 
@@ -71,7 +71,7 @@ def _is_kept(hf: Any, scheme: Scheme) -> bool:
     return bool(hf.config.tie_word_embeddings) and not scheme.tables
 
 
-def _experts(module: Any, form: Form) -> PackedExperts:
+def _experts(module: Any, form: PackedForm) -> PackedExperts:
     """The outline of packed experts."""
     both, down = (getattr(module, leaf) for leaf in MATRICES)
     turned = module.is_transposed

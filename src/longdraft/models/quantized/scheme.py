@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.models.quantized.forms import Form
+from longdraft.models.quantized.forms import PackedForm
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
 
@@ -19,7 +19,7 @@ OfExperts = tuple[Packed, Packed, Packed]
 # (the tensors, a layer's name, its outputs and inputs) -> its weights, float32 if unpacked
 Matrix = Callable[[Checkpoint, str, tuple[int, int]], Packed | Tensor]
 # the name of a matrix -> its usual form, as the config alone implies it; None: it is not packed
-FormOf = Callable[[str], Form | None]
+FormOf = Callable[[str], PackedForm | None]
 INSTEAD = "use the model's unquantized weights or a GGUF file"
 
 
