@@ -116,7 +116,7 @@ def check_trials(methods: dict[str, Method]) -> None:
 
 def test_the_records_say_what_is_tried_and_when():
     check_trials(METHODS)
-    assert kinds_beside(METHODS.values()) == ["glide", "heads", "budget", "mtp"]
+    assert kinds_beside(METHODS.values()) == ["glide", "mtp", "heads", "budget"]
     without = {name: method for name, method in METHODS.items() if name != "eagle3"}
     alike = METHODS | {"vegas": replace(METHODS["vegas"], trial=METHODS["longspec-guided"].trial)}
     for wrong in (without, alike):

@@ -201,7 +201,7 @@ METHODS = {
         paper="multi-token prediction (DeepSeek-AI 2024), with a window",
         family=family.STATES,
         needs="mtp",
-        trial=Trial(5),
+        trial=Trial(3),
     ),
     "dflash": Method(
         build=dflash,
