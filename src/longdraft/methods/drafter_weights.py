@@ -15,6 +15,7 @@ from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.table import METHODS
 from longdraft.methods.trials import kinds_beside
+from longdraft.models import hub_files
 from longdraft.models.fetch import SOURCES, file_of, is_file
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED, HUB_ID
@@ -35,12 +36,21 @@ def checkpoint_of(model: str) -> Path | None:
 
     Raises InputError.
     """
-    if is_file(model):
-        return None if model in SOURCES else file_of(model)  # those of `fetch` have none
-    if Path(model).is_dir():
+    if model in SOURCES or model.startswith(hub_files.PREFIX):
+        return None  # those of `fetch` have none; of the Hub, only the loaded model's file is known
+    if Path(model).exists():
         return Path(model)
+    if is_file(model):
+        return file_of(model)
     found = try_to_load_from_cache(model, "config.json") if re.fullmatch(HUB_ID, model) else None
     return Path(found).parent if isinstance(found, str) else None
+
+
+def inside(kind: str, model: str) -> bool:
+    """Whether a model's own checkpoint has drafter weights of this kind. Raises InputError."""
+    within = KINDS[kind].within
+    place = checkpoint_of(model) if within and model else None
+    return within is not None and place is not None and within.found(place)
 
 
 def small_model(name: str) -> str | None:
@@ -95,13 +105,7 @@ class DrafterWeights:
 
     def available(self, kind: str) -> bool:
         """Whether there are weights of this kind beside the target or in its own checkpoint."""
-        return self.beside(kind) is not None or self.inside(kind)
-
-    def inside(self, kind: str) -> bool:
-        """Whether the target's own checkpoint has weights of this kind. Raises InputError."""
-        within = KINDS[kind].within
-        place = checkpoint_of(self.model) if within and self.model else None
-        return within is not None and place is not None and within.found(place)
+        return self.beside(kind) is not None or inside(kind, self.model)
 
     def of(self, kind: str | None, target: LM) -> Any:
         """Weights of this kind; None without a kind or if there are none.
@@ -114,7 +118,7 @@ class DrafterWeights:
 
     def _make(self, kind: str, target: LM) -> Any:
         if kind == ANY:
-            made = {each: self._tried(each, target) for each in self._offered()}
+            made = {each: self._tried(each, target) for each in self._offered(target)}
             return {each: weights for each, weights in made.items() if weights is not None}
         if self.random:
             return KINDS[kind].random(target, self.seed)
@@ -134,7 +138,7 @@ class DrafterWeights:
         except InputError:
             return None
 
-    def _offered(self) -> list[str]:
+    def _offered(self, target: LM) -> list[str]:
         """The kinds that `auto` and `fill` may use: that of the given folder, or those beside the
         target or in its own checkpoint.
 
@@ -143,7 +147,10 @@ class DrafterWeights:
         if self.folder:
             return [kind_in(self.folder)]
         kinds = kinds_beside(METHODS.values())
-        return kinds[:1] if self.random else [kind for kind in kinds if self.available(kind)]
+        if self.random:
+            return kinds[:1]
+        loaded = self.model if self.model in SOURCES else str(target.hf.name_or_path)
+        return [kind for kind in kinds if self.beside(kind) or inside(kind, loaded)]
 
     def origin(self, kind: str | None) -> str | None:
         """The origin of the weights as a record states it."""
