@@ -22,7 +22,7 @@ CHROMIUM ?= $(shell command -v chromium)
 .PHONY: help setup wheels try-wheels demo test test-all test-full test-native test-versions test-weekly test-server test-page test-clients test-vllm test-oldest lint lint-style lint-types lint-strict lint-pages fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
-	@echo "make test    every guarantee that quick tests can check, in parallel processes"
+	@echo "make test    every guarantee that quick tests can check, in parallel processes (8 to 9 minutes on 2 slow cores)"
 	@echo "make test-all  make test, then what else is tested on each commit (more if the change reaches more; 50 minutes on 2 slow cores for everything)"
 	@echo "make test-weekly  all tests there are, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
 	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"

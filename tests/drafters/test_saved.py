@@ -207,10 +207,10 @@ def test_auto_takes_an_odd_folder_for_what_it_would_be(folder):
     """
     for odd in ("x", ["glide"], {"kind": ["glide"]}, {"kind": "nope"}, {}):
         (folder / "config.json").write_text(json.dumps({"longdraft": odd}))
-        assert DrafterWeights(str(folder))._offered() == ["budget"]
+        assert DrafterWeights(str(folder))._offered(tiny.target("llama")) == ["budget"]
     (folder / "config.json").write_text(DEEP)
     with pytest.raises(InputError, match="nested too deeply"):
-        DrafterWeights(str(folder))._offered()
+        DrafterWeights(str(folder))._offered(tiny.target("llama"))
 
 
 def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
