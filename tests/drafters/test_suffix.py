@@ -1,4 +1,4 @@
-"""The suffix automaton against a search through the whole text, and the trees drafted from it."""
+"""The places of a string against a plain search, and the trees drafted from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longdraft import Sampler
@@ -15,16 +15,19 @@ from longdraft.core.cache import KVCache
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, DraftLimits, Tree
 from longdraft.drafters import Suffix
-from longdraft.drafters.ngram.suffix import Automaton, Recent
+from longdraft.drafters.ngram import recent_text
+from longdraft.drafters.ngram.recent_text import NO_MATCH, RecentText
+from longdraft.drafters.ngram.suffix import likely
 
 texts = st.lists(st.integers(0, 2), max_size=50)
 
 
-def automaton(text: list[int]) -> Automaton:
-    index = Automaton()
-    for token in text:
-        index.extend(token)
-    return index
+def recent(text: list[int], parts: int = 1) -> RecentText:
+    """A text that came in parts of this many tokens."""
+    found = RecentText(1 << 16)
+    for i in range(0, len(text), parts):
+        found.extend(text[i : i + parts])
+    return found
 
 
 def followers(text: list[int], string: list[int]) -> Counter:
@@ -64,36 +67,83 @@ def spelled(pairs: list[tuple[int, int]]) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
-@given(texts)
-def test_the_longest_repeated_suffix(text):
-    _, length = automaton(text).repeated()
-    want = next(
+@pytest.fixture(params=[2, 64])
+def few(request, monkeypatch):
+    """Few places are compared at once, and many."""
+    monkeypatch.setattr(recent_text, "FEW", request.param)
+
+
+def repeated_length(text: list[int]) -> int:
+    return next(
         (n for n in range(len(text) - 1, 0, -1) if longest(text, text[:-1])[-n:] == text[-n:]), 0
     )
-    assert length == want
 
 
+def check_repeated(text: list[int], found: RecentText) -> None:
+    ends, length = found.repeated()
+    assert length == repeated_length(text)
+    string = text[len(text) - length :]
+    places = [i for i in range(length - 1, len(text) - 1) if text[i + 1 - length : i + 1] == string]
+    assert [e - recent_text.LONGEST for e in ends] == (places if length else [])
+
+
+UNMARKED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@UNMARKED
+@given(texts, st.integers(1, 12))
+def test_the_longest_repeated_suffix(few, text, parts):
+    """Followed token by token, and looked for anew."""
+    check_repeated(text, recent(text, parts))
+    found = recent([])
+    for n, token in enumerate(text, 1):
+        found.extend([token])
+        if n % parts == 0:
+            check_repeated(text[:n], found)
+
+
+def test_a_repeat_that_is_never_looked_for_again_is_caught():
+    class Forgets(RecentText):
+        def repeated(self):
+            return self._repeated or NO_MATCH
+
+    found = Forgets(1 << 16)
+    found.extend([1, 2, 3, 1, 2])
+    with pytest.raises(AssertionError):
+        check_repeated([1, 2, 3, 1, 2], found)
+
+
+@UNMARKED
 @given(texts, st.integers(1, 6), st.sampled_from([0.05, 0.3, 1.0]), st.integers(1, 30))
-def test_drafts_are_the_likeliest_continuations(text, depth, min_budget, nodes):
-    index = automaton(text)
-    state, length = index.repeated()
-    want = continuations(text, text[len(text) - length :], depth, min_budget)
-    everything = spelled(index.likely(state, 10**6, depth, min_budget))
+def test_drafts_are_the_likeliest_continuations(few, text, depth, min_budget, nodes):
+    found = recent(text)
+    match = found.repeated()
+    if not match.length:
+        return
+    want = continuations(text, text[len(text) - match.length :], depth, min_budget)
+    everything = spelled(likely(found, match, 10**6, depth, min_budget))
     assert len(everything) == len(set(everything)) and set(everything) == set(want)
-    some = spelled(index.likely(state, nodes, depth, min_budget))
+    some = spelled(likely(found, match, nodes, depth, min_budget))
     best = sorted(want.values(), reverse=True)[:nodes]
     assert [want[path] for path in some] == pytest.approx(best)
 
 
+@UNMARKED
 @given(texts, texts)
-def test_following_another_text(text, within):
-    index = automaton(within)
-    at = (0, 0)
+def test_following_another_text(few, text, within):
+    found = recent(within)
+    at = NO_MATCH
     for n, token in enumerate(text, 1):
-        at = index.follow(*at, token)
+        at = found.follow(at, token)
         want = longest(text[:n], within)
-        assert at[1] == len(want)
-        assert {t: index.count[s] for t, s in index.next[at[0]].items()} == followers(within, want)
+        assert at.length == len(want)
+        if want:
+            after = {t: len(longer.ends) for t, longer in found.followers(at)}
+            assert after == followers(within, want)
+            counts = list(after.values())
+            assert counts == sorted(counts, reverse=True)
+            shorter = next(s for i in range(n + 1) if followers(within, s := want[i:]) or not s)
+            assert found.followed(at).length == len(shorter)
 
 
 @pytest.mark.full
@@ -104,26 +154,27 @@ def test_a_text_of_one_token_takes_linear_time():
         times = []
         for _ in range(3):
             begin = process_time()
-            index = automaton([7] * n)
+            text = recent([7] * n)
+            match = text.repeated()
             times.append(process_time() - begin)
         least.append(min(times))
-        assert index.repeated()[1] == n - 1
-        # what followed it once ends there
-        assert index.likely(index.repeated()[0], 3, 9, 0.1) == [(0, 7)]
+        assert match.length == recent_text.LONGEST
+        text.extend([7])
+        assert text.repeated().length == recent_text.LONGEST + 1
     assert least[1] < 40 * least[0]
 
 
 @given(st.integers(1, 12), st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=8))
-def test_what_is_indexed_is_bounded(most, parts):
-    recent = Recent(most)
+def test_what_is_kept_is_bounded(most, parts):
+    found = RecentText(most)
     text = []
     for part in parts:
-        recent.extend(part)
+        found.extend(part)
         text += part
-        assert recent.seen == len(text)
-        assert min(most, len(text)) <= len(recent.tokens) < 2 * most
-        assert recent.tokens == text[len(text) - len(recent.tokens) :]
-        assert recent.index.next == automaton(recent.tokens).next
+        assert found.seen == len(text)
+        assert min(most, len(text)) <= len(found.tokens) < 2 * most
+        assert found.tokens == text[len(text) - len(found.tokens) :]
+        check_repeated(found.tokens, found)
 
 
 def sequences(*prompts: list[int], limit: int = 20) -> Sequences:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from support.listed import read_in_any_parts
 from support.prices import Stated
@@ -14,7 +15,7 @@ from support.served import TEXT, loaded, tokens_of
 from longdraft import Session, build
 from longdraft.core import KVCache
 from longdraft.drafters import AdaptiveDraft
-from longdraft.drafters.ngram.suffix import Recent
+from longdraft.drafters.ngram.recent_text import RecentText
 from longdraft.prompts.prefix_cache import PrefixCache
 
 
@@ -30,7 +31,9 @@ def entries(root: Any) -> int:
         if id(x) in seen or isinstance(x, (str, bytes, int, float, type, KVCache)):
             continue
         seen.add(id(x))
-        if isinstance(x, dict):
+        if isinstance(x, np.ndarray):
+            found += x.size
+        elif isinstance(x, dict):
             found += len(x)
             todo += [*x.keys(), *x.values()]
         elif isinstance(x, (list, tuple, set, frozenset)) or type(x).__name__ in (
@@ -85,15 +88,13 @@ def test_no_table_grows_with_what_was_served(method, options):
 
 @pytest.mark.full
 def test_a_table_that_grows_is_noticed(monkeypatch):
-    monkeypatch.setattr(Recent, "extend", unbounded)
+    monkeypatch.setattr(RecentText, "extend", unbounded)
     assert grown("suffix", earlier=64) > 500
 
 
-def unbounded(self: Recent, tokens: list[int]) -> None:
+def unbounded(self: RecentText, tokens: list[int]) -> None:
     self.seen += len(tokens)
-    self.tokens += tokens
-    for token in tokens:
-        self.index.extend(token)
+    self._append(tokens)
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from longdraft.drafters.fill.calibration import Calibration, Guess
 from longdraft.drafters.fill.continuations import Continuations
 from longdraft.drafters.fill.filled_rows import FilledRows
 from longdraft.drafters.fill.growth import FilledNode, Growth
-from longdraft.drafters.ngram.suffix import Recent
+from longdraft.drafters.ngram.suffix import SuffixRow
 from longdraft.drafters.step import speculative_step
 from longdraft.engine.generate import prefill
 
@@ -38,7 +38,7 @@ BY_NAME = (
 def growth(text: list[int], depth: int = 8, width: int = UNBOUNDED) -> Growth:
     """The tree of a row with this text."""
     suffix = Suffix(48)
-    suffix.rows = [Recent(1 << 16)]
+    suffix.rows = [SuffixRow(1 << 16)]
     suffix.rows[0].extend(text)
     return Growth(Continuations(suffix), 0, DraftLimits(depth, width), Calibration(), Calibration())
 

@@ -14,7 +14,7 @@ from longdraft.bench.peers.choice import left_out
 from longdraft.bench.peers.transformers import STOCK
 from longdraft.bench.selection import Entry, setting
 from longdraft.core import PromptSpec, Sampler, match
-from longdraft.drafters import Oracle, PlainDecoding
+from longdraft.drafters import Drafter, Oracle, PlainDecoding
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
@@ -35,9 +35,9 @@ class Speed:
     """The parameters of one run. entries always include plain decoding, which speedups and equality
     refer to.
 
-    left_out: a line on each peer that could not do its part; the run goes on without it. kept:
-    where prompts are kept; records of one that was loaded have the time of its reading when it was
-    stored.
+    by_step: our methods take turns at each step, not at each decoding. left_out: a line on each
+    peer that could not do its part; the run goes on without it. kept: where prompts are kept;
+    records of one that was loaded have the time of its reading when it was stored.
     """
 
     target: LM
@@ -51,6 +51,7 @@ class Speed:
     sampler: Sampler
     seed: int
     accept: float | None
+    by_step: bool = False
     kept: PromptFiles | None = None
     left_out: list[str] = field(default_factory=list)
 
@@ -142,6 +143,7 @@ class Cell:
             e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)
         }
         self.differences: dict[str, tuple[list[list[int]], dict[str, Any] | None]] = {}
+        self.by_step: dict[str, DecodedRows] = {}  # of the present repeat, not yet asked for
 
     @property
     def reused(self) -> bool:
@@ -156,7 +158,7 @@ class Cell:
 
     def turns(self) -> Iterator[tuple[int, Entry]]:
         """Our methods take turns, in every repeat from another one on; before, each has decoded a
-        little.
+        little. By step, all of a repeat decode before the first one's turn.
 
         Peers run one after another, each with all its repeats, since several would not fit into
         memory; between the repeats of ours, so that a machine that becomes slower or faster is
@@ -169,7 +171,10 @@ class Cell:
             self.run(entry, min(WARM, self.job.new_tokens))
         for r in range(count):
             turn = r % len(ours)
-            yield from ((r, entry) for entry in ours[turn:] + ours[:turn])
+            order = ours[turn:] + ours[:turn]
+            if self.job.by_step:
+                self._decode_by_step([e for e in order if isinstance(e, MethodSpec)])
+            yield from ((r, entry) for entry in order)
             for peer in peers[len(peers) * r // count : len(peers) * (r + 1) // count]:
                 yield from ((again, peer) for again in range(count))
                 self._end_turn()
@@ -214,17 +219,46 @@ class Cell:
         """
         if isinstance(entry, Peer):
             return self._run_peer(entry, limit)
-        stats = Stats(prefill_s=self.prefill_s)
-        accept = self.job.accept
-        if accept is not None and entry.speculative:
-            drafter = Oracle(entry.build(self.job.target), self.plain, accept)
-        else:
-            drafter = entry.paced(self.job.target)
-        rows = self.ours.rows(drafter, stats, limit)
+        if entry.label in self.by_step:
+            return self.by_step.pop(entry.label)
+        output = self._empty()
+        for step in self.ours.decode(self._drafter(entry), output.stats, limit):
+            output.take(step)
         if damage := self.ours.altered():
             self.damage[entry.label] = damage
             self.ours = self._prefill(self.ours.prompts)
-        return DecodedRows(rows, stats)
+        return output
+
+    def _empty(self) -> DecodedRows:
+        """What a decoding begins with."""
+        return DecodedRows([[] for _ in self.ours.prompts], Stats(prefill_s=self.prefill_s))
+
+    def _drafter(self, entry: MethodSpec) -> Drafter:
+        accept = self.job.accept
+        if accept is not None and entry.speculative:
+            return Oracle(entry.build(self.job.target), self.plain, accept)
+        return entry.paced(self.job.target)
+
+    def _decode_by_step(self, entries: list[MethodSpec]) -> None:
+        """All decode at once, each over a copy of the prompts' cache: the next step is that of the
+        method with the fewest new tokens, so that all meet the machine at the same speed.
+        """
+        outputs = {e.label: self._empty() for e in entries}
+        copies = {e.label: self.ours.copy() for e in entries}
+        running = {
+            e.label: copies[e.label].decode(self._drafter(e), outputs[e.label].stats)
+            for e in entries
+        }
+        while running:
+            label = min(running, key=lambda name: outputs[name].stats.emitted)
+            step = next(running[label], None)
+            if step is None:
+                del running[label]
+            else:
+                outputs[label].take(step)
+        damaged = {label: damage for label, runs in copies.items() if (damage := runs.altered())}
+        self.damage |= damaged
+        self.by_step = outputs
 
     def _run_peer(self, peer: Peer, limit: int) -> DecodedRows | None:
         if peer not in self.entries:
@@ -278,6 +312,7 @@ class Cell:
         record["pace"] = entry.pace and job.accept is None
         if not isinstance(entry, Peer):
             record["prompt_reused"] = self.reused
+            record["by_step"] = job.by_step
         text_of = job.tokenizer.decode if job.tokenizer else lambda row: ""
         record |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
         equal = difference is None and damage is None if comparable else None

@@ -60,6 +60,7 @@ class SuiteRun:
     sampler: Sampler
     seed: int
     ends: bool = True
+    by_step: bool = False
     left_out: list[str] = field(default_factory=list)
     kept: PromptFiles | None = None
 
@@ -161,6 +162,7 @@ class SuiteRun:
             self.sampler,
             self.seed,
             None,
+            by_step=self.by_step,
             kept=self.kept,
             left_out=self.left_out,
         )

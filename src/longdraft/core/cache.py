@@ -303,6 +303,21 @@ class KVCache(Rewinding):
             for x in buffers:
                 x[rows, :, begin:end] = 0
 
+    def copy(self) -> KVCache:
+        """The same committed slots and states, in memory of their own."""
+        store = self._store
+        device = self.length.device
+        other = KVCache(len(self.length), store.slots, device, store.bits, store.key_offsets)
+        other.restore(self.mark())
+        other.planned.copy_(self.planned)
+        other.recurrences.update(self.recurrences)
+        other.allocate(self.shapes)
+        for layer in self.layers:
+            for b, n in enumerate(self.length.tolist()):
+                for mine, its in zip(self.stored(layer, b), other.stored(layer, b), strict=True):
+                    its[:, :n] = mine[:, :n]
+        return other
+
     def move(self, source: int, to: int) -> None:
         """Copy row `source` over row `to`."""
         self.length[to] = self.length[source]

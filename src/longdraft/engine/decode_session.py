@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import zip_longest
 from typing import Any
 
@@ -118,6 +119,15 @@ class DecodeSession:
         self._start = self.cache.mark()
         self._sealed: list[Tensor] | None = None
         self._altered: str | None = None
+
+    def copy(self) -> DecodeSession:
+        """The same prompts over keys and values of its own, so that two decodes may take turns."""
+        self.rewind()
+        other = copy(self)
+        with torch.inference_mode():
+            other.cache = self.cache.copy()
+            other._start = other.cache.mark()
+        return other
 
     def rewind(self) -> None:
         """Go back to the prompts: tokens that were decoded are forgotten."""

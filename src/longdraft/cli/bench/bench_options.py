@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 Batch = Annotated[int, typer.Option(min=1, max=1024, help="Number of rows decoded in a batch.")]
 Context = Annotated[str, typer.Option(help="Number of prompt tokens; several with commas.")]
 Repeat = Annotated[int, typer.Option(min=1, max=1 << 20, help="How often everything is measured.")]
+ByStep = Annotated[
+    bool,
+    typer.Option(
+        help="Methods take turns at each step, not at each decoding, each with a cache of its own:"
+        " for a machine whose speed changes."
+    ),
+]
 Ask = Annotated[
     str,
     typer.Option(help="Ask this about each text, in the model's chat template; answers may end."),

@@ -9,6 +9,7 @@ from longdraft.cli.bench.bench_options import (
     LENGTHS,
     Ask,
     Batch,
+    ByStep,
     ComparedMethods,
     Context,
     LoadedModel,
@@ -37,6 +38,7 @@ class MeasureSpeed:
     repeat: Repeat = 5
     sampling: RecommendedSampling = RecommendedSampling()
     seed: Seed = SEED.default
+    by_step: ByStep = False
     out: Out = None
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ class MeasureSpeed:
             sampler=self.sampling.sampler(target),
             seed=self.seed,
             accept=accept,
+            by_step=self.by_step,
             kept=kept,
         )
         measure(job, self.out)

@@ -9,6 +9,7 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.bench.bench_options import (
+    ByStep,
     ComparedMethods,
     LoadedModel,
     Out,
@@ -79,6 +80,7 @@ class MeasureTasks:
     tasks: TaskOptions = TaskOptions()
     sampling: RecommendedSampling = RecommendedSampling()
     seed: Seed = SEED.default
+    by_step: ByStep = False
     out: Out = None
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class MeasureTasks:
             self.tasks.repeat,
             self.sampling.sampler(target),
             self.seed,
+            by_step=self.by_step,
             kept=kept,
         )
         measure(job, self.out)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from heapq import nlargest
 from typing import NamedTuple
 
 from longdraft.drafters.fill.calibration import Guess
-from longdraft.drafters.ngram.suffix import Automaton, Suffix
+from longdraft.drafters.ngram.recent_text import Match, RecentText
+from longdraft.drafters.ngram.suffix import Suffix
 
 WIDEST = 4  # continuations of one node: others are rarely accepted
 # The expected chance of the only continuation of a match, by the bit length of the match's length:
 # of 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31 and more tokens.
 USUAL = (0.0, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94)
 SHARES = 4  # parts into which the shares of a match's continuations are divided
-
-
-class Match(NamedTuple):
-    """The longest suffix of a text and a drafted path that the text has: its state, and its
-    length.
-    """
-
-    state: int
-    length: int
 
 
 class Proposal(NamedTuple):
@@ -40,34 +31,28 @@ class Continuations:
     def __init__(self, suffix: Suffix):
         self.suffix = suffix
 
-    def _index(self, b: int) -> Automaton:
-        return self.suffix.rows[b].index
+    def _text(self, b: int) -> RecentText:
+        return self.suffix.rows[b]
 
     def at_root(self, b: int) -> Match:
         """The match of row b's text."""
-        return Match(*self._index(b).repeated())
+        return self._text(b).repeated()
 
     def after(self, b: int, match: Match, token: int) -> Match:
         """The match once this token has been drafted."""
-        return Match(*self._index(b).follow(match.state, match.length, token))
+        return self._text(b).follow(match, token)
 
     def proposals(self, b: int, match: Match) -> list[Proposal]:
         """Tokens that followed this match, or a shorter one if nothing did."""
-        index = self._index(b)
-        state, length = match
-        while state and not index.next[state]:
-            state = index.link[state]
-            length = index.length[state]
-        if not state:
+        if not match.length:
             return []
-        count = index.count
-        following = index.next[state]
-        total = sum(count[reached] for reached in following.values())
-        best = nlargest(WIDEST, following.items(), key=lambda entry: count[entry[1]])
+        text = self._text(b)
+        match = text.followed(match)
+        found = text.followers(match)
+        total = sum(len(longer.ends) for _, longer in found)
         return [
-            Proposal(token, _guess(length, count[reached], total), Match(reached, length + 1))
-            for token, reached in best
-            if count[reached]
+            Proposal(token, _guess(match.length, len(longer.ends), total), longer)
+            for token, longer in found[:WIDEST]
         ]
 
 
