@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from longdraft.core import (
 )
 from longdraft.core.draft_layers import CompiledLayers, DraftKeys
 from longdraft.drafters.beam_search import beam
-from longdraft.drafters.block_costs import weights_read
+from longdraft.drafters.block_costs import Read, weights_read
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.glide.price import GlidePrice, slot_bytes, slots_seen
 from longdraft.drafters.marginals import BestPaths
@@ -198,6 +198,11 @@ class GlideDrafter(UnderView):
         super().leave(seqs, row)
         self.ring.leave(row)
 
+    @cached_property
+    def _weights(self) -> Read:
+        """What a call reads of weights; counting them takes as long as all else in a price."""
+        return weights_read(size_of(self.block), self.target, self.block.vocabulary)
+
     def price(self) -> GlidePrice:
         target = self.target
         block = self.block
@@ -206,7 +211,7 @@ class GlideDrafter(UnderView):
         return GlidePrice(
             max_depth=self.max_depth,
             usual=self.usual,
-            read=weights_read(size_of(block), target, block.vocabulary),
+            read=self._weights,
             slot=slot_bytes(target, host.layer, heads, host.dim, host.value_dim),
             seen=slots_seen(target, host.layer, self.policy.seen),
             known=known_count(target, block.vocabulary),
