@@ -27,7 +27,8 @@ from support.filled import (
 from support.listed import BUILD
 from support.prices import Stated
 
-from longdraft import InputError, Stats, build, generate, reject
+from longdraft import InputError, Stats, build, generate, reject, stream
+from longdraft.core.capture import Captures
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import Fill, PlainDecoding, SelfDrafter
@@ -36,13 +37,15 @@ from longdraft.drafters.adaptive.learned_acceptance import LearnedAcceptance
 from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.adaptive.prices import CostTable
 from longdraft.drafters.fill.calibration import Calibration, Guess
+from longdraft.drafters.fill.drafter import FillStep
 from longdraft.drafters.fill.filled_rows import FilledRows, cut, guesses_of
-from longdraft.drafters.fill.growth import Growth, Prefix, best_prefix
+from longdraft.drafters.fill.growth import FilledNode, Growth, Prefix, best_prefix
 from longdraft.drafters.fill.model_source import ModelSource
 from longdraft.drafters.fill.rest import Rest
 from longdraft.drafters.fill.shape import best_shape
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.step import speculative_step
+from longdraft.engine.generate import prefill
 
 INNER = (
     "vegas tree",
@@ -350,19 +353,79 @@ def test_losses_are_bounded():
     assert fill.now.asked and min(left) > -prices.look  # a step that only captures is not refused
 
 
+def steps_of_rest(rest: Rest) -> int:
+    """The steps of a rest in which no draft is considered."""
+    count = 0
+    while rest.passes() or rest.looks():
+        count += 1
+    return count
+
+
 def test_rests_double_up_to_a_share_of_the_time():
     rest = Rest()
     rests = []
     for _ in range(7):
-        rest.begin(0.4)  # 20 plain steps at a share of 0.02
-        rests.append(sum(rest.goes_on() for _ in range(40)))
+        rest.begin(0.1, 0.0, 0)  # 20 plain steps at a share of 0.005
+        rests.append(steps_of_rest(rest))
     assert rests == [0, 1, 3, 7, 15, 19, 19]
-    rest.begin(0.4)
+    rest.begin(0.1, 0.0, 0)
     rest.end()
-    assert not rest.goes_on()
-    rest.begin(0.039)  # considering drafts costs too little for any rest
-    rest.begin(0.039)
-    assert not rest.goes_on()
+    assert not steps_of_rest(rest)
+    rest.begin(0.0099, 0.0, 0)  # considering drafts costs too little for any rest
+    rest.begin(0.0099, 0.0, 0)
+    assert not steps_of_rest(rest)
+
+
+@pytest.mark.parametrize(("looking", "apart"), [(0.0, 1), (0.003, 1), (0.0031, 2), (0.02, 7)])
+def test_the_text_is_looked_at_for_a_share_of_the_time(looking, apart):
+    rest = Rest(refused=5)
+    rest.begin(0.2, looking, 3)
+    looks = []
+    while rest.left:
+        looks.append(not rest.passes() and rest.looks())
+    assert looks == [left % apart == 0 for left in range(31, 0, -1)]
+    assert rest.count() == 31 - sum(looks)
+    assert not rest.count()
+
+
+def steps_in_a_long_rest(level: int) -> int:
+    """The steps of a text that begins to repeat itself when a rest has just begun, which matches of
+    this level have not ended.
+    """
+    fill = Fill([], Stated(each=0.02, node=0.01))
+    stats = Stats()
+    steps = stream(tiny.target("llama-loops"), tiny.prompts(70), fill, 64, stats=stats)
+    next(steps)
+    fill._rest.left = 1000
+    fill._rest.level = level
+    assert list(steps)
+    return stats.steps
+
+
+def test_a_longer_match_ends_the_rest():
+    assert steps_in_a_long_rest(level=1) < 50
+    assert steps_in_a_long_rest(level=99) == 63  # planted: no match is longer
+
+
+@torch.inference_mode()
+def test_a_copy_of_which_nothing_is_accepted_does_not_end_the_rest():
+    fill = Fill([], Stated(each=0.02, node=0.01))
+    target = tiny.target("llama")
+    seqs = prefill(target, tiny.prompts(70), 64, SAMPLERS["greedy"], 0)
+    fill.start(seqs)
+    speculative_step(target, fill, seqs, draft=False)
+    for accepted, refused in ((1, 5), (2, 0)):
+        fill._rest.refused = 4
+        fill._wanted = False
+        rows = FilledRows([[FilledNode(-1, -1, 1.0, ()), FilledNode(0, 5, 0.5, ())]], [True])
+        fill._step = FillStep(rows, None, None, 0.0)
+        fill.now.table(seqs)
+        tree = rows.plant(Tree.root(seqs.last))
+        verdict = Verdict(
+            torch.tensor([[0, 1]]), torch.tensor([accepted]), torch.zeros(1, 2).long()
+        )
+        fill._learn(fill._step, seqs, tree, verdict, Captures())
+        assert fill._rest.refused == refused
 
 
 @pytest.mark.parametrize(("each", "few"), [(0.05, True), (0.001, False)])

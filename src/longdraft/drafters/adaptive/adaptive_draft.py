@@ -252,7 +252,7 @@ class AdaptiveDraft(Combined[Drafter]):
         if not decision.captures and not self._began:
             if isinstance(decision, Plain):
                 self.pace.budget.owe(1.0, 1.0)
-                self._slowest.plain_step()
+                self._slowest.plain_steps(1)
             return
         self._observe_verification(tree, captured)
         if decision.captures:

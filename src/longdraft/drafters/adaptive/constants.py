@@ -106,11 +106,11 @@ class Constants:
     # Steps between two comparisons of forecasts while one drafts: acceptance changes slowly.
     compare_every: int = 8
     # The same while drafting is off: nothing new is seen, and steps should cost microseconds.
-    compare_rarely: int = 32
+    compare_rarely: int = 64
     # Seconds that a comparison takes for each drafter.
-    compare_s: float = 1e-4
+    compare_s: float = 1e-3
     # The share of all time that comparisons may take.
-    compare_share: float = 0.02
+    compare_share: float = 0.01
     # Another drafter must promise this many times the rate of the one in use: switching costs.
     better: float = 1.1
     # The share of a forecast that counts where costs are rough and the drafter is not in use.

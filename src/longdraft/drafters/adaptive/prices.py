@@ -15,7 +15,7 @@ from longdraft.costs.passes import Pass, PassCosts
 from longdraft.drafters.adaptive.constants import DEFAULTS, Constants
 from longdraft.drafters.adaptive.correction import Correction
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.price import Lengths
+from longdraft.drafters.price import DraftPrice, Lengths
 from longdraft.models.lm import LM
 
 # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
@@ -111,6 +111,7 @@ class Predicted:
         self._rough = dict[PricedPart, bool]()
         self._since = constants.anchored_measurements  # measurements since that of a plain step
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
+        self._prices: dict[Drafter, DraftPrice] = {}  # of drafts for them
         self._lengths: list[int] = []
 
     def plain(self, lengths: Lengths) -> float:
@@ -121,17 +122,25 @@ class Predicted:
         return self._pass(lengths.slots, nodes, spec) * self.scale("verify", nodes) * captured
 
     def _pass(self, lengths: list[int], nodes: int, spec: CaptureSpec) -> float:
-        if lengths != self._lengths:
-            self._lengths = lengths
-            self._known = {}
+        self._meet(lengths)
         key = nodes, spec
         if key not in self._known:
             work = pass_over(self.counts, lengths, nodes, scored=spec, chosen=spec.rows is not None)
             self._known[key] = self.costs.seconds(work) + self.costs.step
         return self._known[key]
 
+    def _meet(self, lengths: list[int]) -> None:
+        """What is known holds for rows of these lengths."""
+        if lengths != self._lengths:
+            self._lengths = lengths
+            self._known = {}
+            self._prices = {}
+
     def draft(self, drafter: Drafter, lengths: Lengths, depth: int, width: int) -> float:
-        seconds = drafter.price().seconds(self.costs, lengths, depth, width)
+        self._meet(lengths.slots)
+        if drafter not in self._prices:
+            self._prices[drafter] = drafter.price()
+        seconds = self._prices[drafter].seconds(self.costs, lengths, depth, width)
         return seconds * self.scale(drafter)
 
     def ready(self, passes: Sequence[Pass]) -> float:

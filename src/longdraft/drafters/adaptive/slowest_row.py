@@ -15,10 +15,10 @@ class SlowestRow:
         """Rows have begun."""
         self.new = None
 
-    def plain_step(self) -> None:
-        """Every row has one more token."""
+    def plain_steps(self, count: int) -> None:
+        """Every row has so many more tokens."""
         if self.new is not None:
-            self.new += 1
+            self.new += count
 
     def gain(self, seqs: Sequences, mean: float) -> float:
         """Tokens that the latest step has brought to the row that is behind.

@@ -42,6 +42,11 @@ class Continuations:
         """The match once this token has been drafted."""
         return self._text(b).follow(match, token)
 
+    def level(self, live: list[bool]) -> int:
+        """The level of the longest match of a row that is running."""
+        rows = (b for b, on in enumerate(live) if on)
+        return max((_level(self.at_root(b).length) for b in rows), default=0)
+
     def proposals(self, b: int, match: Match) -> list[Proposal]:
         """Tokens that followed this match, or a shorter one if nothing did."""
         if not match.length:
@@ -57,6 +62,11 @@ class Continuations:
 
 
 def _guess(length: int, count: int, total: int) -> Guess:
-    level = min(length.bit_length(), len(USUAL) - 1)
+    level = _level(length)
     share = count / total
     return Guess((level, round(SHARES * share), total > 1), USUAL[level] * share)
+
+
+def _level(length: int) -> int:
+    """The number of USUAL for a match of this length."""
+    return min(length.bit_length(), len(USUAL) - 1)

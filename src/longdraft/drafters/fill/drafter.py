@@ -100,6 +100,7 @@ class Fill(Combined[Drafter]):
         self._first = 1  # the first node of the latest draft that no model drafter proposed
         self._drafter = self.now.drafter  # which proposed the nodes before it
         self._rest = Rest()
+        self._level = 0  # of the match for which a draft was considered last
 
     @property
     def now(self) -> ModelSource:
@@ -153,6 +154,7 @@ class Fill(Combined[Drafter]):
 
     def idle(self) -> None:
         """Nothing is learned from the step."""
+        self._rest.quiet = False
         self.now.drafter.idle()
         self.suffix.idle()
         self._step = None
@@ -161,17 +163,20 @@ class Fill(Combined[Drafter]):
     # Drafts ---------------------------------------------------------------------------------------
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        if self._rest.passes():
+            return tree
         self._step = None
         self._first = 1
         self.costs.skip()
         if self.prices.now is None or tree.size > 1:  # prices are known once a pass was verified
             return tree
-        source = self.now
-        if self._rest.goes_on():
-            self._feeds = source.captures_nothing
-            self.budget.owe(1.0, 1.0)
-            self._slowest.plain_step()
+        passed = self._rest.count()
+        self._plain_steps(passed)
+        self.use.steps += passed
+        if self._rests(seqs):
+            self._plain_steps(1)
             return tree
+        source = self.now
         table = source.table(seqs)
         self.suffix.ready(seqs)
         copied = self._filled(Tree.root(tree.tokens[:, 0]), seqs, limits)
@@ -185,16 +190,38 @@ class Fill(Combined[Drafter]):
         draft = best.draft if best and source.fed else None
         self._wanted = draft is not None or source.is_wanted(table)
         self._feeds = source.captures_nothing or self._wanted
-        if self._wanted or copy.count:
+        self._level = self.text.level(copied.live)
+        if self._wanted:
             self._rest.end()
-        else:
-            self._rest.begin(self.costs.decision)
+        elif not copy.count:
+            self._refuse()
         if draft is None:
             tree = self._copy(tree, copied.within(1 + copy.count))
         else:
             tree = self._ask(draft, table, tree, seqs, limits)
         self.costs.begin()
         return tree
+
+    def _refuse(self) -> None:
+        """Neither a draft of the drafter in use nor a copy promises to pay."""
+        self._rest.begin(self.costs.decision, self.costs.looking, self._level)
+
+    def _rests(self, seqs: Sequences) -> bool:
+        """Whether no draft is considered in this step, since none paid lately; one is where a row's
+        match is longer than those by then.
+        """
+        if not self._rest.looks():
+            return False
+        self.suffix.ready(seqs)
+        if self.text.level([not done for done in seqs.done.tolist()]) > self._rest.level:
+            self._rest.interrupt()
+            return False
+        return True
+
+    def _plain_steps(self, count: int) -> None:
+        """So many steps of a rest were plain ones."""
+        self.budget.owe(count, count)
+        self._slowest.plain_steps(count)
 
     def _worth_asking(
         self,
@@ -268,6 +295,10 @@ class Fill(Combined[Drafter]):
     # Verification ---------------------------------------------------------------------------------
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        if self._rest.quiet:
+            if self._feeds:
+                self.now.drafter.update(seqs, tree, verdict, captured)
+            return
         step = self._step
         self._step = None
         if step is not None:
@@ -296,6 +327,11 @@ class Fill(Combined[Drafter]):
         counts = verdict.count.tolist()
         paths = zip(verdict.path.tolist(), counts, strict=True)
         step.rows.observe(tree, [path[:n] for path, n in paths])
+        if step.draft is None and tree.size > 1 and not self._wanted:
+            if max(counts) > 1:
+                self._rest.end()
+            else:
+                self._refuse()
         if step.draft is not None and step.tree is not None:
             self.now.learn(step.draft, step.tree, seqs, verdict, step.rows.live)
         self.budget.owe(cost, self._slowest.gain(seqs, step.rows.mean(counts)))

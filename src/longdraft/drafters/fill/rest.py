@@ -3,34 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
-SHARE = 0.02  # of all time that considering drafts may take while none is made
+# The shares of all time that considering drafts may take while none is made, and looking whether
+# the text goes on as it did before.
+CONSIDERING = 0.005
+LOOKING = 0.003
 
 
 @dataclass
 class Rest:
-    """Rests double with each decision against a draft, and end with one for a draft.
+    """Rests double with each decision against a draft and each copy of which nothing was accepted;
+    a better draft ends them, and a longer match.
 
-    left: further steps of this rest. refused: decisions against a draft since the last one for one.
+    left: further steps of this rest. refused: such decisions and copies since a better draft.
+    level: of the longest match with which a draft was refused, see `Continuations.level`. apart:
+    steps from one look at the text to the next. passed: steps in which nothing at all was done,
+    since `count`. quiet: the present step is one of them.
     """
 
     left: int = 0
     refused: int = 0
+    level: int = 0
+    apart: int = 1
+    passed: int = 0
+    quiet: bool = False
 
-    def goes_on(self) -> bool:
-        """Count a step. Whether it is one of the rest."""
+    def passes(self) -> bool:
+        """Count a step in which nothing is done, if this may be one.
+
+        Little is read here: after a pass over the weights no cache has any of what Python needs.
+        """
+        self.quiet = self.left % self.apart > 0
+        if self.quiet:
+            self.left -= 1
+            self.passed += 1
+        return self.quiet
+
+    def looks(self) -> bool:
+        """Count another step of the rest, in which the text is looked at. False: it has ended."""
         if not self.left:
             return False
         self.left -= 1
         return True
 
+    def count(self) -> int:
+        """The steps in which nothing was done, since the last call."""
+        passed = self.passed
+        self.passed = 0
+        return passed
+
+    def interrupt(self) -> None:
+        """A longer match was seen: in this step a draft is considered."""
+        self.left = 0
+
     def end(self) -> None:
-        """A draft was made, or rows have begun."""
+        """A draft was accepted or will be made, or rows have begun."""
         self.left = 0
         self.refused = 0
+        self.level = 0
+        self.quiet = False
 
-    def begin(self, cost: float) -> None:
-        """A draft was considered at this cost, in plain steps, and refused."""
+    def begin(self, cost: float, looking: float, level: int) -> None:
+        """A draft was considered at this cost, in plain steps, and nothing came of it. looking: the
+        cost of looking at the text.
+        """
         self.refused += 1
-        longest = max(int(cost / SHARE) - 1, 0)
+        self.level = max(self.level, level)
+        self.apart = max(ceil(looking / LOOKING), 1)
+        longest = max(int(cost / CONSIDERING) - 1, 0)
         self.left = min(2 ** min(self.refused - 1, 16) - 1, longest)

@@ -26,15 +26,16 @@ from longdraft.drafters.price import Lengths
 # for one and filling it.
 DECISION = 8.0
 ASKING = 40.0
+LOOK = 0.7  # the same for looking how long the text's match is
 
 
 class StepCosts:
     """All costs are in plain steps of the rows for which `table` was predicted last.
 
     most: copied nodes. each: the host's work for one of them. least: what any further node costs at
-    least; one that is less likely to be accepted never pays. decision: the host's work for
-    considering a draft. table: the inner drafter's costs, and those of verifying its largest tree
-    with `most` other nodes.
+    least; one that is less likely to be accepted never pays. decision, looking: the host's work for
+    considering a draft, and for looking at the text. table: the inner drafter's costs, and those of
+    verifying its largest tree with `most` other nodes.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class StepCosts:
         self.each = 0.0
         self.least = 0.0
         self.decision = 0.0
+        self.looking = 0.0
         self._basis = Basis()
         self._began = 0.0  # when the verification began; 0: it is not timed
 
@@ -79,6 +81,7 @@ class StepCosts:
         self.table = replace(table, draft=draft, verified=verified)
         self.least = self.each + min(after - before for before, after in pairwise(verified))
         self.decision = DECISION * self.each
+        self.looking = LOOK * self.each
         return self.table, True
 
     def reading(self, seqs: Sequences) -> float:

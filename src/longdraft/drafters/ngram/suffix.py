@@ -113,10 +113,12 @@ class Suffix(Drafter):
                 kept.match(self.memory, kept.tokens[-REMATCHED_TOKENS:])
 
     def ready(self, seqs: Sequences) -> None:
-        for b, (row, prompt) in enumerate(zip(self.rows, seqs.prompt.tolist(), strict=True)):
-            new = seqs.tokens[b, row.seen : int(seqs.length[b])].tolist()
+        for b, (row, length) in enumerate(zip(self.rows, seqs.length.tolist(), strict=True)):
+            if row.seen == length:
+                continue
+            new = seqs.tokens[b, row.seen : length].tolist()
             if self.memory is not None:
-                row.output += new[max(prompt - row.seen, 0) :]
+                row.output += new[max(int(seqs.prompt[b]) - row.seen, 0) :]
                 row.match(self.memory, new)
             row.extend(new)
 
