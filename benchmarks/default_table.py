@@ -1,10 +1,12 @@
-"""Tables of default settings beside the best fixed ones, from records of default.sh.
+"""Tables of default settings beside the best fixed ones, from records of default.sh and
+default_tasks.sh.
 
     python benchmarks/default_table.py runs/default/default.jsonl
 
-A cell is a model, a build, a text, a context, a number of rows and of new tokens, and a
-temperature. Of each method and cell: its default's speed over that of its best fixed setting, and
-over plain decoding; for auto, over the best setting of any method. Speeds are medians over repeats.
+A cell is a model, a build, a text or the turn of a task, a context, a number of rows and of new
+tokens, and a temperature. Of each method and cell: its default's speed over that of its best fixed
+setting, and over plain decoding; for auto, over the best of all other methods and settings. Speeds
+are medians over repeats.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ from arguments import Arguments, status
 from longdraft.bench.records import read_records
 from longdraft.errors import InputError
 
+TASKS = ("speed", "suite")
+NO_GAIN = 1.02  # of plain decoding: where nothing else is faster, there is nothing to gain
 KEYS = ("model", "kernels", "text_name", "context", "batch", "new_tokens", "temperature")
 Cell = tuple[Any, ...]
+
+
+def in_full(row: dict[str, Any]) -> str:
+    """The text or task, and the turn if there are several."""
+    return row["text_name"] + (f", turn {row['turn']}" if row.get("turns", 1) > 1 else "")
 
 
 def speeds(files: list[Path]) -> dict[Cell, dict[str, float]]:
     """{cell: {label: tokens per second}}."""
     found: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in (r for file in files for _, r in read_records(file) if r.get("task") == "speed"):
+    for row in (r for file in files for _, r in read_records(file) if r.get("task") in TASKS):
+        row["text_name"] = in_full(row)
         # of each row of a batch
         cell = tuple(max(x) if isinstance(x := row[k], list) else x for k in KEYS)
         found[cell][row["label"]].append(row["tokens_per_s"])
@@ -87,16 +97,20 @@ def report(files: list[Path]) -> str:
     parts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for name, cells in rows.items():
         for cell, pair in cells.items():
-            model, build, _, _, batch, tokens, _ = cell
-            parts[
-                f"{name}, {model}, {build}, {tokens} tokens"
-                + (f", {batch} rows" if batch > 1 else "")
-            ].append(pair)
+            model, build, _, context, batch, _, temperature = cell
+            how = "sampled" if temperature else "greedy"
+            rows_of = f", {batch} rows" if batch > 1 else ""
+            parts[f"{name}, {model}, {build}, {context} of context, {how}{rows_of}"].append(pair)
+    still = {
+        f"{name}, where nothing gains": pairs
+        for name, cells in rows.items()
+        if (pairs := [p for p in cells.values() if p[1] / p[0] <= NO_GAIN])
+    }
     worst = sorted(
         (pair[1], name, cell) for name, cells in rows.items() for cell, pair in cells.items()
     )[:8]
     lines = [
-        *table("default", whole),
+        *table("default", whole | still),
         "",
         *table("default", dict(sorted(parts.items()))),
         "",

@@ -55,6 +55,22 @@ def check(file) -> None:
     assert "| auto | 2 | 0.90 | 0.90 | 0.90 | 1.35 | 0.99 | 0.90 |" in default_table.report([file])
 
 
+def test_tasks_and_turns_are_cells_of_their_own(tmp_path):
+    rows = []
+    for turn, speed in ((1, 120), (2, 80)):
+        for label, tokens in (("plain", 100), ("suffix", 101), ("auto", speed)):
+            row = dict(zip(default_table.KEYS, ("m", "k", "chat 0", 8, 1, 9, 0.7), strict=True))
+            row |= {"task": "suite", "method": label, "label": label, "tokens_per_s": tokens}
+            rows.append(row | {"turn": turn, "turns": 2})
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = default_table.compared(default_table.speeds([file]))["auto"]
+    assert [cell[2] for cell in found] == ["chat 0, turn 1", "chat 0, turn 2"]
+    said = default_table.report([file])
+    assert "| auto, m, k, 8 of context, sampled | 2 |" in said
+    assert "| auto, where nothing gains | 2 | 0.99 |" in said
+
+
 def test_ratios_of_medians(records, capsys):
     check(records)
     default_table.main([str(records)])

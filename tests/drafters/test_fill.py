@@ -365,21 +365,21 @@ def test_rests_double_up_to_a_share_of_the_time():
     rest = Rest()
     rests = []
     for _ in range(7):
-        rest.begin(0.1, 0.0, 0)  # 20 plain steps at a share of 0.005
+        rest.begin(0.2, 0.0, 0)  # 20 plain steps at a share of 0.01
         rests.append(steps_of_rest(rest))
     assert rests == [0, 1, 3, 7, 15, 19, 19]
-    rest.begin(0.1, 0.0, 0)
+    rest.begin(0.2, 0.0, 0)
     rest.end()
     assert not steps_of_rest(rest)
-    rest.begin(0.0099, 0.0, 0)  # considering drafts costs too little for any rest
-    rest.begin(0.0099, 0.0, 0)
+    rest.begin(0.0199, 0.0, 0)  # considering drafts costs too little for any rest
+    rest.begin(0.0199, 0.0, 0)
     assert not steps_of_rest(rest)
 
 
-@pytest.mark.parametrize(("looking", "apart"), [(0.0, 1), (0.003, 1), (0.0031, 2), (0.02, 7)])
+@pytest.mark.parametrize(("looking", "apart"), [(0.0, 1), (0.005, 1), (0.0051, 2), (0.034, 7)])
 def test_the_text_is_looked_at_for_a_share_of_the_time(looking, apart):
     rest = Rest(refused=5)
-    rest.begin(0.2, looking, 3)
+    rest.begin(0.4, looking, 3)
     looks = []
     while rest.left:
         looks.append(not rest.passes() and rest.looks())
@@ -414,7 +414,7 @@ def test_a_copy_of_which_nothing_is_accepted_does_not_end_the_rest():
     seqs = prefill(target, tiny.prompts(70), 64, SAMPLERS["greedy"], 0)
     fill.start(seqs)
     speculative_step(target, fill, seqs, draft=False)
-    for accepted, refused in ((1, 5), (2, 0)):
+    for accepted, refused in ((1, 4), (2, 0)):
         fill._rest.refused = 4
         fill._wanted = False
         rows = FilledRows([[FilledNode(-1, -1, 1.0, ()), FilledNode(0, 5, 0.5, ())]], [True])

@@ -372,7 +372,8 @@ def test_drafts_of_a_files_own_layers_change_no_token(tmp_path):
 
 @torch.inference_mode(False)
 @pytest.mark.parametrize("method", ["auto", "fill"])
-def test_such_layers_are_tried_without_being_named(tmp_path, method):
+@pytest.mark.parametrize("new", [32, pytest.param(300, marks=pytest.mark.full)])
+def test_such_layers_are_tried_without_being_named(tmp_path, method, new):
     _, path = with_mtp(tmp_path)
     lm = load_lm(str(path), "float32")
     weights = DrafterWeights(model=str(path)).of(ANY, lm)
@@ -380,12 +381,12 @@ def test_such_layers_are_tried_without_being_named(tmp_path, method):
     drafter = build(method, lm, weights)
     assert any(isinstance(source.drafter, Mtp) for source in drafter.sources)
     prompt = [t % 96 for t in PROMPT]
-    want = generate(lm, [prompt], max_new_tokens=32, eos=())
-    assert generate(lm, [prompt], drafter, max_new_tokens=32, eos=()) == want
+    want = generate(lm, [prompt], max_new_tokens=new, eos=())
+    assert generate(lm, [prompt], drafter, max_new_tokens=new, eos=()) == want
 
 
 @torch.inference_mode(False)
-def test_an_incomplete_layer_is_refused(tmp_path):
+def test_an_incomplete_layer_is_refused(tmp_path, capsys):
     made = mtp_files.write(tmp_path / "model", "qwen3_5")
     body = load_lm(str(made.folder), "float32").hf
     some = further(made.folder)
@@ -404,3 +405,4 @@ def test_an_incomplete_layer_is_refused(tmp_path):
     with pytest.raises(InputError, match="incomplete"):
         read_mtp(lm)
     assert DrafterWeights(model=str(path)).of(ANY, lm) == {}  # nobody named them
+    assert "note: no drafts by the model's own mtp:" in capsys.readouterr().err

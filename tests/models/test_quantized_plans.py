@@ -18,6 +18,7 @@ from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import weights_of
 from longdraft.models.outline import outline
 from longdraft.models.quantized import forms, planned
+from longdraft.models.quantized.scheme import MOST_DOUBLINGS, doublings
 
 # whose config does not tell that scales or zeros are simpler than usual
 SIMPLER = {"awq, symmetric": 1.2, "mlx, 8 bits": 1.21}
@@ -102,6 +103,7 @@ def test_what_a_config_leaves_out_is_not_packed(tmp_path, name, new, left):
 REFUSED = [
     ("gptq", {"bits": 3}, "with bits 3"),
     ("gptq", {"dynamic": {"-:(": {}}}, "is no regular expression"),
+    ("gptq", {"dynamic": {"-:(.+)+x": {}}}, "could take very long"),
     ("awq", {"version": "gemv"}, "version gemv"),
     ("awq", {"modules_to_not_convert": "lm_head"}, "no list of names"),
     ("compressed", {"config_groups": {}, "transform_config": {"a": 1}}, "transformed"),
@@ -116,6 +118,22 @@ def test_what_loading_refuses_is_one_line(tmp_path, name, new, words):
         outline(config_of(tmp_path, name, **new))
     assert words in str(found.value)
     assert "\n" not in str(found.value)
+
+
+USUAL = (  # as AutoRound, GPTQModel and llm-compressor write them
+    r".*lm_head.*",
+    r"model\.layers\.(?:0|1|2|31)\.mlp\..*",
+    r".*\.layers\.(\d+)\.self_attn\.[qkv]_proj$",
+    r"visual.*|.*mtp.*",
+)
+SLOW = ("(a+)+b", "(a|a)*b", r"(a\+)*b", "a?" * 25 + "b", ".*" * 5 + "b", "(a|a)" * 25 + "b")
+
+
+def test_expressions_that_may_take_long_are_told_from_usual_ones():
+    assert all(doublings(pattern) <= MOST_DOUBLINGS for pattern in USUAL)
+    assert all(doublings(pattern) > MOST_DOUBLINGS for pattern in SLOW)
+    with pytest.raises(AssertionError):  # planted: repeats alone are counted
+        assert all(6 * pattern.count("*") > MOST_DOUBLINGS for pattern in SLOW)
 
 
 def test_plan_reads_such_a_config(tmp_path, capsys):

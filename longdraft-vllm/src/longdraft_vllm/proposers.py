@@ -79,7 +79,7 @@ class Lookup(NGrams):
 
 
 class Suffix(NGrams):
-    """suffix: the likeliest continuation in a suffix automaton of the row's own text."""
+    """suffix: the likeliest continuation of the row's own text."""
 
     drafter = SuffixDrafter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,14 +129,15 @@ class DrafterWeights:
         return load_weights(kind, folder, target, self.any_target)
 
     def _tried(self, kind: str, target: LM) -> Any:
-        """Weights for `auto`; None for those in the target's own checkpoint that cannot be used,
-        since nobody asked for them.
+        """Weights for `auto`; None, and a line that says so, for those in the target's own
+        checkpoint that cannot be used, since nobody asked for them.
         """
         if self.folder or self.random or self.beside(kind):
             return self.of(kind, target)
         try:
             return self.of(kind, target)
-        except InputError:
+        except InputError as error:
+            print(f"longdraft: note: no drafts by the model's own {kind}: {error}", file=sys.stderr)
             return None
 
     def _offered(self, target: LM) -> list[str]:

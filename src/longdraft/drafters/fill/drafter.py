@@ -100,7 +100,6 @@ class Fill(Combined[Drafter]):
         self._first = 1  # the first node of the latest draft that no model drafter proposed
         self._drafter = self.now.drafter  # which proposed the nodes before it
         self._rest = Rest()
-        self._level = 0  # of the match for which a draft was considered last
 
     @property
     def now(self) -> ModelSource:
@@ -190,21 +189,16 @@ class Fill(Combined[Drafter]):
         draft = best.draft if best and source.fed else None
         self._wanted = draft is not None or source.is_wanted(table)
         self._feeds = source.captures_nothing or self._wanted
-        self._level = self.text.level(copied.live)
         if self._wanted:
             self._rest.end()
         elif not copy.count:
-            self._refuse()
+            self._rest.begin(self.costs.decision, self.costs.looking, self.text.level(copied.live))
         if draft is None:
             tree = self._copy(tree, copied.within(1 + copy.count))
         else:
             tree = self._ask(draft, table, tree, seqs, limits)
         self.costs.begin()
         return tree
-
-    def _refuse(self) -> None:
-        """Neither a draft of the drafter in use nor a copy promises to pay."""
-        self._rest.begin(self.costs.decision, self.costs.looking, self._level)
 
     def _rests(self, seqs: Sequences) -> bool:
         """Whether no draft is considered in this step, since none paid lately; one is where a row's
@@ -296,6 +290,7 @@ class Fill(Combined[Drafter]):
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         if self._rest.quiet:
+            self._rest.quiet = False
             if self._feeds:
                 self.now.drafter.update(seqs, tree, verdict, captured)
             return
@@ -327,11 +322,8 @@ class Fill(Combined[Drafter]):
         counts = verdict.count.tolist()
         paths = zip(verdict.path.tolist(), counts, strict=True)
         step.rows.observe(tree, [path[:n] for path, n in paths])
-        if step.draft is None and tree.size > 1 and not self._wanted:
-            if max(counts) > 1:
-                self._rest.end()
-            else:
-                self._refuse()
+        if max(counts) > 1:
+            self._rest.end()
         if step.draft is not None and step.tree is not None:
             self.now.learn(step.draft, step.tree, seqs, verdict, step.rows.live)
         self.budget.owe(cost, self._slowest.gain(seqs, step.rows.mean(counts)))

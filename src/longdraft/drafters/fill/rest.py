@@ -7,16 +7,16 @@ from math import ceil
 
 # The shares of all time that considering drafts may take while none is made, and looking whether
 # the text goes on as it did before.
-CONSIDERING = 0.005
-LOOKING = 0.003
+CONSIDERING = 0.01
+LOOKING = 0.005
 
 
 @dataclass
 class Rest:
-    """Rests double with each decision against a draft and each copy of which nothing was accepted;
-    a better draft ends them, and a longer match.
+    """Rests double with each decision against a draft. A draft of which something was accepted ends
+    them, and so does a longer match; one of which nothing was accepted changes nothing.
 
-    left: further steps of this rest. refused: such decisions and copies since a better draft.
+    left: further steps of this rest. refused: decisions against a draft since a better one.
     level: of the longest match with which a draft was refused, see `Continuations.level`. apart:
     steps from one look at the text to the next. passed: steps in which nothing at all was done,
     since `count`. quiet: the present step is one of them.
@@ -58,15 +58,15 @@ class Rest:
         self.left = 0
 
     def end(self) -> None:
-        """A draft was accepted or will be made, or rows have begun."""
+        """Some of a draft was accepted, a model drafter is wanted, or rows have begun."""
         self.left = 0
         self.refused = 0
         self.level = 0
         self.quiet = False
 
     def begin(self, cost: float, looking: float, level: int) -> None:
-        """A draft was considered at this cost, in plain steps, and nothing came of it. looking: the
-        cost of looking at the text.
+        """A draft was considered at this cost, in plain steps, and refused. looking: the cost of
+        looking at the text.
         """
         self.refused += 1
         self.level = max(self.level, level)

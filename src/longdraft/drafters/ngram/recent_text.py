@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 # Longer matches are told apart only where they grow token by token.
 LONGEST = 64
-# Of more places the latest count: to a string that is so common, others add nothing.
+# Of more places only the latest count: for a string that is so common, others add nothing.
 MOST = 256
 # So many places are compared at once, token by token as long as there are more.
 FEW = 16
@@ -43,7 +43,7 @@ class RecentText:
         self.most = most
         self.seen = 0
         self._text = [NOWHERE] * LONGEST
-        self._array: Tokens = np.array(self._text)  # the same, and room for more
+        self._array: Tokens = np.array(self._text, np.int64)  # the same, and room for more
         self._repeated: Match | None = NO_MATCH  # None: to be looked for
 
     @property
@@ -60,10 +60,10 @@ class RecentText:
         self._append(tokens)
         if len(tokens) > FOLLOWED:
             self._repeated = None
-        for token in tokens:
+        for end, token in enumerate(tokens, begin):
             if self._repeated is None:
                 break
-            self._repeated = self._grown(self._repeated, token, begin)
+            self._repeated = self._grown(self._repeated, token, end)
 
     def _append(self, tokens: Sequence[int]) -> None:
         begin = len(self._text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, log2
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,8 @@ Matrix = Callable[[Checkpoint, str, tuple[int, int]], Packed | Tensor]
 # the name of a matrix -> its usual form, as the config alone implies it; None: it is not packed
 FormOf = Callable[[str], PackedForm | None]
 INSTEAD = "use the model's unquantized weights or a GGUF file"
+# An expression of a config may take 2 to this power steps for a name: some milliseconds.
+MOST_DOUBLINGS = 24
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,31 @@ def is_named(name: str, patterns: list[str]) -> bool:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the beginning of a name matches. Raises InputError for what is no expression."""
+    """Whether the beginning of a name matches. Raises InputError for what is no expression, and
+    for one that may take very long.
+    """
+    if doublings(pattern) > MOST_DOUBLINGS:
+        raise InputError(
+            f"{pattern[:60]!r}, which names quantized layers, could take very long to match: "
+            f"{INSTEAD}"
+        )
     try:
         return re.match(pattern, name) is not None
     except re.error:
         raise InputError(
             f"{pattern[:60]!r}, which names quantized layers, is no regular expression: {INSTEAD}"
         ) from None
+
+
+def doublings(pattern: str) -> float:
+    """How often the steps of a failing match may double at most, in a name of 64 characters.
+
+    A repeat can end at 64 places, and an option or an alternative can be taken or not; a group that
+    is repeated multiplies what is in it without a bound.
+    """
+    plain = re.sub(r"\\.", "x", pattern, flags=re.DOTALL)
+    if re.search(r"\)[*+{]", plain):
+        return inf
+    repeats = len(re.findall(r"[*+{]", plain))
+    options = plain.count("?")
+    return 6 * repeats + options + sum(log2(1 + part.count("|")) for part in plain.split("("))
