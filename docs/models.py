@@ -88,10 +88,11 @@ def summary(every: list[dict[str, Any]]) -> str:
 def gguf_files() -> str:
     """The architectures that are read with packed weights, and the models that they contain."""
     rows = []
-    for family in (f for f in FAMILIES if f.gguf):
-        architecture = ARCHITECTURES[family.gguf]
+    families = {family.gguf: family for family in FAMILIES if family.gguf}
+    for kind, architecture in ARCHITECTURES.items():
+        family = families[architecture.like or kind]
         types = [f"`{name}`" for name in (family.model_type, *architecture.others)]
-        rows.append((f"`{family.gguf}`", ", ".join(types)))
+        rows.append((f"`{kind}`", ", ".join(types)))
     return table(("architecture", "model_type"), sorted(rows)).replace("---:", "---")
 
 

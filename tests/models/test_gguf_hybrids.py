@@ -17,6 +17,7 @@ from support.gguf_files import BOOL, F32, I32, U32, logits
 from torch import Tensor
 
 from longdraft import InputError, Sampler, build, generate, load
+from longdraft.backends.packed_experts import PackedExperts
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.drafters.mtp.checkpoint import has_layers, read_mtp
 from longdraft.drafters.mtp.drafter import Mtp
@@ -30,7 +31,8 @@ from longdraft.models.loading import load_lm
 from longdraft.ops.packed import Packed
 
 PROMPT = files.IDS[0].tolist()
-RUN = [k for k in ("granitehybrid", "nemotron_h", "qwen3next", "qwen35", "deepseek2") if k in KINDS]
+RUN = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "deepseek2")
+RUN = [kind for kind in RUN if kind in KINDS]
 
 
 @pytest.mark.full
@@ -234,6 +236,15 @@ WIDE = {
 }
 WIDE_NET = WIDE | {"linear_value_head_dim": 64, "linear_key_head_dim": 32}
 WIDE_MAMBA = WIDE | {"mamba_d_head": 64, "shared_intermediate_size": 256, "num_hidden_layers": 3}
+OF_EXPERTS = {"moe_intermediate_size": 256}
+WIDE_KINDS = {
+    "qwen35": WIDE_NET,
+    "qwen3next": WIDE_NET | OF_EXPERTS | {"shared_expert_intermediate_size": 256},
+    "granitehybrid without experts": WIDE_MAMBA,
+    "nemotron_h_moe": WIDE
+    | OF_EXPERTS
+    | {"mamba_head_dim": 64, "moe_shared_expert_intermediate_size": 256},
+}
 
 
 def unpacked(path: Any) -> Any:
@@ -252,15 +263,12 @@ def unpacked(path: Any) -> Any:
 @pytest.mark.each_value
 @torch.inference_mode(False)
 @pytest.mark.parametrize("form", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
-@pytest.mark.parametrize("kind", ["qwen35", "qwen3next", "granitehybrid without experts"])
+@pytest.mark.parametrize("kind", WIDE_KINDS)
 def test_packed_matrices_stay_packed(tmp_path, kind, form):
     """Also where rows or inputs are moved, or two tensors are one matrix."""
     if kind not in KINDS:
         return
-    sizes = WIDE_MAMBA if "granite" in kind else WIDE_NET
-    if kind == "qwen3next":
-        sizes = sizes | {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
-    path = saved(tmp_path, kind, stock(kind, **sizes), packed=form)
+    path = saved(tmp_path, kind, stock(kind, **WIDE_KINDS[kind]), packed=form)
     file = gguf.read(path)
     made = gguf_model.build(file, gguf_config.config_of(file), torch.float32)
     plain = [
@@ -269,7 +277,8 @@ def test_packed_matrices_stay_packed(tmp_path, kind, form):
         if isinstance(m, torch.nn.Linear) and min(m.weight.shape) >= 64
     ]
     assert not [name for name in plain if not name.endswith(("in_proj_ba", "gate"))]
-    assert any(isinstance(m, PackedLinear) for m in made.modules())
+    kinds = (PackedLinear, PackedExperts) if kind == "nemotron_h_moe" else (PackedLinear,)
+    assert all(any(isinstance(m, of) for m in made.modules()) for of in kinds)
     assert (logits(made) - logits(unpacked(path))).abs().max() < 2e-3
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -27,16 +28,23 @@ from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import weights_of
 from longdraft.ops import native
 
-NAMES = ("qwen3-moe", "gpt-oss")  # of gpt-oss, matrices are transposed, and have biases
+# Of gpt-oss, matrices are transposed, and have biases; of Nemotron-H, experts have no gates.
+NAMES = ("qwen3-moe", "gpt-oss", "nemotron-h")
+NAMES = tuple(name for name in NAMES if name in tiny.CONFIGS)
 # DBRX's lie in other tensors
 PACKABLE = [name for name in tiny.EXPERTS if name != "dbrx"]
 BITS = (8, 4)
 NEEDS_KERNELS = pytest.mark.skipif(native.library() is None, reason="needs the kernels")
 
 
-def experts_of(name: str):
-    """The experts of a model's last layer."""
-    return tiny.stock(name).model.layers[-1].mlp.experts
+def experts_of(name: str) -> Any:
+    """The experts of a model's last layer that has some."""
+    return list(modules_of(name).values())[-1]
+
+
+def modules_of(name: str) -> dict[str, Any]:
+    """The modules of experts of a model."""
+    return {n: m for n, m in tiny.stock(name).named_modules() if n.endswith(".experts")}
 
 
 @torch.inference_mode()
@@ -87,8 +95,9 @@ def test_a_planted_fault_in_their_order_is_noticed(fault, monkeypatch):
         monkeypatch.setattr(PackedExperts, "_some", next_expert)
     else:
         monkeypatch.setattr(packed_experts, "_part", swapped)
-    with pytest.raises(AssertionError):
-        check_output("gpt-oss", 8)
+    for name in NAMES[1:] if fault == "the next expert" else ("gpt-oss",):
+        with pytest.raises(AssertionError):
+            check_output(name, 8)
 
 
 def quantized(name: str, kind: str, rounds: bool) -> LM:
@@ -162,7 +171,7 @@ def test_export_writes_them_as_their_module_keeps_them(name, tmp_path: Path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     weights = again.state_dict()
     holders = [x for x, m in lm.hf.named_modules() if isinstance(m, PackedExperts)]
-    assert len(holders) == lm.config.num_hidden_layers
+    assert holders == list(modules_of(name))
     for holder in holders:
         for key, matrix in lm.hf.get_submodule(holder).matrices(torch.float32).items():
             assert torch.equal(weights[f"{holder}.{key}"], matrix)

@@ -114,6 +114,7 @@ NAMES |= {
         **{f"mixer.{n}_proj": f"ffn_{n}" for n in ("up", "down")},
         **{f"mixer.{part}": name for part, name in MAMBA.items()},
     },
+    "nemotron_h_moe": {},
     "qwen3next": DELTA_NET
     | {f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")}
     | {"mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
@@ -125,6 +126,11 @@ NAMES |= {
     "deepseek2 of V2": LATENT | SHARED,
     "deepseek2 without experts": LATENT,
     "minicpm3": LATENT,
+}
+NAMES["nemotron_h_moe"] = NAMES["nemotron_h"] | {
+    **{f"mixer.experts.{n}": f"ffn_{n}_exps" for n in ("up", "down")},
+    **{f"mixer.shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("up", "down")},
+    "mixer.gate": "ffn_gate_inp",
 }
 TURNED = {"granite", "smollm3", "mistral3", "llama", "granitemoe", "granitehybrid"}
 PLUS_ONE = {"gemma2", "nemotron", "qwen3next", "qwen35", "qwen35moe"}
@@ -146,6 +152,7 @@ TINY = {  # names of tiny models that differ
     "granitehybrid": "granite-hybrid",
     "granitehybrid without experts": "granite-hybrid-dense",
     "nemotron_h": "nemotron-h",
+    "nemotron_h_moe": "nemotron-h",
     "qwen3next": "qwen3-next",
     "qwen35": "qwen3.5",
     "qwen35moe": "qwen3.5-moe",
@@ -169,6 +176,8 @@ CHANGES = {
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "nemotron_h": {"num_hidden_layers": 4}
     | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "nemotron_h_moe": {"num_hidden_layers": 4, "n_group": 1, "topk_group": 1}
+    | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
 }
 
 
@@ -345,15 +354,32 @@ def more_metadata(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
                 made[f"{name}.rope.scaling.finetuned"] = (BOOL, rotates)
                 made[f"{name}.attention.head_count_kv"] = key_heads(c)
             return made
-        case "nemotron_h":
+        case "nemotron_h" | "nemotron_h_moe":
             inner = c.mamba_num_heads * c.mamba_head_dim
-            mlps = [c.intermediate_size * (t == "mlp") for t in c.layer_types]
-            return states(name, c.mamba_num_heads, c.n_groups, c.ssm_state_size, inner) | {
-                "nemotron_h.attention.head_count_kv": key_heads(c),
-                "nemotron_h.feed_forward_length": (ARRAY, (I32, mlps)),
-                "nemotron_h.attention.layer_norm_epsilon": (F32, c.layer_norm_epsilon),
-                "nemotron_h.rope.dimension_count": (U32, c.head_dim - 2),  # as released files say
+            sizes = {"mlp": c.intermediate_size, "moe": c.moe_intermediate_size}
+            mlps = [sizes.get(t, 0) for t in c.layer_types]
+            made = states(name, c.mamba_num_heads, c.n_groups, c.ssm_state_size, inner) | {
+                f"{name}.attention.head_count_kv": key_heads(c),
+                f"{name}.feed_forward_length": (ARRAY, (I32, mlps)),
+                f"{name}.attention.layer_norm_epsilon": (F32, c.layer_norm_epsilon),
+                f"{name}.rope.dimension_count": (U32, c.head_dim - 2),  # as released files say
             }
+            if name == "nemotron_h":
+                return made
+            return (
+                made
+                | experts(name, c)
+                | {
+                    f"{name}.expert_shared_count": (U32, c.n_shared_experts),
+                    f"{name}.expert_shared_feed_forward_length": (
+                        U32,
+                        c.moe_shared_expert_intermediate_size,
+                    ),
+                    f"{name}.expert_weights_norm": (BOOL, c.norm_topk_prob),
+                    f"{name}.expert_weights_scale": (F32, c.routed_scaling_factor),
+                    f"{name}.expert_group_count": (U32, c.n_group),
+                }
+            )
         case "qwen3next" | "qwen35" | "qwen35moe":
             heads = c.linear_num_value_heads
             inner = heads * c.linear_value_head_dim
@@ -420,6 +446,7 @@ def latents(kind: str, config: Any) -> dict[str, tuple[int, Any]]:
 # matrices that converters leave in F32, or whose rows here are too short
 STAY_PLAIN = ("ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv")
 STAY_PLAIN += ("attn_k_b", "attn_v_b")
+MAMBA_2 = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 
@@ -514,8 +541,8 @@ def tensors_of(kind: str, hf: Any) -> dict[str, Tensor]:
             if stored.endswith(("ssm_a.weight", "ssm_d.weight")):
                 stored = stored.removesuffix(".weight")
                 x = (-x.exp() if stored.endswith("ssm_a") else x)[:, None]
-                x = x if arch in ("granitehybrid", "nemotron_h") else x.squeeze(1)
-            if stored.endswith("ssm_norm.weight") and arch in ("granitehybrid", "nemotron_h"):
+                x = x if arch in MAMBA_2 else x.squeeze(1)
+            if stored.endswith("ssm_norm.weight") and arch in MAMBA_2:
                 x = x.view(2, -1)  # of two groups
             if x.dim() > 1 and ("conv" in stored or "shexp" in stored):
                 x = x.squeeze(1).squeeze(0)

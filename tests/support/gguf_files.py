@@ -360,8 +360,8 @@ def parameters(hf):
         is_bias = leaf.endswith("_bias")
         rows = x.mT if module.is_transposed and not is_bias else x
         kind = "bias" if is_bias else "weight"
-        if leaf.startswith("down"):
-            yield f"{holder}.down.{kind}", rows
+        if not leaf.startswith("gate"):
+            yield f"{holder}.{leaf.partition('_')[0]}.{kind}", rows
             continue
         halves = rows.chunk(2, 1) if module.is_concatenated else (rows[:, ::2], rows[:, 1::2])
         for part, half in zip(("gate", "up"), halves, strict=True):

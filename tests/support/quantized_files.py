@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from support import tiny
 from torch import Tensor, nn
 
+from longdraft.backends.packed_experts import matrices_of
+
 SIZES = {"intermediate_size": 128}  # whole groups of 32 and 64
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word
 Tensors = dict[str, Tensor]
@@ -265,9 +267,10 @@ FORMATS: dict[str, Format] = {
 def _experts(name: str, own: Any, form: Format, g: torch.Generator) -> Tensors:
     """The tensors of a layer's experts, matrix by matrix; `own` gets the same numbers."""
     found = Tensors()
-    for i, (both, down) in enumerate(zip(own.gate_up_proj.data, own.down_proj.data, strict=True)):
-        gate, up = both.chunk(2)
-        for part, into in (("gate", gate), ("up", up), ("down", down)):
+    first, last = (getattr(own, leaf).data for leaf in matrices_of(own))
+    for i, (both, down) in enumerate(zip(first, last, strict=True)):
+        halves = zip(("gate", "up"), both.chunk(2), strict=True) if own.has_gate else [("up", both)]
+        for part, into in (*halves, ("down", down)):
             made, weights = form.write(into.shape[0], into.shape[1], g)
             into.copy_(weights)
             found |= {f"{name}.{i}.{part}_proj.{leaf}": x for leaf, x in made.items()}
@@ -332,7 +335,8 @@ def saved(
         own.weight.data.copy_(weights)
     for name, own in hf.named_modules():
         if name.endswith(".experts"):
-            del tensors[f"{name}.gate_up_proj"], tensors[f"{name}.down_proj"]
+            for leaf in matrices_of(own):
+                del tensors[f"{name}.{leaf}"]
             tensors |= _experts(name, own, form, g)
     hf.config.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {form.key: deepcopy(form.settings)}

@@ -259,7 +259,7 @@ class ExpertsMLP:
     count: int
     chosen: int
     normalized: bool
-    gate_up: Tensor | tuple[Tensor, Tensor] | tuple[PackedLinear, PackedLinear]
+    gate_up: Tensor | tuple[Tensor, Tensor] | PackedLinear | tuple[PackedLinear, PackedLinear]
     down: Tensor | PackedLinear
     activation: str
     router_bias: Tensor | None = None

@@ -143,7 +143,9 @@ def _stacked(finder: PartFinder, module: Any) -> ExpertsMLP:
 def _matrices(experts: Any) -> dict[str, Any]:
     """The fields of a description that say where its matrices lie."""
     if isinstance(experts, PackedExperts):
-        return {"gate_up": (experts.gate, experts.up), "down": experts.down}
+        gated = experts.gate is not None
+        first = (experts.gate, experts.up) if gated else experts.up
+        return {"gate_up": first, "gated": gated, "down": experts.down}
     return {
         "gate_up": getattr(experts, _up(experts)),
         "gated": experts.has_gate,

@@ -13,20 +13,26 @@ from longdraft.backends.packed_linear import FEWEST_OUTPUTS, PackedLinear, part_
 from longdraft.ops.packed import GROUP, Packed, quantized
 
 MATRICES = ("gate_up_proj", "down_proj")
+UNGATED = ("up_proj", "down_proj")
 # What says how a module keeps its matrices, and how a gate is applied.
-LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate")
+LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 
 
 class PackedExperts(nn.Module):
     """Computes what `own` did, with its matrices rounded to codes.
 
     own: the model's module without its matrices. gate, up, down: layers whose rows are those of one
-    expert after the other's, [count*inner,width] and [count*width,inner]. In order and orientation
-    of its matrices `own` may differ.
+    expert after the other's, [count*inner,width] and [count*width,inner]; gate None: experts have
+    none. In order and orientation of its matrices `own` may differ.
     """
 
     def __init__(
-        self, own: nn.Module, count: int, gate: PackedLinear, up: PackedLinear, down: PackedLinear
+        self,
+        own: nn.Module,
+        count: int,
+        gate: PackedLinear | None,
+        up: PackedLinear,
+        down: PackedLinear,
     ):
         super().__init__()
         self.own: Any = own
@@ -39,10 +45,14 @@ class PackedExperts(nn.Module):
     @torch.no_grad()
     def of(module: Any, bits: int) -> PackedExperts:
         """These experts with weights of so many bits, one expert after the other."""
-        gate_up, down = MATRICES
-        parts = enumerate((gate_up, gate_up, down))
-        layers = [_packed(module, name, which, bits) for which, name in parts]
-        return PackedExperts(without_matrices(module), len(module.down_proj), *layers)
+        first, last = matrices_of(module)
+        gate = _packed(module, first, 0, bits) if module.has_gate else None
+        up, down = _packed(module, first, 1, bits), _packed(module, last, 2, bits)
+        return PackedExperts(without_matrices(module), len(module.down_proj), gate, up, down)
+
+    def _first(self) -> tuple[PackedLinear, ...]:
+        """Gates, if there are some, and up."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
 
     def _some(self, layer: PackedLinear, expert: int, x: Tensor) -> Tensor:
         """The outputs of one expert."""
@@ -54,8 +64,9 @@ class PackedExperts(nn.Module):
         out = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             node, rank = torch.where(chosen == expert)
-            parts = [self._some(layer, expert, hidden[node]) for layer in (self.gate, self.up)]
-            inner = self.own._apply_gate(joined(self.own, parts, -1))
+            parts = [self._some(layer, expert, hidden[node]) for layer in self._first()]
+            act = self.own.act_fn if self.gate is None else self.own._apply_gate
+            inner = act(joined(self.own, parts, -1))
             down = self._some(self.down, expert, inner)
             out.index_add_(0, node, (down * shares[node, rank, None]).to(out.dtype))
         return out
@@ -63,7 +74,8 @@ class PackedExperts(nn.Module):
     def matrices(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The weights as `own` would keep them, by name."""
         found = dict[str, Tensor]()
-        for name, layers in (("gate_up_proj", (self.gate, self.up)), ("down_proj", (self.down,))):
+        of_both = (self._first(), (self.down,))
+        for name, layers in zip(matrices_of(self.own), of_both, strict=True):
             each = [layer.weight.to(dtype).unflatten(0, (self.count, -1)) for layer in layers]
             matrix = joined(self.own, each, 1)
             found[name] = (matrix.mT if self.own.is_transposed else matrix).contiguous()
@@ -81,14 +93,22 @@ def without_matrices(module: nn.Module) -> nn.Module:
     return own
 
 
+def matrices_of(module: Any) -> tuple[str, str]:
+    """The names of the matrices of a module of experts."""
+    return MATRICES if module.has_gate else UNGATED
+
+
 def can_be_packed(module: Any) -> bool:
-    """Whether a module keeps gated experts in tensors that PackedExperts understands."""
+    """Whether a module keeps experts in tensors that PackedExperts understands."""
+    if not all(hasattr(module, name) for name in LAYOUT):
+        return False
+    if not hasattr(module, "_apply_gate" if module.has_gate else "act_fn"):
+        return False
+    names = matrices_of(module)
     held = dict(module.named_parameters(recurse=False))
-    if not all(name in held and held[name].dim() == 3 for name in MATRICES):
+    if not all(name in held and held[name].dim() == 3 for name in names):
         return False
-    if not all(hasattr(module, name) for name in LAYOUT) or not module.has_gate:
-        return False
-    if held.keys() - {*MATRICES, *(f"{name}_bias" for name in MATRICES)}:
+    if held.keys() - {*names, *(f"{name}_bias" for name in names)}:
         return False
     count = len(module.down_proj)
     fits = all(
@@ -101,7 +121,7 @@ def can_be_packed(module: Any) -> bool:
 def shapes(module: Any) -> list[tuple[Tensor, tuple[int, int]]]:
     """Its matrices, each with the shape that it has when it is packed."""
     found = []
-    for name in MATRICES:
+    for name in matrices_of(module):
         matrix = getattr(module, name)
         count, outputs, inputs = matrix.mT.shape if module.is_transposed else matrix.shape
         found.append((matrix, (count * outputs, inputs)))
@@ -123,7 +143,7 @@ def _oriented(module: Any, matrix: Tensor) -> Tensor:
 
 def _part(module: Any, rows: Tensor, which: int) -> Tensor:
     """An expert's rows: those of its gate (0) or of up (1), or all of down's (2)."""
-    if which == 2:
+    if which == 2 or not module.has_gate:
         return rows
     return rows.chunk(2)[which] if module.is_concatenated else rows[which::2]
 

@@ -111,6 +111,8 @@ class StepPins(pins.Pins):
         if isinstance(mlp.gate_up, tuple):
             gate, up, down = (self._of_all(x, mlp.count) for x in (*mlp.gate_up, mlp.down))
             return gate, up, down
+        if not isinstance(mlp.gate_up, Tensor):
+            return None, self._of_all(mlp.gate_up, mlp.count), self._of_all(mlp.down, mlp.count)
         assert isinstance(mlp.down, Tensor)
         gate_up = mlp.gate_up.mT if mlp.transposed else mlp.gate_up
         down = mlp.down.mT if mlp.transposed else mlp.down

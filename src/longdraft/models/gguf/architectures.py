@@ -108,8 +108,8 @@ class FileArchitecture:
     own_heads: its options read the sizes of heads. by_multiplier: what YaRN's multiplier of its
     files is multiplied with.
     others: model_types that its files may have beside the one of `families.py`, which
-    family(file, kind) tells apart. options(file, kind, given): arguments of its config, from those
-    that a Llama's would have.
+    family(file, kind) tells apart. like: another architecture, of whose family it is.
+    options(file, kind, given): arguments of its config, from those that a Llama's would have.
     """
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -127,6 +127,7 @@ class FileArchitecture:
     by_multiplier: float | None = None
     others: tuple[str, ...] = ()
     family: Callable[[GGUF, str], str] | None = None
+    like: str | None = None
     options: Options = arguments.unchanged
 
     @property
@@ -166,6 +167,23 @@ QWEN35: dict[str, Any] = {
     "partial": True,
     "uneven": True,
     "options": hybrids.qwen_hybrid,
+}
+NEMOTRON = (
+    {"attn_norm": "norm", "attn_output": "mixer.o_proj"}
+    | {f"attn_{n}": f"mixer.{n}_proj" for n in "qkv"}
+    | {f"ffn_{n}": f"mixer.{n}_proj" for n in ("up", "down")}
+    | _mamba("mixer")
+)
+NEMOTRON_EXPERTS = {
+    **{f"ffn_{n}_exps": f"mixer.experts.{n}" for n in ("up", "down")},
+    **{f"ffn_{n}_shexp": f"mixer.shared_experts.{n}_proj" for n in ("up", "down")},
+    "ffn_gate_inp": "mixer.gate",
+}
+NEMOTRON_HYBRID: dict[str, Any] = {
+    "top": {"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+    "uneven": True,
+    "own_heads": True,
+    "options": hybrids.nemotron_hybrid,
 }
 ARCHITECTURES: Mapping[str, FileArchitecture] = {
     "llama": FileArchitecture(
@@ -261,16 +279,12 @@ ARCHITECTURES: Mapping[str, FileArchitecture] = {
         uneven=True,
         options=hybrids.granite_hybrid,
     ),
-    "nemotron_h": FileArchitecture(
-        {"attn_norm": "norm", "attn_output": "mixer.o_proj"}
-        | {f"attn_{n}": f"mixer.{n}_proj" for n in "qkv"}
-        | {f"ffn_{n}": f"mixer.{n}_proj" for n in ("up", "down")}
-        | _mamba("mixer"),
-        _state_tensors("mixer"),
-        top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
-        uneven=True,
-        own_heads=True,
-        options=hybrids.nemotron_hybrid,
+    "nemotron_h": FileArchitecture(NEMOTRON, _state_tensors("mixer"), **NEMOTRON_HYBRID),
+    "nemotron_h_moe": FileArchitecture(
+        NEMOTRON | NEMOTRON_EXPERTS,
+        _state_tensors("mixer") | {"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+        like="nemotron_h",
+        **NEMOTRON_HYBRID,
     ),
     "qwen3next": FileArchitecture(
         ROUTED | SHARED_EXPERT | BEHIND_ATTENTION | DELTA_NETS_JOINED,

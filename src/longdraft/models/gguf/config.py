@@ -16,6 +16,7 @@ from longdraft.models.gguf.mixtures import FileExperts
 
 # the architectures that are read, and the families of their models
 READ = {family.gguf: family for family in FAMILIES if family.gguf and family.is_there}
+READ |= {kind: READ[a.like] for kind, a in ARCHITECTURES.items() if a.like in READ}
 OF_TYPE = {family.model_type: family for family in FAMILIES}
 TABLE = "token_embd.weight"
 HEAD = "output.weight"

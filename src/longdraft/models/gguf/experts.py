@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.packed_experts import PackedExperts, joined, without_matrices
+from longdraft.backends.packed_experts import (
+    PackedExperts,
+    joined,
+    matrices_of,
+    without_matrices,
+)
 from longdraft.backends.packed_linear import layer_of, replace
 from longdraft.models.gguf.joined import InParts, parts_of
 from longdraft.ops.interleaved import Interleaved, apart
@@ -44,7 +49,7 @@ def separate(hf: Any, in_parts: Mapping[str, InParts]) -> dict[str, tuple[int, .
         of_bias = leaf.endswith("_bias")
         turned = hf.get_submodule(holder).is_transposed and not of_bias
         count, rows, *inputs = p.mT.shape if turned else p.shape
-        parts = ("down",) if leaf.startswith("down") else ("gate", "up")
+        parts = ("gate", "up") if leaf.startswith("gate") else (leaf.partition("_")[0],)
         for part in parts:
             full = f"{holder}.{part}.{'bias' if of_bias else 'weight'}"
             found[full] = (count, rows // len(parts), *inputs)
@@ -57,25 +62,27 @@ def put(hf: Any, packed: dict[str, Packed | Interleaved], plain: dict[str, Tenso
     for holder in [name for name, _ in hf.named_modules() if name.endswith(HOLDER)]:
         own: Any = hf.get_submodule(holder)
         count = len(own.down_proj)
-        names = [f"{holder}.{n}" for n in MATRICES]
+        names = [f"{holder}.{n}" for n in (MATRICES if own.has_gate else MATRICES[1:])]
         biases = [plain.pop(f"{name}.bias", None) for name in names]
         if all(name in packed for name in names):
             layers = [
                 layer_of(packed.pop(name), None if bias is None else bias.flatten())
                 for name, bias in zip(names, biases, strict=True)
             ]
-            replace(hf, holder, PackedExperts(without_matrices(own), count, *layers))
+            *gates, up, down = layers
+            gate = gates[0] if gates else None
+            replace(hf, holder, PackedExperts(without_matrices(own), count, gate, up, down))
             continue
-        gate, up, down = (_numbers(own, name, packed, plain) for name in names)
-        matrices = {"gate_up_proj": joined(own, [gate, up], 1), "down_proj": down}
-        for name, matrix in matrices.items():
+        *first, down = (_numbers(own, name, packed, plain) for name in names)
+        together = joined(own, first, 1), down
+        for name, matrix in zip(matrices_of(own), together, strict=True):
             turned = matrix.mT.contiguous() if own.is_transposed else matrix
             setattr(own, name, nn.Parameter(turned, requires_grad=False))
-        gate, up, down = biases
-        if gate is not None and up is not None and down is not None:
-            both = joined(own, [gate, up], 1)
-            own.gate_up_proj_bias = nn.Parameter(both, requires_grad=False)
-            own.down_proj_bias = nn.Parameter(down, requires_grad=False)
+        *first, down = biases
+        if down is not None:
+            of_first = joined(own, [bias for bias in first if bias is not None], 1)
+            for name, bias in zip(matrices_of(own), (of_first, down), strict=True):
+                setattr(own, f"{name}_bias", nn.Parameter(bias, requires_grad=False))
 
 
 def _numbers(

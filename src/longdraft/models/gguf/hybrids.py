@@ -100,12 +100,13 @@ def _rotates(file: GGUF, kind: str) -> bool:
 
 
 def nemotron_hybrid(file: GGUF, kind: str, given: Given) -> Given:
-    """NemotronHConfig: a layer is Mamba-2, attention or an MLP."""
+    """NemotronHConfig: a layer is Mamba-2, attention or an MLP, which may be one of experts."""
     sizes = _mamba(file, kind)
-    layers = given["num_hidden_layers"]
-    mlps = layers_of(file, f"{kind}.feed_forward_length", layers, 0)
+    blocks = file.required(f"{kind}.block_count", int)
+    mlps = layers_of(file, f"{kind}.feed_forward_length", blocks, 0)
+    mlp = "moe" if file.get(f"{kind}.expert_count", int, 0) else "mlp"
     types = [FULL if keys else RECURRENT for keys in given["key_heads"]]
-    types = ["mlp" if mlp else other for other, mlp in zip(types, mlps, strict=True)]
+    types = [mlp if inner else other for other, inner in zip(types, mlps, strict=False)]
     # files have it under one of two names
     has_own = f"{kind}.attention.layer_norm_rms_epsilon" in file.metadata
     return without(given, "key_heads", "rms_norm_eps", "rope_parameters") | {

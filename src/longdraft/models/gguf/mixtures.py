@@ -67,8 +67,9 @@ def metadata(file: GGUF, kind: str) -> FileExperts | None:
     count, chosen = (
         file.required(f"{kind}.{name}", int) for name in ("expert_count", "expert_used_count")
     )
-    mlp = file.required(f"{kind}.feed_forward_length", int)
-    inner = file.get(f"{kind}.expert_feed_forward_length", int, mlp)
+    inner = file.get(f"{kind}.expert_feed_forward_length", int)
+    if inner is None:
+        inner = file.required(f"{kind}.feed_forward_length", int)
     if not 0 < chosen <= count:
         raise InputError(f"{file.path} claims that {chosen} of {count} experts are used: {AGAIN}")
     dense = file.get(f"{kind}.leading_dense_block_count", int, 0)
@@ -175,6 +176,20 @@ def _of_glm(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
 def _of_dots(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
     """Arguments of Dots1Config."""
     return _routed(file, "dots1", count, chosen, inner, True)
+
+
+def _of_nemotron(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
+    """Arguments of NemotronHConfig, whose experts have no gates."""
+    kind = "nemotron_h_moe"
+    if file.get(f"{kind}.moe_latent_size", int, 0):
+        raise InputError(
+            f"{file.path} has experts of another width than the model, which longdraft does not "
+            "read from GGUF: use the model's safetensors"
+        )
+    made = _routed(file, kind, count, chosen, inner, True)
+    del made["first_k_dense_replace"]
+    shared = file.required(f"{kind}.expert_shared_feed_forward_length", int)
+    return made | {"moe_shared_expert_intermediate_size": shared}
 
 
 def _of_latents(file: GGUF, count: int, chosen: int, inner: int) -> dict[str, Any]:
@@ -317,6 +332,16 @@ MIXTURES: Mapping[str, Mixture] = {
             "expert_group_used_count": ANY,
         },
         optional=True,
+    ),
+    "nemotron_h_moe": Mixture(
+        _of_nemotron,
+        {
+            **OF_SHARED,
+            "expert_shared_count": ANY,
+            "expert_weights_norm": ANY,
+            "expert_weights_scale": ANY,
+            "expert_gating_func": (0, SIGMOID),
+        },
     ),
     "llama": Mixture(_of_mixtral, optional=True),
     "granitemoe": Mixture(_of_granite("granitemoe"), OF_SHARED),

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.packed_experts import (
-    MATRICES,
     PackedExperts,
     can_be_packed,
+    matrices_of,
     without_matrices,
 )
 from longdraft.backends.packed_linear import PackedLinear
@@ -32,10 +32,18 @@ def shape_of(modules: dict[str, Any], name: str) -> tuple[int, int] | None:
     if place is None or own is None or not can_be_packed(own):
         return None
     part = place[2]
-    both, down = (getattr(own, leaf) for leaf in MATRICES)
-    matrix = down if part == "down_proj" else both
+    if part not in parts_of(own):
+        return None
+    first, down = (getattr(own, leaf) for leaf in matrices_of(own))
+    matrix = down if part == "down_proj" else first
     _, outputs, inputs = (matrix.mT if own.is_transposed else matrix).shape
-    return (outputs if part == "down_proj" else outputs // 2), inputs
+    halves = own.has_gate and part != "down_proj"
+    return (outputs // 2 if halves else outputs), inputs
+
+
+def parts_of(own: Any) -> tuple[str, ...]:
+    """The matrices of each expert, as checkpoints name them."""
+    return PARTS if own.has_gate else PARTS[1:]
 
 
 def gathered(files: Checkpoint, matrices: Matrices, modules: dict[str, Any]) -> Matrices:
@@ -55,26 +63,28 @@ def gathered(files: Checkpoint, matrices: Matrices, modules: dict[str, Any]) -> 
             raise files.error(f"{name[:80]} is an expert's matrix that cannot stay packed")
     for holder, found in each.items():
         count = len(modules[holder].down_proj)
-        lacking = [(i, p) for p in PARTS for i in range(count) if (i, p) not in found]
-        if lacking or len(found) != len(PARTS) * count:
+        parts = parts_of(modules[holder])
+        lacking = [(i, p) for p in parts for i in range(count) if (i, p) not in found]
+        if lacking or len(found) != len(parts) * count:
             raise files.error(
                 f"{holder[:80]} has {len(found)} quantized matrices of {count} experts"
             )
-        gate, up, down = (stacked([found[i, part] for i in range(count)]) for part in PARTS)
-        made[holder] = gate, up, down
+        made[holder] = tuple(stacked([found[i, part] for i in range(count)]) for part in parts)
     return made
 
 
 def put(own: Any, parts: OfExperts) -> PackedExperts:
     """Experts with these matrices, and with the biases of `own`."""
     count = len(own.down_proj)
-    biases: list[Tensor | None] = [None, None, None]
+    biases: list[Tensor | None] = [None] * len(parts)
     if own.has_bias:
-        both = own.gate_up_proj_bias
-        halves = both.chunk(2, 1) if own.is_concatenated else (both[:, ::2], both[:, 1::2])
-        biases = [x.detach().flatten().contiguous() for x in (*halves, own.down_proj_bias)]
-    gate, up, down = (PackedLinear(p, bias) for p, bias in zip(parts, biases, strict=True))
-    return PackedExperts(without_matrices(own), count, gate, up, down)
+        first, last = (getattr(own, f"{name}_bias") for name in matrices_of(own))
+        halves = (first,)
+        if own.has_gate:
+            halves = first.chunk(2, 1) if own.is_concatenated else (first[:, ::2], first[:, 1::2])
+        biases = [x.detach().flatten().contiguous() for x in (*halves, last)]
+    *gates, up, down = (PackedLinear(p, bias) for p, bias in zip(parts, biases, strict=True))
+    return PackedExperts(without_matrices(own), count, gates[0] if gates else None, up, down)
 
 
 def stacked(each: list[Packed]) -> Packed:

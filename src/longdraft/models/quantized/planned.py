@@ -8,8 +8,10 @@ from torch import nn
 
 from longdraft.backends.packed_experts import (
     MATRICES,
+    UNGATED,
     PackedExperts,
     can_be_packed,
+    matrices_of,
     without_matrices,
 )
 from longdraft.backends.packed_linear import PackedLinear, replace, replace_linears
@@ -47,7 +49,7 @@ def put(hf: Any, scheme: Scheme) -> str:
     for name, module in of_experts.items():
         size = sum(_sizes(module))
         every += size
-        form = scheme.form(f"{name}.0.{PARTS[0]}")
+        form = scheme.form(f"{name}.0.{PARTS[0 if getattr(module, 'has_gate', True) else 1]}")
         if form is None:
             continue
         if not can_be_packed(module):
@@ -63,7 +65,8 @@ def put(hf: Any, scheme: Scheme) -> str:
 def _sizes(module: nn.Module) -> list[int]:
     """Numbers of the matrices of experts that lie in one tensor each; none for other modules."""
     own = dict(module.named_parameters(recurse=False))
-    return [own[leaf].numel() for leaf in MATRICES if leaf in own]
+    held = (own[leaf] for leaf in {*MATRICES, *UNGATED} if leaf in own)
+    return [matrices.numel() for matrices in held if matrices.dim() == 3]
 
 
 def _is_kept(hf: Any, scheme: Scheme) -> bool:
@@ -73,10 +76,13 @@ def _is_kept(hf: Any, scheme: Scheme) -> bool:
 
 def _experts(module: Any, form: PackedForm) -> PackedExperts:
     """The outline of packed experts."""
-    both, down = (getattr(module, leaf) for leaf in MATRICES)
+    first, down = (getattr(module, leaf) for leaf in matrices_of(module))
     turned = module.is_transposed
-    count, rows, inputs = both.mT.shape if turned else both.shape
+    count, rows, inputs = first.mT.shape if turned else first.shape
     _, outputs, inner = down.mT.shape if turned else down.shape
-    sizes = ((count * rows // 2, inputs), (count * rows // 2, inputs), (count * outputs, inner))
-    gate, up, last = (PackedLinear(form.outline(*size)) for size in sizes)
+    rows = rows // 2 if module.has_gate else rows
+    gate = PackedLinear(form.outline(count * rows, inputs)) if module.has_gate else None
+    up, last = (
+        PackedLinear(form.outline(count * n, m)) for n, m in ((rows, inputs), (outputs, inner))
+    )
     return PackedExperts(without_matrices(module), count, gate, up, last)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
 
-from longdraft.backends.packed_experts import MATRICES, can_be_packed
+from longdraft.backends.packed_experts import can_be_packed, matrices_of
 from longdraft.backends.packed_linear import replace, replace_linears
 from longdraft.errors import InputError
 from longdraft.models.classes import class_of, is_multimodal
@@ -118,7 +118,8 @@ def _quantized(
 
     def matrix(name: str) -> Packed | Tensor | OfExperts:
         module = modules.get(name)
-        if scheme.marker == mxfp4.MARKER and module is not None and can_be_packed(module):
+        of_both = module is not None and can_be_packed(module) and module.has_gate
+        if scheme.marker == mxfp4.MARKER and of_both:
             return mxfp4.experts(files, name, module)
         kinds = (nn.Linear, nn.Embedding) if scheme.tables else (nn.Linear,)
         shape = experts.shape_of(modules, name)
@@ -170,7 +171,7 @@ def _places(
     """Tensors in the places of packed matrices, which take no memory."""
     shapes = {f"{name}.weight": tuple(matrix.shape) for name, matrix in packed.items()}
     for name in of_experts:
-        for leaf in MATRICES:
+        for leaf in matrices_of(modules[name]):
             shapes[f"{name}.{leaf}"] = tuple(getattr(modules[name], leaf).shape)
     return {name: torch.zeros(1, dtype=dtype).expand(shape) for name, shape in shapes.items()}
 

@@ -15,8 +15,8 @@ from longdraft.models.quantized.forms import PackedForm
 from longdraft.models.quantized.tensors import Checkpoint
 from longdraft.ops.packed import Packed
 
-# Gates, up and down of all experts of a layer, one after the other.
-OfExperts = tuple[Packed, Packed, Packed]
+# Gates, if there are some, up and down of all experts of a layer, one after the other.
+OfExperts = tuple[Packed, ...]
 # (the tensors, a layer's name, its outputs and inputs) -> its weights, float32 if unpacked
 Matrix = Callable[[Checkpoint, str, tuple[int, int]], Packed | Tensor]
 # the name of a matrix -> its usual form, as the config alone implies it; None: it is not packed
