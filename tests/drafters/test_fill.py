@@ -365,18 +365,18 @@ def test_rests_double_up_to_a_share_of_the_time():
     rest = Rest()
     rests = []
     for _ in range(7):
-        rest.begin(0.2, 0.0, 0)  # 20 plain steps at a share of 0.01
+        rest.begin(0.12, 0.0, 0)  # 20 plain steps at a share of 0.006
         rests.append(steps_of_rest(rest))
     assert rests == [0, 1, 3, 7, 15, 19, 19]
-    rest.begin(0.2, 0.0, 0)
+    rest.begin(0.12, 0.0, 0)
     rest.end()
     assert not steps_of_rest(rest)
-    rest.begin(0.0199, 0.0, 0)  # considering drafts costs too little for any rest
-    rest.begin(0.0199, 0.0, 0)
+    rest.begin(0.0119, 0.0, 0)  # considering drafts costs too little for any rest
+    rest.begin(0.0119, 0.0, 0)
     assert not steps_of_rest(rest)
 
 
-@pytest.mark.parametrize(("looking", "apart"), [(0.0, 1), (0.005, 1), (0.0051, 2), (0.034, 7)])
+@pytest.mark.parametrize(("looking", "apart"), [(0.0, 1), (0.004, 1), (0.0041, 2), (0.027, 7)])
 def test_the_text_is_looked_at_for_a_share_of_the_time(looking, apart):
     rest = Rest(refused=5)
     rest.begin(0.4, looking, 3)

@@ -7,8 +7,10 @@ from math import ceil
 
 # The shares of all time that considering drafts may take while none is made, and looking whether
 # the text goes on as it did before.
-CONSIDERING = 0.01
-LOOKING = 0.005
+CONSIDERING = 0.006
+LOOKING = 0.004
+# Nearly every token was there before: such matches do not end a rest.
+COMMON = 1
 
 
 @dataclass
@@ -24,7 +26,7 @@ class Rest:
 
     left: int = 0
     refused: int = 0
-    level: int = 0
+    level: int = COMMON
     apart: int = 1
     passed: int = 0
     quiet: bool = False
@@ -61,7 +63,7 @@ class Rest:
         """Some of a draft was accepted, a model drafter is wanted, or rows have begun."""
         self.left = 0
         self.refused = 0
-        self.level = 0
+        self.level = COMMON
         self.quiet = False
 
     def begin(self, cost: float, looking: float, level: int) -> None:
