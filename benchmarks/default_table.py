@@ -1,12 +1,11 @@
-"""Tables of default settings beside the best fixed ones, from records of default.sh and
-default_tasks.sh.
+"""Tables of default settings beside the best fixed ones.
 
     python benchmarks/default_table.py runs/default/default.jsonl
 
-A cell is a model, a build, a text or the turn of a task, a context, a number of rows and of new
-tokens, and a temperature. Of each method and cell: its default's speed over that of its best fixed
-setting, and over plain decoding; for auto, over the best of all other methods and settings. Speeds
-are medians over repeats.
+Reads records of default.sh and default_tasks.sh. A cell is a model, a build, a text or the turn of
+a task, a context, a number of rows and of new tokens, and a temperature. Of each method and cell:
+its default's speed over that of its best fixed setting, and over plain decoding; for auto, over the
+best of all other methods and settings. Speeds are medians over repeats.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class GlideDrafter(UnderView):
 
     @cached_property
     def _weights(self) -> Read:
-        """What a call reads of weights; counting them takes as long as all else in a price."""
+        """The weights that a call reads; counting them takes as long as all else in a price."""
         return weights_read(size_of(self.block), self.target, self.block.vocabulary)
 
     def price(self) -> GlidePrice:
