@@ -230,7 +230,7 @@ class Cell:
         return output
 
     def _empty(self) -> DecodedRows:
-        """What a decoding begins with."""
+        """The output of a decoding that begins."""
         return DecodedRows([[] for _ in self.ours.prompts], Stats(prefill_s=self.prefill_s))
 
     def _drafter(self, entry: MethodSpec) -> Drafter:

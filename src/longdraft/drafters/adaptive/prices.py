@@ -130,7 +130,7 @@ class Predicted:
         return self._known[key]
 
     def _meet(self, lengths: list[int]) -> None:
-        """What is known holds for rows of these lengths."""
+        """Forget what was predicted for rows of other lengths."""
         if lengths != self._lengths:
             self._lengths = lengths
             self._known = {}
