@@ -131,11 +131,14 @@ def test_every_old_line_has_a_new_one(translated, old):
     assert translated(old) == shlex.split(LINES[old])
 
 
+LATER = {"by_step"}  # options that were never written in the old spelling
+
+
 def test_every_old_option_is_translated():
     written = {w.split("=")[0] for line in LINES for w in shlex.split(line)}
     short = {"-m": "--model", "-o": "--option", "-ovegas.reach": "--option"}
     assert {short.get(w, w) for w in written if w.startswith("-")} - {"-3"} == set(OLD)
-    new = {p.name for m in MEASUREMENTS.values() for p in options_of(m)}
+    new = {p.name for m in MEASUREMENTS.values() for p in options_of(m)} - LATER
     assert {name.removeprefix("--").replace("-", "_") for name in OLD} == new | {"task"}
     assert {LINES[line].split()[0] for line in LINES} == MEASUREMENTS.keys()
     assert old_spelling.IGNORED.keys() == MEASUREMENTS.keys()
