@@ -14,7 +14,7 @@ from longdraft.ops.packed import GROUP, Packed, quantized
 
 MATRICES = ("gate_up_proj", "down_proj")
 UNGATED = ("up_proj", "down_proj")
-# What says how a module keeps its matrices, and how a gate is applied.
+# What says how a module keeps its matrices.
 LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 
 

@@ -13,7 +13,7 @@ Tokens = NDArray[np.int64]
 LONGEST = 64
 # Of more places only the latest count: for a string that is so common, others add nothing.
 MOST = 256
-# So many places are compared at once, token by token as long as there are more.
+# Up to so many places are compared in Python, more of them by numpy.
 FEW = 16
 # A match is followed through so many new tokens, and looked for again after more.
 FOLLOWED = 8
