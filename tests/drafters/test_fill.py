@@ -448,7 +448,8 @@ def test_a_draft_ends_the_rest():
     fill._rest.refused = 5
     stats = Stats()
     generate(lm, tiny.prompts(70), fill, max_new_tokens=64, stats=stats)
-    assert not fill._rest.refused and stats.steps < 50
+    assert fill._rest.refused <= 1  # the last step has no room for a draft
+    assert stats.steps < 50
 
 
 def test_reject_is_refused():

@@ -114,12 +114,15 @@ def check_filled_draft_is_followed(name: str) -> None:
     """After a path that has left the inner drafter's nodes for copied ones, it drafts as one that
     has seen every token.
     """
-    # text in circles is copied well: with a margin, the inner drafter would not be asked
+    # text in circles is copied well: with a margin, or trusting copies, the inner drafter would not
+    # be asked
     constants = replace(DEFAULTS, copy_margin=1.0)
     with torch.inference_mode():
         target = tiny.target("llama-loops")
         fill = Fill([BY_NAME[name](target)], Stated(**CHEAP), constants=constants)
         seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
+        for _ in range(40):
+            fill.copying.add(Guess("refused", 0.5), False)
         while True:
             assert not bool(seqs.done.any()), "no path has left the drafted nodes"
             path = speculative_step(target, fill, seqs).verdict.path[0].tolist()

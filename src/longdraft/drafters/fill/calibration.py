@@ -6,16 +6,17 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-FADE = 0.97  # weight of a node's outcome after the next one of the same bucket
-TREND_FADE = 0.98  # the same for the outcomes of all buckets together
-PRIOR_WEIGHT = 4.0  # nodes that the prior of a bucket counts as
-TREND_WEIGHT = 8.0  # accepted nodes that count as evidence for the priors as they are
-LARGEST = 0.99  # an expected chance: no token is certain
+# Set by benchmarks/copying_simulation.py (docs/log).
+FADE = 0.98  # weight of a node's outcome after the next one of the same bucket
+TREND_FADE = 0.99  # the same for the outcomes of all buckets together
+PRIOR_WEIGHT = 8.0  # nodes that the prior of a bucket counts as
+TREND_WEIGHT = 8.0  # accepted and refused nodes that are evidence for the priors as they are, each
+LARGEST = 0.995  # an expected chance: no token is certain
 
 
 class Guess(NamedTuple):
     """A proposed token's bucket, and the chance that is expected in this bucket before any of its
-    tokens was seen.
+    tokens was seen: less than 1.
     """
 
     bucket: Hashable
@@ -40,9 +41,10 @@ class Calibration:
     """The chances of one source's tokens depend on this source's outcomes alone, and only nodes
     whose parent was accepted are outcomes.
 
-    A bucket's chance moves from its prior to the share of its nodes that were accepted. The ratio
-    of accepted to expected nodes of all buckets corrects the priors, so a source that is wrong is
-    believed less in buckets that it has not used yet.
+    A bucket's chance moves from its prior to the share of its nodes that were accepted. The odds of
+    all buckets' nodes, over those that were expected, correct the odds of the priors: a source that
+    is wrong is believed less in buckets that it has not used yet, and one that is right more, but
+    never so much that a rare token counts as certain.
     """
 
     def __init__(self) -> None:
@@ -51,8 +53,9 @@ class Calibration:
 
     def chance(self, guess: Guess) -> float:
         """The chance that this token is accepted if its parent is."""
+        odds = guess.prior / (1.0 - guess.prior) * self._trend
+        prior = min(odds / (1.0 + odds), LARGEST)
         seen = self._by_bucket.get(guess.bucket)
-        prior = min(guess.prior * self._trend, LARGEST)
         if seen is None:
             return prior
         chance = (seen.accepted + PRIOR_WEIGHT * prior) / (seen.tried + PRIOR_WEIGHT)
@@ -60,8 +63,12 @@ class Calibration:
 
     @property
     def _trend(self) -> float:
+        """The odds of a node over those that were expected."""
         seen = self._together
-        return (seen.accepted + TREND_WEIGHT) / (seen.expected + TREND_WEIGHT)
+        refused = seen.tried - seen.accepted
+        expected = seen.tried - seen.expected
+        accepted = (seen.accepted + TREND_WEIGHT) / (seen.expected + TREND_WEIGHT)
+        return accepted * (expected + TREND_WEIGHT) / (refused + TREND_WEIGHT)
 
     def add(self, guess: Guess, accepted: bool) -> None:
         """The parent of such a token was accepted; was the token?"""
