@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED, check_full_acceptance
+from support.filled import doubt_copies
 from support.listed import BUILD, make
 from support.prices import Stated
 from support.structure import close
@@ -125,6 +126,7 @@ def test_one_of_several_drafters_reads_when_its_turn_comes():
     assert small.read == 0
     drafter.use.now = drafter.sources[1]
     drafter._give_captures()
+    doubt_copies(drafter)
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
     assert small.read > SINK + TAIL // 2

@@ -110,6 +110,12 @@ def check_caught_up(name: str = "medusa") -> None:
         compare_with_twin(fill.now.drafter, name, seqs)
 
 
+def doubt_copies(fill: Fill) -> None:
+    """Let it have seen copied tokens refused, so that it asks its drafter instead."""
+    for _ in range(40):
+        fill.copying.add(Guess("refused", 0.5), False)
+
+
 def check_filled_draft_is_followed(name: str) -> None:
     """After a path that has left the inner drafter's nodes for copied ones, it drafts as one that
     has seen every token.
@@ -121,8 +127,7 @@ def check_filled_draft_is_followed(name: str) -> None:
         target = tiny.target("llama-loops")
         fill = Fill([BY_NAME[name](target)], Stated(**CHEAP), constants=constants)
         seqs = begun(fill, "llama-loops", tiny.prompts(70), 120)
-        for _ in range(40):
-            fill.copying.add(Guess("refused", 0.5), False)
+        doubt_copies(fill)
         while True:
             assert not bool(seqs.done.any()), "no path has left the drafted nodes"
             path = speculative_step(target, fill, seqs).verdict.path[0].tolist()
