@@ -19,6 +19,7 @@ from support.filled import (
     begun,
     check_caught_up,
     check_chances_are_learned,
+    check_no_source_is_certain,
     check_filled_draft_is_followed,
     check_sources_are_told_apart,
     growth,
@@ -176,6 +177,10 @@ def test_a_draft_is_asked_for_where_it_adds_to_what_is_copied():
 
 def test_chances_are_learned():
     check_chances_are_learned()
+
+
+def test_a_source_that_was_right_may_be_refused():
+    check_no_source_is_certain()
 
 
 def test_what_was_seen_fades_toward_the_prior():

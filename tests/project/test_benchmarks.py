@@ -5,15 +5,19 @@ shared option once.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from test_commands import commands_of, lines_of, text_of
+
+from longdraft.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -206,3 +210,25 @@ def test_the_simulation_runs():
     from adaptive_simulation import CASES, speedup
 
     assert speedup(CASES["acceptance 0.95"], 0) > 1 > speedup(CASES["acceptance 0"], 0)
+
+
+def test_the_simulation_of_copies_runs(tmp_path, capsys):
+    import copying_simulation
+
+    repeated = copying_simulation.Answer("a", "copy", 0.0, 40, [*range(40), *range(40)])
+    new = copying_simulation.Answer("b", "qa", 0.0, 40, list(range(80)))
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps(asdict(answer)) + "\n" for answer in (repeated, new)))
+    copying_simulation.main([str(file)])
+    table = capsys.readouterr().out.splitlines()
+    cells = [row.strip("| ").split(" | ") for row in table[-3:]]
+    rows = {name: list(map(float, figures)) for name, _, *figures in cells}
+    assert list(rows) == ["a, T=0", "b, T=0", "all"]
+    fill, suffix, oracle = rows["a, T=0"][:3]
+    assert oracle > fill > 2 and oracle > suffix
+    assert rows["b, T=0"][:3] == [1, 1, 1]
+    file.write_text("{}")
+    with pytest.raises(InputError, match="not a file that --write has made"):
+        copying_simulation.main([str(file)])
+    with pytest.raises(InputError, match="give files"):
+        copying_simulation.main([])

@@ -555,6 +555,16 @@ def chances_stay(mp: MonkeyPatch) -> None:
     mp.setattr(Calibration, "add", lambda self, guess, accepted: None)
 
 
+def right_is_certain(mp: MonkeyPatch) -> None:
+    """A source that was right more often than expected multiplies what is expected of it."""
+
+    def chance(self, guess):
+        seen = self._together
+        return min(guess.prior * (seen.accepted + 8) / (seen.expected + 8), 0.99)
+
+    mp.setattr(Calibration, "chance", chance)
+
+
 def not_caught_up(mp: MonkeyPatch) -> None:
     """A drafter that was idle is asked again without an update for what was copied."""
     good = Fill.update

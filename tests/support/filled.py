@@ -64,6 +64,16 @@ def check_chances_are_learned() -> None:
             assert source.chance(used) < 0.1 and source.chance(other) < 0.3
 
 
+def check_no_source_is_certain() -> None:
+    """A source that was always right is believed more in a bucket that was never used, too, but
+    each of its tokens may still be refused.
+    """
+    source = Calibration()
+    for _ in range(20):
+        source.add(Guess("used", 0.5), True)
+    assert 0.85 < source.chance(Guess("other", 0.75)) < 0.95
+
+
 def check_sources_are_told_apart() -> None:
     """The text is always right and the drafter always wrong: each is believed accordingly."""
     copying, drafting = Calibration(), Calibration()

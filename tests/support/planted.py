@@ -9,7 +9,12 @@ from support import broken, checks, structure
 from support.broken import plant_verifier, reject_with
 from support.checks import PENALTY, SAMPLERS, Toy, check_law, check_lossless, remembering, tables
 from support.dflash_ring import check_ring as check_feature_ring
-from support.filled import check_caught_up, check_chances_are_learned, check_sources_are_told_apart
+from support.filled import (
+    check_caught_up,
+    check_chances_are_learned,
+    check_no_source_is_certain,
+    check_sources_are_told_apart,
+)
 from support.middle_level import check_caches
 from support.mtp_ring import check_ring
 
@@ -116,6 +121,10 @@ PLANTED = {
     "a copied node is attributed to the drafter": (
         broken.swapped_sources,
         check_sources_are_told_apart,
+    ),
+    "a source that was right is taken for certain": (
+        broken.right_is_certain,
+        check_no_source_is_certain,
     ),
     "a source's chances are never corrected": (broken.chances_stay, check_chances_are_learned),
     "a source's chances are never corrected v text": (
