@@ -12,7 +12,7 @@ WIDEST = 4  # continuations of one node: others are rarely accepted
 # The expected chance of a continuation, by the bit length of its match's length: of 0, 1, 2 to 3,
 # 4 to 7, 8 to 15, 16 to 31 and more tokens. Of the only one after the only place of the match, of
 # the only one after several places, and of one of several, divided by its share of the places.
-# Counted in answers of SmolLM2 and Qwen2.5-Coder to the tasks of `bench tasks` (docs/log).
+# Counted in SmolLM2's answers to the tasks of `bench tasks`, and tried on other models' (docs/log).
 ONCE = (0.0, 0.25, 0.5, 0.72, 0.85, 0.93, 0.98)
 ALWAYS = (0.0, 0.4, 0.72, 0.85, 0.93, 0.96, 0.985)
 AMONG = (0.0, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
