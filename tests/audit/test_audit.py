@@ -172,6 +172,7 @@ UNSEEN = {
     "an accepted token's feature is lost": "drafts are worse and the text is right",
     "a copied node is attributed to the drafter": "drafts are worse and the text is right",
     "a source's chances are never corrected": "drafts are worse and the text is right",
+    "a source that was right is taken for certain": "drafts are worse and the text is right",
     "an idle drafter is asked before it caught up": "drafts are worse and the text is right",
     "noise without position": "plain decoding has the same noise",
     "noise of seed + position": "plain decoding has the same noise",
