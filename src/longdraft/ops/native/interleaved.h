@@ -189,10 +189,19 @@ struct InterleavedLinear : Form<F> {
             interleaved_scales<Form<F>>(f, sixteen, groups, g, n, scale, offset);
             for (int64_t i = 0; i < n / PER; i++) {
                 const int64_t all = g / PER + i;  // groups of 32 before
+                if (t == 0) prefetch_group(low, high, all);
                 each<16 / V>([&](int e) { add_group<RB>(low, high, all, i, t, e * V, offsets, total[e]); });
             }
         }
         each<16 / V>([&](int e) { each<RB>([&](int r) { store(y[r] + e * V, total[e][r]); }); });
+    }
+
+    // What lies AHEAD of the g-th group of 32 inputs: inputs of many rows leave little of the caches to what the processor itself
+    // reads ahead, and it stops at every page.
+    static void prefetch_group(const uint8_t* low, const uint8_t* high, int64_t g) {
+        constexpr int64_t LOWS = LOW * 16 * 32 / BLOCK_INPUTS, HIGHS = HIGH * 16 * 32 / BLOCK_INPUTS;  // bytes of a group
+        for (int64_t line = 0; line < LOWS; line += 64) prefetch_after(low + g * LOWS + line);
+        for (int64_t line = 0; line < HIGHS; line += 64) prefetch_after(high + g * HIGHS + line);
     }
 
     // Adds the products of a group of 32 inputs, the g-th, whose scales are the i-th, with V rows of weights from e on.
