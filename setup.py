@@ -34,7 +34,9 @@ AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
     "_amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"],
     "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
+    "_avx512vnni": [*AVX512, "-mavx512vnni"],
     "_avx512": AVX512,
+    "_avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
     "_avx2": ["-mavx2", "-mfma"],
 }
 # Python's own variable for cross-compiling ("linux-aarch64") names another machine than this one.

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # setup.py's
 BUILDS = {
-    "x86_64": ("_amx", "_avx512bf16", "_avx512", "_avx2"),
+    "x86_64": ("_amx", "_avx512bf16", "_avx512vnni", "_avx512", "_avxvnni", "_avx2"),
     "aarch64": ("_neon",),
 }
 GLIBC = 28

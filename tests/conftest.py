@@ -102,7 +102,7 @@ def count_builds(terminalreporter) -> None:
     for kind in native.NEEDS:
         library, why_not = native.opened(kind)
         why = f", {LEFT_OUT[kind]} skipped: {why_not}" if library is None else ""
-        terminalreporter.write_line(f"{kind[1:]:<7} {RAN[kind]} tests ran{why}")
+        terminalreporter.write_line(f"{kind[1:]:<10} {RAN[kind]} tests ran{why}")
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

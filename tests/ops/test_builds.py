@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(
 FLAGS = Path("/proc/cpuinfo")
 ASKED = {
     "_avx2": {"avx2", "fma"},
+    "_avxvnni": {"avx2", "fma", "avx_vnni"},
     "_avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "_avx512vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
     "_avx512bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"},
     "_amx": {"avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
 }
@@ -123,7 +125,7 @@ def test_a_build_that_the_processor_lacks_is_never_loaded(kind, monkeypatch):
     [
         ("avx512", "does not offer AVX-512"),
         ("amx", "does not offer AMX"),
-        ("avx1024", "choose amx, avx512bf16, avx512, avx2"),
+        ("avx1024", "choose amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2"),
     ],
 )
 def test_a_build_that_cannot_run_is_an_error(choice, names, monkeypatch, capsys):

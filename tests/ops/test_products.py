@@ -20,9 +20,14 @@ PROGRAM = Path(__file__).parents[1] / "support" / "native_products.cpp"
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 X86 = {
     "_avx2": ["-mavx2", "-mfma"],
+    "_avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
     "_avx512": AVX512,
+    "_avx512vnni": [*AVX512, "-mavx512vnni"],
     "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
 }
+
+
+WIDTHS = [("_avx2", 8), ("_avxvnni", 8), ("_avx512", 16), ("_avx512vnni", 16), ("_avx512bf16", 16)]
 
 
 def needs(compiler: str, kind: str = "_avx2") -> None:
@@ -52,7 +57,7 @@ def run(*command: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("kind", "width"), [("_avx2", 8), ("_avx512", 16), ("_avx512bf16", 16)])
+@pytest.mark.parametrize(("kind", "width"), WIDTHS)
 def test_every_row_is_right_and_independent_of_the_others(kind, width, tmp_path):
     needs("g++", kind)
     assert run(build("g++", X86[kind], tmp_path)) == (0, f"vectors of {width} floats\n")

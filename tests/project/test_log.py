@@ -40,6 +40,7 @@ def test_the_log_is_by_month():
 
 
 MONTH = "2026-11"
+MONTHS = sorted(PAGES.keys() - {"index"}, reverse=True)
 FIRST = PAGES[MONTH].index("\n## ") + 1
 
 
@@ -53,7 +54,7 @@ FIRST = PAGES[MONTH].index("\n## ") + 1
             f"{PAGES[MONTH][:FIRST]}## Today\n\n{PAGES[MONTH][FIRST:]}",
             "2026-11.md has a heading without a date",
         ),
-        ("2026-12", "# Log: December 2026\n", f"the index lists {['2026-11']}"),
+        ("2099-12", "# Log: December 2099\n", f"the index lists {MONTHS}"),
         (
             "index",
             PAGES["index"].replace(RULE, ""),

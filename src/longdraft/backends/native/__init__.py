@@ -54,7 +54,7 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
 
 
 # builds whose attention to keys in 8 bits was measured beside that to bfloat16 (docs/log)
-CODES_MEASURED = ("avx512bf16", "avx512", "avx2")
+CODES_MEASURED = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 
 
 # Queries of a key head in one pass, whose results are held at once: 128 nodes of 16 heads.

@@ -18,7 +18,9 @@ FOLDER = Path(__file__).parent  # of the builds
 NEEDS = {  # what each build needs, best build first
     "_amx": "AMX tiles of bfloat16",
     "_avx512bf16": "AVX-512 with bfloat16",
+    "_avx512vnni": "AVX-512 with VNNI",
     "_avx512": "AVX-512 (F, DQ, BW, VL)",
+    "_avxvnni": "AVX2 with AVX-VNNI",
     "_avx2": "AVX2 and FMA",
     "_neon": "Arm's NEON",
 }
@@ -89,7 +91,7 @@ def _library(choice: str) -> ctypes.CDLL | None:
 
 
 def name_of(lib: ctypes.CDLL) -> str:
-    """The name of a library's build: "amx", "avx512bf16", "avx512", "avx2" or "neon"."""
+    """The name of a library's build, such as "avx512bf16", "avx2" or "neon"."""
     return Path(lib._name).name.split(".")[0].lstrip("_")
 
 

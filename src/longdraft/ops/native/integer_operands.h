@@ -9,7 +9,7 @@ constexpr int64_t FOURS = CODED / 4;  // of the numbers of a block
 
 // Four bytes of each element lie in PARTS vectors, and four that they are multiplied with in a Word. A key's bytes are signed; those
 // of weights are not.
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr int PARTS = 1;
 // The instruction multiplies unsigned bytes with signed ones: a key's get 128 more, and sums begin with what that adds.
 constexpr int64_t KEY_OFFSET = 128;
@@ -22,10 +22,10 @@ static inline void unsigned_key_parts(X bytes, X* to) {
     to[0] = bytes;
 }
 static inline ivec add_key_products(ivec sum, ivec keys, int32_t word) {
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)keys, _mm512_set1_epi32(word));
+    return with_byte_products(sum, keys, ivec{} + word);
 }
 static inline ivec add_value_products(ivec sum, ivec values, int32_t word) {
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(word), (__m512i)values);
+    return with_byte_products(sum, ivec{} + word, values);
 }
 static inline void key_words(const int8_t* four, int32_t* to) { std::memcpy(to, four, 4); }
 typedef uint8_t weight_code;
@@ -244,7 +244,7 @@ struct ValuePanel {
         const __m128i first[2] = {_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)};
         const __m128i second[2] = {_mm_unpacklo_epi8(c, e), _mm_unpackhi_epi8(c, e)};
         for (int i = 0; i < 2; i++)
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
         {
             _mm_storeu_si128((__m128i*)(to + 8 * i), _mm_unpacklo_epi16(first[i], second[i]));
             _mm_storeu_si128((__m128i*)(to + 8 * i + 4), _mm_unpackhi_epi16(first[i], second[i]));

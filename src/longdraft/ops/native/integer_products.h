@@ -14,6 +14,8 @@ static inline eight all_of(float x) { return (eight)_mm256_set1_ps(x); }
 static inline eight dot(__m256i unsigned_bytes, __m256i signed_bytes) {
 #ifdef __AVX512VNNI__
     const __m256i all = _mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned_bytes, signed_bytes);
+#elif defined(__AVXVNNI__)
+    const __m256i all = _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), unsigned_bytes, signed_bytes);
 #else
     const __m256i all = _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned_bytes, signed_bytes), _mm256_set1_epi16(1));
 #endif

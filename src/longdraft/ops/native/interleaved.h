@@ -24,13 +24,9 @@ static inline ivec added_pairs(svec pairs) {
 
 // With VNNI one instruction adds four products of bytes to an integer. Without it, pairs of products are summed in 16 bits as long
 // as the sums fit (fitting_pairs); codes of 8 bits are multiplied in two halves.
-#ifdef __AVX512VNNI__
-constexpr bool VNNI = true;
-static inline ivec with_four(ivec sum, uvec bytes, int32_t four) {
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)bytes, _mm512_set1_epi32(four));
-}
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+static inline ivec with_four(ivec sum, uvec bytes, int32_t four) { return with_byte_products(sum, (ivec)bytes, ivec{} + four); }
 #else
-constexpr bool VNNI = false;
 static inline ivec with_four(ivec sum, uvec bytes, int32_t four) { return sum + added_pairs(pairs_of(bytes, four)); }
 #endif
 constexpr int fitting_pairs(int bits) { return VNNI ? 8 : bits == 6 ? 2 : bits == 5 ? 4 : 8; }
@@ -148,7 +144,7 @@ struct InterleavedLinear : Form<F> {
     using Form<F>::LOW;
     using Form<F>::HIGH;
     using Form<F>::OFFSET;
-    static constexpr int MOST = VNNI ? 12 : V / 2;             // rows whose sums stay in registers
+    static constexpr int MOST = VNNI && V == 16 ? 12 : VNNI ? 8 : V / 2;  // rows whose sums stay in registers
     static constexpr int64_t UNIT = 256 / GROUP, PER = 32 / GROUP;  // groups whose scales are unpacked together
     const int64_t T;
     EightBitInputs<GROUP> x;
@@ -213,16 +209,16 @@ struct InterleavedLinear : Form<F> {
         const float* const sum = x.sum + PER * (t * x.groups + g * RB);
         const int32_t* const begin = x.begin + PER * (t * x.groups + g * RB);
         vec all[RB];
-        each<PER>([&](int p) {
+        each<PER>([&](int p) INLINED {
             ivec exact[RB];
             each<RB>([&](int r) { exact[r] = ivec{} + begin[p * RB + r]; });
             constexpr int DEPTH = std::min<int>(8 / PER, fitting_pairs(BITS));
-            each<8 / PER / DEPTH>([&](int part) {
+            each<8 / PER / DEPTH>([&](int part) INLINED {
                 svec low_pairs[RB] = {}, high_pairs[RB] = {};
-                each<DEPTH>([&](int k) {
+                each<DEPTH>([&](int k) INLINED {
                     const int j = p * (8 / PER) + part * DEPTH + k;
                     const uvec bytes = unsigned_codes(low, high, g, j, e);
-                    each<RB>([&](int r) {
+                    each<RB>([&](int r) INLINED {
                         int32_t four;
                         std::memcpy(&four, codes + (j * RB + r) * 4, 4);
                         if constexpr (VNNI) {

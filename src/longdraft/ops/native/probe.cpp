@@ -44,14 +44,20 @@ static bool avx2(const Features& f) {
 static bool avx512(const Features& f) {
     return avx2(f) && has(f.saved, 0xe6) && has(f.extended, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31);
 }
-// -mavx512bf16 -mavx512vnni besides
-static bool avx512bf16(const Features& f) { return avx512(f) && has(f.more, 1u << 5) && has(f.vectors, 1u << 11); }
+// -mavxvnni besides those of avx2
+static bool avxvnni(const Features& f) { return avx2(f) && has(f.more, 1u << 4); }
+// -mavx512vnni besides those of avx512
+static bool avx512vnni(const Features& f) { return avx512(f) && has(f.vectors, 1u << 11); }
+// -mavx512bf16 besides
+static bool avx512bf16(const Features& f) { return avx512vnni(f) && has(f.more, 1u << 5); }
 // -mavx512bf16 -mavx512vnni -mamx-bf16 -mamx-tile
 static bool amx(const Features& f) { return avx512bf16(f) && has(f.saved, 0x60000) && has(f.amx, 1u << 22 | 1u << 24) && f.tiles; }
 
 static bool fits(const char* build, const Features& f) {
     if (!std::strcmp(build, "_avx2")) return avx2(f);
+    if (!std::strcmp(build, "_avxvnni")) return avxvnni(f);
     if (!std::strcmp(build, "_avx512")) return avx512(f);
+    if (!std::strcmp(build, "_avx512vnni")) return avx512vnni(f);
     if (!std::strcmp(build, "_avx512bf16")) return avx512bf16(f);
     return !std::strcmp(build, "_amx") && amx(f);
 }
