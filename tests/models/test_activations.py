@@ -21,7 +21,7 @@ from longdraft.drafters.kinds import KINDS
 from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load, load_lm
 from longdraft.ops import interleaved, native
-from longdraft.ops.packed import Packed, pack
+from longdraft.ops.packed import FP4, IQ4, Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, SixBitScales
 
 WORDS = ("--prompt-file", "a.txt", "--temperature", "1", "--weights", "int4")
@@ -30,7 +30,7 @@ KERNELS = (
 )
 
 
-def matrix(bits: int, group: int, form: str, inputs: int) -> Packed:
+def matrix(bits: int, group: int, form: str, inputs: int, levels=None) -> Packed:
     """48 outputs of random codes and scales."""
     g = torch.Generator().manual_seed(bits)
     codes = torch.randint(0, 1 << bits, (48, inputs), generator=g).to(torch.uint8)
@@ -45,36 +45,40 @@ def matrix(bits: int, group: int, form: str, inputs: int) -> Packed:
             numbers(inputs // 128).half(),
         ),
         "eight": lambda: EightBitScales(
-            torch.randint(-128, 128, (48, inputs // 16), generator=g).to(torch.int8),
+            torch.randint(-128, 128, (48, inputs // group), generator=g).to(torch.int8),
             numbers(inputs // 256).half(),
         ),
     }
-    return pack(bits, codes, scales[form](), group)
+    return pack(bits, codes, scales[form](), group, levels)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(
-    "bits, group, form",
+    "bits, group, form, levels",
     [
-        (4, 32, "plain"),
-        (4, 32, "offset"),
-        (4, 32, "six"),
-        (5, 32, "plain"),
-        (5, 32, "six"),
-        (6, 16, "eight"),
-        (8, 32, "plain"),
-        (8, 16, "offset"),
+        (4, 32, "plain", None),
+        (4, 32, "plain", FP4),
+        (4, 32, "eight", IQ4),
+        (4, 32, "offset", None),
+        (4, 32, "six", None),
+        (5, 32, "plain", None),
+        (5, 32, "six", None),
+        (6, 16, "eight", None),
+        (8, 32, "plain", None),
+        (8, 16, "offset", None),
     ],
 )
 @pytest.mark.parametrize("inputs", [96, 256, 768])
-def test_the_order_of_sixteen_rows_loses_nothing(bits, group, form, inputs):
+def test_the_order_of_sixteen_rows_loses_nothing(bits, group, form, levels, inputs):
     if form in ("six", "eight") and inputs % 256:
         return
-    packed = matrix(bits, group, form, inputs)
+    packed = matrix(bits, group, form, inputs, levels)
     turned = interleaved.together(packed)
     assert turned.nbytes == packed.nbytes and not torch.equal(turned.low, packed.low)
-    for name, part in interleaved.apart(turned).parts.items():
+    apart = interleaved.apart(turned)
+    for name, part in apart.parts.items():
         assert torch.equal(part, packed.parts[name])
+    assert torch.equal(apart.dequantized(), packed.dequantized())
 
 
 def test_inputs_are_rounded_to_127_steps_of_the_largest_of_32():
@@ -241,3 +245,10 @@ def test_benchmarks_record_it(cli, tmp_path):
 def test_chat_models_load_with_their_tokenizer(packed_file):
     lm, tokenizer = load(packed_file, device="cpu")
     assert lm.activations == ("int8" if KERNELS else None) and tokenizer.encode("a")
+
+
+@pytest.mark.parametrize(("bits", "form"), [(8, "plain"), (5, "plain"), (4, "offset"), (4, "six")])
+def test_levels_are_of_4_bits_without_offsets(bits, form):
+    assert matrix(bits, 32, form, 256).levels is None
+    with pytest.raises(ValueError, match="levels are selected by 4 bits"):
+        matrix(bits, 32, form, 256, FP4)

@@ -22,7 +22,7 @@ from longdraft.models.loading import load_lm
 from longdraft.models.quantized import experts, mxfp4, reader
 from longdraft.models.untrusted import neutral
 from longdraft.ops import native
-from longdraft.ops.packed import pack
+from longdraft.ops.packed import IQ4, pack
 from longdraft.ops.scales import PlainScales
 
 IDS = torch.tensor(tiny.prompts(40))
@@ -50,9 +50,9 @@ def test_weights_of_gpt_oss_are_those_of_the_file(tmp_path):
 
 
 @torch.inference_mode()
-def test_other_orders_of_gpt_oss_are_caught(tmp_path, monkeypatch):
+def test_other_levels_of_gpt_oss_are_caught(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(mxfp4, "CODES", mxfp4.CODES[::-1])
+        patch.setattr(mxfp4, "FP4", IQ4)
         with pytest.raises(AssertionError):
             check_oss(tmp_path / "codes")
 

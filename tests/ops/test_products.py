@@ -158,8 +158,20 @@ PLANTED = {
     ),
     "a scale of 8 bits is that of the group after": (
         "scales.h",
-        "eight_signed(codes + 8), by)",
-        "eight_signed(codes), by)",
+        "(f.scale) + begin + i), number(unit",
+        "(f.scale) + begin), number(unit",
+        "outputs",
+    ),
+    "sixteen groups share a unit of scales of 8 bits, whatever their size": (
+        "scales.h",
+        "SHARE = 256 / Form::GROUP;",
+        "SHARE = 16;",
+        "outputs",
+    ),
+    "levels are selected by the other half of a byte": (
+        "packed_weights.h",
+        "levels_of(codes + step % 32, step < 32,",
+        "levels_of(codes + step % 32, step >= 32,",
         "outputs",
     ),
     "a row's scales are those of the row before": (
@@ -262,8 +274,26 @@ PLANTED = {
     ),
     "units of sixteen rows are of the next of them": (
         "interleaved.h",
+        "(first / 16 + i) / (256 / Form::GROUP) * 16 + e)",
+        "(first / 16 + i) / (256 / Form::GROUP) * 16 + (e ^ V / 2))",
+        "rounded outputs",
+    ),
+    "sixteen groups of sixteen rows share a unit, whatever their size": (
+        "interleaved.h",
+        "(first / 16 + i) / (256 / Form::GROUP) * 16 + e)",
         "(first / 16 + i) / 16 * 16 + e)",
-        "(first / 16 + i) / 16 * 16 + (e ^ V / 2))",
+        "rounded outputs",
+    ),
+    "levels of sixteen rows are those of the code with its highest bit turned": (
+        "interleaved.h",
+        "Form::LEVELS[i % 16]",
+        "Form::LEVELS[i % 16 ^ 8]",
+        "rounded outputs",
+    ),
+    "a level has the offset of 4 bits": (
+        "interleaved.h",
+        "f.scales == SIX_BITS ? 0 : 1 << (Form::RANGE - 1)",
+        "f.scales == SIX_BITS ? 0 : 1 << (Form::BITS - 1)",
         "rounded outputs",
     ),
     "sums of products overflow 16 bits": (

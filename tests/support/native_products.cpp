@@ -316,6 +316,9 @@ static half as_half(float x) {
     return {static_cast<uint16_t>(w >> 16 & 0x8000 | ((w >> 13 & 0x3ffff) - (112 << 10)) & 0x7fff)};
 }
 
+static const int FP4_LEVELS[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+static const int IQ4_LEVELS[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
 // A layer of random packed weights. Every form of scales; tails of rows that are not whole blocks have other bits than zeros.
 struct PackedLayer {
     int64_t outputs, in, blocks, groups, bits, group;
@@ -327,7 +330,7 @@ struct PackedLayer {
 
     PackedLayer(Format format, ScaleForm form, bool has_offset, int64_t outputs, int64_t in, const float* bias)
         : outputs(outputs), in(in), blocks((in + 63) / 64), has_offset(has_offset) {
-        bits = format == BITS_8_OF_16 ? 8 : 3 + format + (format == BITS_8), group = format == BITS_6 || format == BITS_8_OF_16 ? 16 : 32;
+        bits = form_bits(format), group = format == BITS_6 || format == BITS_8_OF_16 ? 16 : 32;
         groups = blocks * 64 / group;
         low.resize(outputs * blocks * (bits == 8 ? 64 : 32)), high.resize(outputs * blocks * (bits == 5 ? 8 : bits == 6 ? 16 : 0));
         for (uint8_t& c : low) c = randomness();
@@ -337,6 +340,15 @@ struct PackedLayer {
             codes_of_scales(form);
         else
             numbers_of_scales(form);
+    }
+
+    static int64_t form_bits(Format format) {
+        switch (format) {
+            case BITS_5: return 5;
+            case BITS_6: return 6;
+            case BITS_8: case BITS_8_OF_16: return 8;
+            default: return 4;
+        }
     }
 
     void numbers_of_scales(ScaleForm form) {
@@ -353,8 +365,9 @@ struct PackedLayer {
 
     // As ggml reads them, one after another.
     void codes_of_scales(ScaleForm form) {
-        const int64_t per = form == SIX_BITS ? 8 : 16, units = outputs * groups / per;
-        bytes.resize(units * (form == SIX_BITS ? 12 : 16));
+        const int64_t per = 256 / group, units = outputs * groups / per;
+        const int64_t size = form == SIX_BITS ? 12 : per;
+        bytes.resize(units * size);
         for (uint8_t& c : bytes) c = randomness();
         std::vector<float> by;
         for (int64_t i = 0; i < units * (form == SIX_BITS ? 2 : 1); i++) {
@@ -363,7 +376,7 @@ struct PackedLayer {
         }
         for (int64_t g = 0; g < outputs * groups; g++) {
             const int64_t u = g / per, j = g % per;
-            const uint8_t* q = &bytes[u * (form == SIX_BITS ? 12 : 16)];
+            const uint8_t* q = &bytes[u * size];
             if (form == EIGHT_BITS) {
                 scale.push_back(by[u] * static_cast<int8_t>(q[j])), offset.push_back(0);
                 continue;
@@ -379,6 +392,8 @@ struct PackedLayer {
         const int64_t block = o * blocks + i / 64, at = i % 64;
         if (bits == 8) return static_cast<int8_t>(low[block * 64 + at]);
         int code = low[block * 32 + at % 32] >> (at < 32 ? 0 : 4) & 15;
+        if (f.format == FP4) return FP4_LEVELS[code];
+        if (f.format == IQ4) return IQ4_LEVELS[code];
         if (bits == 5) code |= (high[block * 8 + at / 8] >> at % 8 & 1) << 4;
         if (bits == 6) code |= (high[block * 16 + at % 16] >> at / 16 * 2 & 3) << 4;
         return has_offset ? code : code - (1 << (bits - 1));
@@ -409,6 +424,7 @@ static const Kind kinds[] = {
     {BITS_4, FLOATS, true},   {BITS_4, HALVES, true}, {BITS_4, HALVES, false}, {BITS_4, SIX_BITS, true},  {BITS_5, HALVES, true},
     {BITS_5, HALVES, false},  {BITS_5, FLOATS, false}, {BITS_5, SIX_BITS, true}, {BITS_6, HALVES, false}, {BITS_6, EIGHT_BITS, false},
     {BITS_8, HALVES, false},  {BITS_8, FLOATS, false}, {BITS_8_OF_16, HALVES, true}, {BITS_8_OF_16, FLOATS, true},
+    {FP4, HALVES, false},     {FP4, FLOATS, false},   {IQ4, HALVES, false},    {IQ4, EIGHT_BITS, false},
 };
 
 template <typename E>
@@ -427,7 +443,7 @@ static void integer_outputs(const Kind& kind, int64_t T, int64_t in, int64_t out
     std::fill(x.begin(), x.begin() + 32, 0.0f);
     const auto before = numbers<float>(T * outputs), bias = numbers<float>(outputs);
     const PackedLayer layer(kind.format, kind.form, kind.has_offset, outputs, in, bias.data());
-    require(in_integers(layer.f, T) == (T <= 4 && kind.format != BITS_8_OF_16), "which products are in integers", T, in, kind.format);
+    require(in_integers(layer.f, T) == (T <= 4 && kind.format < BITS_8_OF_16), "which products are in integers", T, in, kind.format);
     if (!in_integers(layer.f, T)) return;
     Buffer<char> own;
     own.reserve(integer_bytes(T, in));

@@ -16,6 +16,8 @@ from longdraft.ops.scales import PlainScales, Scales
 
 GROUP = 32  # inputs that share a scale, unless a file's format has smaller groups
 BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the numbers of E2M1
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 PART = 1 << 20  # entries that are dequantized at a time: they stay in the processor's cache
 EXACT = 24  # binary digits of a float32
 MIN_HALF_SCALE = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
@@ -34,7 +36,8 @@ class Packed:
     """A matrix [outputs,inputs] whose entries are code * scale + offset.
 
     Entries are computed in float32 with one rounding. Without offsets an entry is (code -
-    2^(bits-1)) * scale. Codes of 8 bits are signed in either case.
+    2^(bits-1)) * scale. Codes of 8 bits are signed in either case. levels: FP4 or IQ4, of which
+    codes of 4 bits without offsets select those that are multiplied with scales.
     low: of 8 bits int8 [outputs,room], where room is inputs rounded up to whole blocks of 64; else
     uint8 [outputs,room/2], where byte i of the 32 bytes of a block holds the lowest 4 bits of entry
     i in its low and of entry i+32 in its high half. high: of 5 bits uint8 [outputs,room/8], where
@@ -49,6 +52,7 @@ class Packed:
     high: Tensor | None
     scales: Scales
     group: int = GROUP
+    levels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -65,6 +69,8 @@ class Packed:
             raise ValueError(f"{problem}: those of 16 have an offset, those of 32 have none")
         if self.bits == 6 and self.scales.has_offset:
             raise ValueError("6 bits have no offset")
+        if self.levels is not None and (self.bits != 4 or self.scales.has_offset):
+            raise ValueError("levels are selected by 4 bits, and have no offset")
         outputs = len(self.low)
         blocks = -(-self.inputs // BLOCK)
         if self.scales.shape != (outputs, blocks * BLOCK // self.group):
@@ -104,6 +110,7 @@ class Packed:
             parts.get("high"),
             self.scales.of(rest),
             self.group,
+            self.levels,
         )
 
     def rows(self, which: Tensor | slice) -> Packed:
@@ -159,6 +166,8 @@ class Packed:
                 bits = high[..., None, :] >> shifts[:, None] & 3
             codes |= bits.flatten(-2) << 4
         signed = codes.flatten(-2).view(torch.int8)
+        if self.levels is not None:
+            return torch.tensor(self.levels, dtype=torch.int8, device=low.device)[signed.int()]
         return signed if self.scales.has_offset else signed - (1 << self.bits - 1)
 
     def entries(self, places: Tensor, around: Around | None = None) -> Tensor:
@@ -199,7 +208,13 @@ class Packed:
         return -(-self.inputs // BLOCK) * BLOCK
 
 
-def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed:
+def pack(
+    bits: int,
+    codes: Tensor,
+    scales: Scales,
+    group: int = GROUP,
+    levels: tuple[int, ...] | None = None,
+) -> Packed:
     """Codes [outputs,inputs] as a Packed with these scales.
 
     Codes are uint8 or int8, in the order of the entries. Codes of fewer than 8 bits are unsigned.
@@ -213,7 +228,8 @@ def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed
             {name: F.pad(x, (0, missing // group)) for name, x in scales.parts.items()}
         )
     if bits == 8:
-        return Packed(8, inputs, codes.view(torch.int8).contiguous(), None, scales, group)
+        low = codes.view(torch.int8).contiguous()
+        return Packed(8, inputs, low, None, scales, group, levels)
     blocks = codes.view(torch.uint8).view(outputs, -1, BLOCK)
     low = (blocks[..., :32] & 15 | blocks[..., 32:] << 4).flatten(1)
     high = None
@@ -226,7 +242,7 @@ def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed
         else:
             parts = over.unflatten(-1, (4, 16)).transpose(-1, -2)
         high = (parts << shifts).sum(-1, dtype=torch.uint8).flatten(1).contiguous()
-    return Packed(bits, inputs, low.contiguous(), high, scales, group)
+    return Packed(bits, inputs, low.contiguous(), high, scales, group, levels)
 
 
 def quantized(weight: Tensor, bits: int) -> Packed:

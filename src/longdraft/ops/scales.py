@@ -129,22 +129,26 @@ class SixBitScales(Scales):
 
 @dataclass(frozen=True)
 class EightBitScales(Scales):
-    """The scales of Q6_K: sixteen groups share a half, which multiplies their codes of 8 bits.
+    """The scales of Q6_K and IQ4_XS: the groups of 256 inputs share a half, which multiplies their
+    codes of 8 bits.
 
-    scale: int8 [outputs,16*n]. unit: float16 [outputs,n].
+    scale: int8 [outputs,together*n]. unit: float16 [outputs,n].
     """
 
     scale: Tensor
     unit: Tensor
 
     has_offset = False
-    together = 16
     digits = 19
+
+    @property
+    def together(self) -> int:  # type: ignore[override]
+        return self.scale.shape[-1] // self.unit.shape[-1]
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.scale.shape[0], self.scale.shape[1]
 
     def numbers(self) -> tuple[Tensor, Tensor | None]:
-        scales = self.unit.float()[..., None] * self.scale.unflatten(-1, (-1, 16))
+        scales = self.unit.float()[..., None] * self.scale.unflatten(-1, (-1, self.together))
         return scales.flatten(1), None

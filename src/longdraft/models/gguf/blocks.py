@@ -1,9 +1,8 @@
 """The tensor types of GGUF files: the size of a block of entries, and the meaning of its bits.
 
 Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing
-is rounded. Types of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and
-3 bits take 8 bits per entry, and so do IQ4_NL and IQ4_XS, whose 4 bits select from a table; ternary
-ones take 4.
+is rounded. Types of 4, 5, 6 and 8 bits take about as many bytes in memory as in the file. Those of
+2 and 3 bits take 8 bits per entry; ternary ones take 4.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from torch.nn import functional as F
 
 from longdraft.ops.bits import exchange_halves, exchanged
 from longdraft.ops.interleaved import ROWS, WORD, together, turned
-from longdraft.ops.packed import Packed, pack
+from longdraft.ops.packed import FP4, IQ4, Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, Scales, SixBitScales
 
-IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 LOW_4 = 0x0F0F0F0F0F0F0F0F  # of each byte of a word, the four lowest bits
 LOW_4_OF_32 = 0x0F0F0F0F
 LOW_2_OF_32 = 0x33333333  # of each half of a byte, the two lowest bits
@@ -128,10 +125,9 @@ def _half(field: Tensor) -> Tensor:
     return field.view(torch.float16).float().squeeze(-1)
 
 
-def _packed(codes: Tensor, scale: Tensor, offset: Tensor | None = None, group: int = 32) -> Packed:
-    """codes int8 [rows,...] with entries in order; scale, offset [rows,...], one per group."""
-    offset = None if offset is None else offset.flatten(1)
-    return pack(8, codes.flatten(1), PlainScales(scale.flatten(1), offset), group)
+def _packed(codes: Tensor, scale: Tensor, offset: Tensor) -> Packed:
+    """codes int8 [rows,...] with entries in order; scale, offset [rows,...], one for each 16."""
+    return pack(8, codes.flatten(1), PlainScales(scale.flatten(1), offset.flatten(1)), 16)
 
 
 def _plain(kind: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -189,27 +185,32 @@ def _nibbles(codes: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Packed:
-    d, codes = _parts(blocks, 2, 16)
-    return _packed(_levels(_nibbles(codes)), _halves(d))
+    d, codes = _parts(_even(blocks), 2, 16)
+    return _of_levels(IQ4, 32 * blocks.shape[1], codes, PlainScales(_halves(d), None))
 
 
-def _levels(codes: Tensor) -> Tensor:
-    return torch.tensor(IQ4_LEVELS, dtype=torch.int8)[codes.int()]
+def _of_levels(levels: tuple[int, ...], entries: int, codes: Tensor, scales: Scales) -> Packed:
+    """codes [rows,blocks,16] of an even number of blocks."""
+    return Packed(4, entries, _low_of_32(codes), None, scales, levels=levels)
 
 
 def _iq4_xs(blocks: Tensor) -> Packed:
     d, high, low, codes = _parts(blocks, 2, 2, 4, 128)  # a scale has 4 low bits and 2 high ones
     low = torch.stack([low & 15, low >> 4], -1).flatten(-2)
     scale = (low | (_pairs(high).transpose(-1, -2).flatten(-2)) << 4).view(torch.int8) - 32
-    return _packed(_levels(_nibbles(codes.unflatten(-1, (8, 16)))), _half(d)[..., None] * scale)
+    return _of_levels(
+        IQ4,
+        256 * blocks.shape[1],
+        codes.unflatten(-1, (8, 16)).flatten(1, 2),
+        EightBitScales(scale.flatten(1), _halves(d)),
+    )
 
 
 def _mxfp4(blocks: Tensor) -> Packed:
-    """Values up to 12, times a power of 2: codes of 5 bits hold them."""
-    exponent, codes = _parts(blocks, 1, 16)
-    values = torch.tensor(FP4_VALUES, dtype=torch.int8)[_nibbles(codes).int()]
+    exponent, codes = _parts(_even(blocks), 1, 16)
     scale = torch.exp2(exponent.flatten(1).double() - 128).float()
-    return pack(5, (values + 16).view(torch.uint8).flatten(1), PlainScales(scale, None))
+    scale[:, blocks.shape[1] :] = 0  # what _even added, which halves hold too
+    return _of_levels(FP4, 32 * blocks.shape[1], codes, PlainScales(scale, None))
 
 
 def _pairs(field: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ def _q2_k(blocks: Tensor) -> Packed:
     # of each half of the block, 128 entries
     codes = _pairs(codes.unflatten(-1, (2, 32))).view(torch.int8)
     return _packed(
-        codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16
+        codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4)
     )
 
 
@@ -259,7 +260,7 @@ def _q3_k(blocks: Tensor) -> Packed:
     low, upper = scales.split((8, 4), -1)  # a scale has 4 low bits and 2 high ones
     scale = (_nibbles(low) | _pairs(upper).flatten(-2) << 4).view(torch.int8) - 32
     scale = _half(d)[..., None] * scale
-    return _packed(codes, scale, torch.zeros_like(scale), 16)
+    return _packed(codes, scale, torch.zeros_like(scale))
 
 
 def _k_scales(units: Tensor, scales: Tensor) -> Scales:

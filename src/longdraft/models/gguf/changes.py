@@ -77,6 +77,7 @@ def with_inputs(weights: Packed | Tensor, order: Tensor) -> Packed | Tensor:
         ordered.get("high"),
         plain.of(rest),
         weights.group,
+        weights.levels,
     )
 
 

@@ -71,7 +71,11 @@ def put_together(
 
 def stacked(parts: list[Matrix]) -> Matrix:
     """All rows of these matrices, one after the other; packed if they are packed alike."""
-    alike = {(p.bits, p.group, type(p.scales), *_types(p)) for p in parts if isinstance(p, Packed)}
+    alike = {
+        (p.bits, p.group, p.levels, type(p.scales), *_types(p))
+        for p in parts
+        if isinstance(p, Packed)
+    }
     if len(alike) == 1 and all(isinstance(p, Packed) for p in parts):
         each = [p for p in parts if isinstance(p, Packed)]
         return each[0].of({n: torch.cat([p.parts[n] for p in each]) for n in each[0].parts})

@@ -15,12 +15,16 @@ NARROW = 16  # inputs of a group of 8 bits that has an offset
 
 @dataclass(frozen=True)
 class PackedForm:
-    """A packed form without numbers: bits of a code, inputs of a group, and scales in `numbers`."""
+    """A packed form without numbers: bits of a code, inputs of a group, and scales in `numbers`.
+
+    levels: those of Packed.
+    """
 
     bits: int
     group: int = GROUP
     has_offset: bool = False
     numbers: torch.dtype = torch.float16
+    levels: tuple[int, ...] | None = None
 
     def outline(self, outputs: int, inputs: int) -> Packed:
         """A matrix on the device "meta"."""
@@ -28,7 +32,7 @@ class PackedForm:
             codes = torch.empty(outputs, inputs, dtype=torch.uint8)
             scale = torch.empty(outputs, inputs // self.group, dtype=self.numbers)
         offset = torch.empty_like(scale) if self.has_offset else None
-        return pack(self.bits, codes, PlainScales(scale, offset), self.group)
+        return pack(self.bits, codes, PlainScales(scale, offset), self.group, self.levels)
 
 
 SUMS = {4: PackedForm(4, has_offset=True), 8: PackedForm(8, NARROW, True, torch.float32)}

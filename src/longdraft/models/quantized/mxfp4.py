@@ -13,13 +13,11 @@ from torch import Tensor
 from longdraft.models.quantized.forms import PackedForm
 from longdraft.models.quantized.scheme import OfExperts, Scheme
 from longdraft.models.quantized.tensors import Checkpoint
-from longdraft.ops.packed import GROUP, Packed, pack
+from longdraft.ops.packed import FP4, GROUP, Packed, pack
 from longdraft.ops.scales import PlainScales
 
 MARKER = "gate_up_proj_blocks"
 LEAVES = (MARKER, "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
-# twice the numbers of codes 0 to 15, as codes of 5 bits without offset
-CODES = (16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4)
 NOT_A_NUMBER = 255
 
 
@@ -29,7 +27,7 @@ def scheme(settings: dict[str, Any]) -> Scheme:
 
 
 def _form(name: str) -> PackedForm | None:
-    return PackedForm(5) if ".experts." in name else None
+    return PackedForm(4, levels=FP4) if ".experts." in name else None
 
 
 def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Tensor:
@@ -63,7 +61,6 @@ def _parts(files: Checkpoint, name: str, shape: Any, parts: int) -> list[Packed]
 
 def _packed(blocks: Tensor, powers: Tensor) -> Packed:
     """blocks [rows,groups,16]: the low half of a byte is the first of two inputs."""
-    table = torch.tensor(CODES, dtype=torch.uint8)
-    codes = table[torch.stack([blocks & 15, blocks >> 4], -1).int()].flatten(1)
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
     scale = torch.exp2(powers.flatten(0, 1).double() - 128).float()
-    return pack(5, codes, PlainScales(scale, None).shortest())
+    return pack(4, codes, PlainScales(scale, None).shortest(), levels=FP4)

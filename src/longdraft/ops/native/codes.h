@@ -33,6 +33,20 @@ static inline vec nibbles(const uint8_t* p, bool low) {
 #endif
 }
 
+// The levels that the low or high halves of V bytes select from sixteen.
+static inline vec levels_of(const uint8_t* p, bool low, const int8_t* levels) {
+    alignas(16) uint8_t made[V];
+#if defined(__AVX2__)
+    const __m128i b = V == 16 ? _mm_loadu_si128((const __m128i*)p) : _mm_loadl_epi64((const __m128i*)p);
+    const __m128i halves = _mm_and_si128(low ? b : _mm_srli_epi16(b, 4), _mm_set1_epi8(15));
+    const __m128i all = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)levels), halves);
+    std::memcpy(made, &all, sizeof made);
+#else
+    for (int i = 0; i < V; i++) made[i] = static_cast<uint8_t>(levels[low ? p[i] & 15 : p[i] >> 4]);
+#endif
+    return signed_bytes(made);
+}
+
 // V bytes as integers.
 static inline ivec unsigned_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)

@@ -174,7 +174,7 @@ struct IntegerLinear : Form<F> {
 
 // Whether the products of this many rows with these weights can be computed so.
 static inline bool in_integers(const Linear& f, int64_t rows) {
-    return f.format != NUMBERS && !f.interleaved && f.format != BITS_8_OF_16 && rows <= IntegerLinear<BITS_4>::FEW;
+    return f.format >= BITS_4 && f.format <= BITS_8 && !f.interleaved && rows <= IntegerLinear<BITS_4>::FEW;
 }
 
 template <typename Take>

@@ -49,8 +49,8 @@ enum GateFunction : int64_t { SIGMOID_GATE, SOFTPLUS };
 enum Scoring : int64_t { SOFTMAX, SIGMOID };
 
 // How the weights of a linear layer lie in memory: as numbers E, or as codes of this many bits in groups of 32 or 16 inputs
-// (ops/packed.py).
-enum Format : int64_t { NUMBERS, BITS_4, BITS_5, BITS_6, BITS_8, BITS_8_OF_16 };
+// (ops/packed.py). FP4 and IQ4 have 4 bits that select from sixteen levels.
+enum Format : int64_t { NUMBERS, BITS_4, BITS_5, BITS_6, BITS_8, BITS_8_OF_16, FP4, IQ4 };
 
 // How the scales of groups, and their offsets, lie in memory (ops/scales.py).
 enum ScaleForm : int64_t { FLOATS, HALVES, SIX_BITS, EIGHT_BITS };

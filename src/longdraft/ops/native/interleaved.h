@@ -37,10 +37,33 @@ static inline uvec bits_at(const void* p) {
     return x;
 }
 
+// The levels of a form as unsigned codes, in each 16 bytes; a constant, or it would be made for every product.
+template <typename Form>
+struct RaisedLevels {
+    struct Table {
+        alignas(64) uint8_t bytes[sizeof(uvec)];
+    };
+    static constexpr Table made() {
+        Table all = {};
+        for (size_t i = 0; i < sizeof(uvec); i++) all.bytes[i] = static_cast<uint8_t>(Form::LEVELS[i % 16] + (1 << (Form::RANGE - 1)));
+        return all;
+    }
+    static constexpr Table TABLE = made();
+};
+
+// Each byte, from 0 to 15, becomes the byte of this number in its 16 of the table.
+static inline uvec selected(uvec bytes, uvec table) {
+#ifdef __AVX512F__
+    return (uvec)_mm512_shuffle_epi8((__m512i)table, (__m512i)bytes);
+#else
+    return (uvec)_mm256_shuffle_epi8((__m256i)table, (__m256i)bytes);
+#endif
+}
+
 // The number to subtract from every unsigned code; 0 where stored offsets take its place.
 template <typename Form>
 static int bias_of(const Linear& f) {
-    return Form::BITS == 8 ? 128 : f.offset || f.scales == SIX_BITS ? 0 : 1 << (Form::BITS - 1);
+    return Form::RANGE == 8 ? 128 : f.offset || f.scales == SIX_BITS ? 0 : 1 << (Form::RANGE - 1);
 }
 
 // Rows of inputs in 8 bits: an input is code * scale, and 32 inputs share a scale. GROUP: inputs whose weights share a scale. All
@@ -131,7 +154,7 @@ static inline void interleaved_scales(const Linear& f, int64_t sixteen, int64_t 
             for (int64_t i = 0; i < n; i++)
                 for (int e = 0; e < 16; e += V) {
                     const vec codes = signed_bytes(static_cast<const uint8_t*>(f.scale) + first + i * 16 + e);
-                    store(scale + i * 16 + e, codes * load(unit + (first / 16 + i) / 16 * 16 + e));
+                    store(scale + i * 16 + e, codes * load(unit + (first / 16 + i) / (256 / Form::GROUP) * 16 + e));
                 }
     }
 }
@@ -140,10 +163,12 @@ static inline void interleaved_scales(const Linear& f, int64_t sixteen, int64_t 
 template <Format F>
 struct InterleavedLinear : Form<F> {
     using Form<F>::BITS;
+    using Form<F>::RANGE;
     using Form<F>::GROUP;
     using Form<F>::LOW;
     using Form<F>::HIGH;
     using Form<F>::OFFSET;
+    using Form<F>::LEVELED;
     static constexpr int MOST = VNNI && V == 16 ? 12 : VNNI ? 8 : V / 2;  // rows whose sums stay in registers
     static constexpr int64_t UNIT = 256 / GROUP, PER = 32 / GROUP;  // groups whose scales are unpacked together
     const int64_t T;
@@ -212,7 +237,7 @@ struct InterleavedLinear : Form<F> {
         each<PER>([&](int p) INLINED {
             ivec exact[RB];
             each<RB>([&](int r) { exact[r] = ivec{} + begin[p * RB + r]; });
-            constexpr int DEPTH = std::min<int>(8 / PER, fitting_pairs(BITS));
+            constexpr int DEPTH = std::min<int>(8 / PER, fitting_pairs(RANGE));
             each<8 / PER / DEPTH>([&](int part) INLINED {
                 svec low_pairs[RB] = {}, high_pairs[RB] = {};
                 each<DEPTH>([&](int k) INLINED {
@@ -223,7 +248,7 @@ struct InterleavedLinear : Form<F> {
                         std::memcpy(&four, codes + (j * RB + r) * 4, 4);
                         if constexpr (VNNI) {
                             exact[r] = with_four(exact[r], bytes, four);
-                        } else if constexpr (BITS == 8) {
+                        } else if constexpr (RANGE == 8) {
                             low_pairs[r] += pairs_of(bytes & 0x0f0f0f0f, four), high_pairs[r] += pairs_of(bytes >> 4 & 0x0f0f0f0f, four);
                         } else {
                             low_pairs[r] += pairs_of(bytes, four);
@@ -231,7 +256,7 @@ struct InterleavedLinear : Form<F> {
                     });
                 });
                 if constexpr (!VNNI) each<RB>([&](int r) { exact[r] += added_pairs(low_pairs[r]); });
-                if constexpr (!VNNI && BITS == 8) each<RB>([&](int r) { exact[r] += added_pairs(high_pairs[r]) << 4; });
+                if constexpr (!VNNI && RANGE == 8) each<RB>([&](int r) { exact[r] += added_pairs(high_pairs[r]) << 4; });
             });
             const vec by = load(scale + (i * PER + p) * 16 + e);
             each<RB>([&](int r) { all[r] = p ? fused(to_floats(exact[r]), by, all[r]) : to_floats(exact[r]) * by; });
@@ -242,6 +267,7 @@ struct InterleavedLinear : Form<F> {
         });
         each<RB>([&](int r) { total[r] = fused(all[r], splat(size[r]), total[r]); });
     }
+
 
     // The codes of inputs 4 j and on of group g, of V rows from e on.
     static uvec unsigned_codes(const uint8_t* low, const uint8_t* high, int64_t g, int j, int e) {
@@ -256,6 +282,7 @@ struct InterleavedLinear : Form<F> {
             const int k = j % 4;
             return four | ((k < 2 ? bits << (4 - 2 * k) : bits >> (2 * k - 4)) & 0x30303030);
         }
+        if constexpr (LEVELED) return selected(four, bits_at(RaisedLevels<Form<F>>::TABLE.bytes));
         return four;
     }
 };
@@ -267,6 +294,8 @@ static void with_interleaved(const Linear& f, const float* x, int64_t T, const A
         case BITS_5: return take(InterleavedLinear<BITS_5>(f, x, T, arena));
         case BITS_6: return take(InterleavedLinear<BITS_6>(f, x, T, arena));
         case BITS_8: return take(InterleavedLinear<BITS_8>(f, x, T, arena));
+        case FP4: return take(InterleavedLinear<FP4>(f, x, T, arena));
+        case IQ4: return take(InterleavedLinear<IQ4>(f, x, T, arena));
         default: return take(InterleavedLinear<BITS_8_OF_16>(f, x, T, arena));
     }
 }

@@ -27,6 +27,8 @@ static void with_packed(const Linear& f, const float* x, int64_t T, const Arena&
         case BITS_5: return take(VectorLinear<Weights<BITS_5>>(x, T, f.inputs, arena));
         case BITS_6: return take(VectorLinear<Weights<BITS_6>>(x, T, f.inputs, arena));
         case BITS_8: return take(VectorLinear<Weights<BITS_8>>(x, T, f.inputs, arena));
+        case FP4: return take(VectorLinear<Weights<FP4>>(x, T, f.inputs, arena));
+        case IQ4: return take(VectorLinear<Weights<IQ4>>(x, T, f.inputs, arena));
         default: return take(VectorLinear<Weights<BITS_8_OF_16>>(x, T, f.inputs, arena));
     }
 }

@@ -15,6 +15,7 @@ struct Codes : WithFloats, Form<F> {
     using Form<F>::LOW;
     using Form<F>::HIGH;
     using Form<F>::OFFSET;
+    using Form<F>::LEVELED;
     static constexpr int STEP = BLOCK_INPUTS;
     static constexpr bool UNPACKED = true;
     const Linear& f;
@@ -47,7 +48,9 @@ struct Codes : WithFloats, Form<F> {
         const int64_t block = row * blocks + input / STEP, group = row * groups + input / GROUP + step / GROUP;
         const uint8_t* const codes = low + block * LOW;
         const vec size = splat(scale[group]);
-        if constexpr (BITS == 8) {
+        if constexpr (LEVELED) {
+            return levels_of(codes + step % 32, step < 32, Form<F>::LEVELS) * size;
+        } else if constexpr (BITS == 8) {
             const vec code = signed_bytes(codes + step);
             if constexpr (OFFSET) return fused(code, size, splat(offset[group]));
             return code * size;

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longdraft.ops import native
-from longdraft.ops.packed import Packed
+from longdraft.ops.packed import FP4, IQ4, Packed
 from longdraft.ops.scales import EightBitScales, Scales, SixBitScales
 
 FORMATS = {
@@ -16,6 +16,7 @@ FORMATS = {
     (8, 32): "BITS_8",
     (8, 16): "BITS_8_OF_16",
 }
+LEVELS = {FP4: "FP4", IQ4: "IQ4"}
 FORMS: dict[type[Scales], str] = {SixBitScales: "SIX_BITS", EightBitScales: "EIGHT_BITS"}
 
 
@@ -50,7 +51,7 @@ class Pins:
             bias=bias,
             outputs=outputs,
             inputs=inputs,
-            format=native.Format[FORMATS[p.bits, p.group]],
+            format=native.Format[LEVELS[p.levels] if p.levels else FORMATS[p.bits, p.group]],
             scales=form,
             high=parts.get("high"),
             scale=parts["scale"],

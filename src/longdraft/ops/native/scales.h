@@ -14,32 +14,48 @@ constexpr int64_t BLOCK_INPUTS = 64;  // whose codes lie together; a row has who
 static inline int64_t whole_blocks(int64_t inputs) { return (inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS * BLOCK_INPUTS; }
 
 // What a format has in memory. OFFSET: its groups have offsets, of which those that are not stored say that a code is signed.
+// LEVELED: a code selects one of LEVELS. RANGE: bits of the integers that are multiplied, codes or levels.
 template <Format F>
 struct Form;
+struct NoLevels {
+    static constexpr bool LEVELED = false;
+};
 template <>
-struct Form<BITS_4> {
-    static constexpr int BITS = 4, GROUP = 32, LOW = 32, HIGH = 0;  // LOW and HIGH: bytes of a block
+struct Form<BITS_4> : NoLevels {
+    static constexpr int BITS = 4, RANGE = 4, GROUP = 32, LOW = 32, HIGH = 0;  // LOW and HIGH: bytes of a block
     static constexpr bool OFFSET = true;
 };
 template <>
-struct Form<BITS_5> {
-    static constexpr int BITS = 5, GROUP = 32, LOW = 32, HIGH = 8;
+struct Form<BITS_5> : NoLevels {
+    static constexpr int BITS = 5, RANGE = 5, GROUP = 32, LOW = 32, HIGH = 8;
     static constexpr bool OFFSET = true;
 };
 template <>
-struct Form<BITS_6> {
-    static constexpr int BITS = 6, GROUP = 16, LOW = 32, HIGH = 16;
+struct Form<BITS_6> : NoLevels {
+    static constexpr int BITS = 6, RANGE = 6, GROUP = 16, LOW = 32, HIGH = 16;
     static constexpr bool OFFSET = false;
 };
 template <>
-struct Form<BITS_8> {
-    static constexpr int BITS = 8, GROUP = 32, LOW = 64, HIGH = 0;
+struct Form<BITS_8> : NoLevels {
+    static constexpr int BITS = 8, RANGE = 8, GROUP = 32, LOW = 64, HIGH = 0;
     static constexpr bool OFFSET = false;
 };
 template <>
-struct Form<BITS_8_OF_16> {
-    static constexpr int BITS = 8, GROUP = 16, LOW = 64, HIGH = 0;
+struct Form<BITS_8_OF_16> : NoLevels {
+    static constexpr int BITS = 8, RANGE = 8, GROUP = 16, LOW = 64, HIGH = 0;
     static constexpr bool OFFSET = true;
+};
+template <>
+struct Form<FP4> {
+    static constexpr int BITS = 4, RANGE = 5, GROUP = 32, LOW = 32, HIGH = 0;
+    static constexpr bool OFFSET = false, LEVELED = true;
+    static constexpr int8_t LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+};
+template <>
+struct Form<IQ4> {
+    static constexpr int BITS = 4, RANGE = 8, GROUP = 32, LOW = 32, HIGH = 0;
+    static constexpr bool OFFSET = false, LEVELED = true;
+    static constexpr int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 };
 
 // Calls take(Form<F>()) for a layer of packed weights.
@@ -50,6 +66,8 @@ static inline auto with_form(const Linear& f, Take take) {
         case BITS_5: return take(Form<BITS_5>());
         case BITS_6: return take(Form<BITS_6>());
         case BITS_8: return take(Form<BITS_8>());
+        case FP4: return take(Form<FP4>());
+        case IQ4: return take(Form<IQ4>());
         default: return take(Form<BITS_8_OF_16>());
     }
 }
@@ -57,7 +75,7 @@ static inline auto with_form(const Linear& f, Take take) {
 // Whether the fields of a layer of packed weights can belong together.
 static inline bool packed_fits(const Linear& f) {
     if (f.interleaved && (!INTERLEAVED || f.outputs % 16)) return false;
-    if (f.format < BITS_4 || f.format > BITS_8_OF_16 || f.scales < FLOATS || f.scales > EIGHT_BITS || !f.scale) return false;
+    if (f.format < BITS_4 || f.format > IQ4 || f.scales < FLOATS || f.scales > EIGHT_BITS || !f.scale) return false;
     if (f.scales >= SIX_BITS && (!f.unit || f.inputs % 256)) return false;
     return with_form(f, [&](auto form) {
         const bool has_offset = f.offset || f.scales == SIX_BITS;
@@ -132,6 +150,7 @@ static inline void six_bits(const uint8_t* from, uint8_t* to) {
 // beyond n is written. Of scales that are codes, `begin` and n are whole units.
 template <typename Form>
 static inline void unpack_scales(const Linear& f, int64_t begin, int64_t n, float* scale, float* offset) {
+    constexpr int64_t SHARE = 256 / Form::GROUP;  // groups that share a unit of EIGHT_BITS
     const half* const unit = static_cast<const half*>(f.unit);
     switch (f.scales) {
         case FLOATS:
@@ -155,13 +174,9 @@ static inline void unpack_scales(const Linear& f, int64_t begin, int64_t n, floa
             return;
         case EIGHT_BITS:
             prefetch_scales(static_cast<const int8_t*>(f.scale) + begin, n);
-            prefetch_scales(unit + begin / 16, n / 16 * sizeof(half));
-            for (int64_t i = 0; i < n; i += 16) {
-                const float by = number(unit[(begin + i) / 16]);
-                const int8_t* const codes = static_cast<const int8_t*>(f.scale) + begin + i;
-                put_times(scale + i, eight_signed(codes), by);
-                put_times(scale + i + 8, eight_signed(codes + 8), by);
-            }
+            prefetch_scales(unit + begin / SHARE, n / SHARE * sizeof(half));
+            for (int64_t i = 0; i < n; i += 8)
+                put_times(scale + i, eight_signed(static_cast<const int8_t*>(f.scale) + begin + i), number(unit[(begin + i) / SHARE]));
             break;
     }
     if (Form::OFFSET && !f.offset)  // exact: a power of two
