@@ -19,7 +19,7 @@ from longdraft import InputError, Sampler, generate
 from longdraft.backends.packed_experts import PackedExperts
 from longdraft.core.tree import Tree
 from longdraft.models.loading import load_lm
-from longdraft.models.quantized import experts, mxfp4, reader
+from longdraft.models.quantized import experts, fp4, reader
 from longdraft.models.untrusted import neutral
 from longdraft.ops import native
 from longdraft.ops.packed import IQ4, pack
@@ -52,7 +52,7 @@ def test_weights_of_gpt_oss_are_those_of_the_file(tmp_path):
 @torch.inference_mode()
 def test_other_levels_of_gpt_oss_are_caught(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(mxfp4, "FP4", IQ4)
+        patch.setattr(fp4, "FP4", IQ4)
         with pytest.raises(AssertionError):
             check_oss(tmp_path / "codes")
 

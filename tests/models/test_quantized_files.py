@@ -20,15 +20,16 @@ from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core.tree import Tree
 from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load_lm
-from longdraft.models.quantized import awq, bnb, forms, gptq
+from longdraft.models.quantized import awq, bnb, forms, fp4, gptq
 from longdraft.ops import native
-from longdraft.ops.packed import Packed
+from longdraft.ops.packed import IQ4, Packed
 
 IDS = torch.tensor(tiny.prompts(40))
 # a form of each number of bits, and one that is unpacked
 SOME = ("gptq", "awq", "gptq, 8 bits, asymmetric", "w8a8", "mlx, groups of 32, tied", "fp8")
-SOME += ("bitsandbytes, 8 bits",)
+SOME += ("bitsandbytes, 8 bits", "mxfp4", "nvfp4", "mlx, mxfp4")
 DAILY = {("gptq", "greedy", "full"), ("awq", "T=1", "int8"), ("w8a8", "T=1", "full")}
+DAILY |= {("mxfp4", "greedy", "int8"), ("nvfp4", "T=1", "full")}
 SAMPLERS = {"greedy": Sampler(), "T=1": Sampler(temperature=1.0)}
 
 
@@ -73,6 +74,7 @@ def test_every_weight_is_that_of_the_formula_in_the_smallest_form(tmp_path, name
     note = lm.note or ""
     assert ("are unpacked" in note) == (FORMATS[name].bits == 0)
     assert ("activations of 8 bits" in note) == name.startswith(("w8a8", "bitsandbytes, 8"))
+    assert ("activations of 4 bits" in note) == (name == "nvfp4")
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "mlx", "fp8", "bitsandbytes, nf4"])
@@ -146,6 +148,7 @@ def test_planted_faults_are_caught(tmp_path, monkeypatch):
         "zeros off by one": (gptq, "FORMATS", ("gptq_v2", "gptq"), "gptq"),
         "the order of outputs": (awq, "PLACES", range(8), "awq"),
         "the next step of 8 bits": (bnb, "STEPS", 128, "bitsandbytes, 8 bits"),
+        "the levels of other codes": (fp4, "FP4", IQ4, "nvfp4"),
         "the next group": (forms, "spread", _next_group(forms.spread), "compressed"),
     }
     for place, key, value, name in faults.values():
@@ -240,7 +243,22 @@ DAMAGED: dict[str, tuple[str, Any, str]] = {
     "rotated": ("compressed", settings(transform_config={"a": 1}), "sparse or transformed"),
     "nan in FP8": ("fp8", made("weight", lambda x: (x.float() * torch.nan).to(x.dtype)), "finite"),
     "6 bits of MLX": ("mlx", settings(bits=6), "bits 6"),
-    "another mode": ("mlx", settings(mode="mxfp4"), "mode mxfp4"),
+    "another mode": ("mlx", settings(mode="mxfp8"), "mode mxfp8"),
+    "MXFP4 of other groups": ("mlx, mxfp4", settings(group_size=64), "group_size 64"),
+    "MXFP4 of 8 bits": ("mlx, mxfp4", settings(bits=8), "bits 8"),
+    "a power that is no number": ("mlx, mxfp4", made("scales", lambda x: x | 255), "not finite"),
+    "a scale that is no number": ("mlx, nvfp4", made("scales", lambda x: x | 127), "not finite"),
+    "few powers": ("mxfp4", made("weight_scale", lambda x: x[:, 1:]), "the config implies"),
+    "FP4 with zeros": (
+        "mxfp4",
+        lambda tensors, config: tensors.update(
+            {f"{LAYER}.weight_zero_point": torch.ones(64, 4, dtype=torch.uint8)}
+        ),
+        "weight_zero_point beside numbers of 4 bits",
+    ),
+    "no number of the matrix": ("nvfp4", without("weight_global_scale"), "the config implies"),
+    "a matrix times 0": ("nvfp4", made("weight_global_scale", lambda x: 0 * x), "not finite"),
+    "scales in bfloat16": ("nvfp4", made("weight_scale", lambda x: x.bfloat16()), "bfloat16"),
     "a layer of its own": ("mlx", settings(**{LAYER: {"bits": 3}}), "bits 3"),
     "no biases": ("mlx", without("biases"), "biases is missing"),
     "a bias that it lacks": (
@@ -348,6 +366,9 @@ def test_a_truncated_file_is_one_line(tmp_path):
         ("w8a8", 1.07),
         (EIGHT, 1.13),
         ("mlx", 1.12),
+        ("mxfp4", 1.06),
+        ("nvfp4", 2.7),
+        ("mlx, nvfp4", 2.3),
         ("awq", 1.2),
     ],
 )

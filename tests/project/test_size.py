@@ -1,4 +1,4 @@
-"""The checkout travels: it stays below 48 MB, a wheel below 20 MB (of drafters, 15 MB), and no file
+"""The checkout travels: it stays below 48 MB, a wheel below 24 MB (of drafters, 15 MB), and no file
 is large.
 """
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
 TREE = 48 * MB
 FILE = 11 * MB
-WHEEL = 20 * MB
+WHEEL = 24 * MB  # six builds of the kernels take one each
 DRAFTERS = 15 * MB
 
 

@@ -169,6 +169,77 @@ def fp8(blocks: tuple[int, int] | None = None) -> Format:
     return _compressed("float-quantized", weights, write, 0)
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+E2M1 = torch.cat([E2M1, -E2M1])
+
+
+def fp4_numbers(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Codes [outputs,inputs], and the numbers that they are."""
+    q = codes(4, outputs, inputs, g)
+    return q, E2M1[q]
+
+
+def powers(outputs: int, inputs: int, g: torch.Generator) -> Tensor:
+    """uint8 [outputs,inputs/32]: of 2, from -127 on."""
+    return torch.randint(119, 125, (outputs, inputs // 32), generator=g).to(torch.uint8)
+
+
+def power_of(power: Tensor) -> Tensor:
+    return (2.0 ** (power.double() - 127)).repeat_interleave(32, 1)
+
+
+def two_in_a_byte(q: Tensor) -> Tensor:
+    return (q[:, ::2] | q[:, 1::2] << 4).to(torch.uint8)
+
+
+def compressed_mxfp4() -> Format:
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q, numbers = fp4_numbers(outputs, inputs, g)
+        power = powers(outputs, inputs, g)
+        made = {"weight_packed": two_in_a_byte(q), "weight_scale": power}
+        return made, numbers * power_of(power)
+
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group"}
+    weights |= {"group_size": 32, "scale_dtype": "torch.uint8"}
+    return _compressed("mxfp4-pack-quantized", weights, write, 4)
+
+
+def compressed_nvfp4() -> Format:
+    """Scales of FP8 that were multiplied by one number of the matrix."""
+
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q, numbers = fp4_numbers(outputs, inputs, g)
+        whole = 500 + 3000 * torch.rand(1, generator=g)
+        s = (scales(outputs, inputs // 16, g, torch.float32, 5) * whole).to(torch.float8_e4m3fn)
+        made = {"weight_packed": two_in_a_byte(q), "weight_scale": s, "weight_global_scale": whole}
+        made["input_global_scale"] = torch.ones(1)
+        return made, numbers * (s.float() / whole).double().repeat_interleave(16, 1)
+
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group"}
+    inputs = {"num_bits": 4, "type": "float", "dynamic": "local", "strategy": "tensor_group"}
+    weights |= {"group_size": 16}
+    return _compressed("nvfp4-pack-quantized", weights, write, 8, input_activations=inputs)
+
+
+def mlx_fp4(mode: str) -> Format:
+    """mode: mxfp4, or nvfp4, whose scales are numbers of FP8 in groups of 16."""
+    group = 32 if mode == "mxfp4" else 16
+
+    def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
+        q, numbers = fp4_numbers(outputs, inputs, g)
+        made = {"weight": words(q, 4).view(torch.uint32)}
+        if mode == "mxfp4":
+            made["scales"] = powers(outputs, inputs, g)
+            return made, numbers * power_of(made["scales"])
+        s = scales(outputs, inputs // 16, g, torch.float32, 5).to(torch.float8_e4m3fn)
+        made["scales"] = s.view(torch.uint8)
+        return made, numbers * s.double().repeat_interleave(16, 1)
+
+    settings = {"group_size": group, "bits": 4, "mode": mode}
+    options = {"tie_word_embeddings": False}
+    return Format("quantization", settings, write, 4 if group == 32 else 8, True, options)
+
+
 def mlx(bits: int = 4, group: int = 32, tied: bool = False) -> Format:
     def write(outputs: int, inputs: int, g: torch.Generator) -> tuple[Tensors, Tensor]:
         q = codes(bits, outputs, inputs, g)
@@ -257,6 +328,10 @@ FORMATS: dict[str, Format] = {
     "mlx": mlx(group=64),
     "mlx, groups of 32, tied": mlx(tied=True),
     "mlx, 8 bits": mlx(8, 64),
+    "mxfp4": compressed_mxfp4(),
+    "nvfp4": compressed_nvfp4(),
+    "mlx, mxfp4": mlx_fp4("mxfp4"),
+    "mlx, nvfp4": mlx_fp4("nvfp4"),
     "bitsandbytes, 8 bits": bnb_eight(),
     "bitsandbytes, nf4": bnb_four("nf4", False),
     "bitsandbytes, nf4, nested": bnb_four("nf4", True),
@@ -288,15 +363,13 @@ def saved_oss(
     g = torch.Generator().manual_seed(6)
     tensors = {n: x.detach().clone() for n, x in hf.state_dict().items()}
     found = dict[str, Tensor]()
-    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-    numbers = torch.cat([numbers, -numbers])
     for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         count, inputs, outputs = tensors.pop(name).shape
         q = torch.randint(0, 16, (count, outputs, inputs // 32, 16, 2), generator=g)
         power = torch.randint(119, 125, (count, outputs, inputs // 32), generator=g)
         tensors[f"{name}_blocks"] = (q[..., 0] | q[..., 1] << 4).to(torch.uint8)
         tensors[f"{name}_scales"] = power.to(torch.uint8)
-        values = numbers[q].flatten(-2) * 2.0 ** (power[..., None] - 127).double()
+        values = E2M1[q].flatten(-2) * 2.0 ** (power[..., None] - 127).double()
         found[name] = values.flatten(-2).mT.contiguous()
     hf.config.save_pretrained(folder)
     change(tensors)

@@ -1,7 +1,7 @@
 """Matrices of compressed-tensors checkpoints, as llm-compressor writes them.
 
-An entry is (code - zero) * scale with signed codes of 4 or 8 bits, or a number of FP8 times a
-scale. The shapes of a layer's tensors say how it is quantized, since layers may differ.
+An entry is (code - zero) * scale with signed codes of 4 or 8 bits, or a number of FP8 or FP4 times
+a scale. The shapes of a layer's tensors say how it is quantized, since layers may differ.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ from torch import Tensor
 
 from longdraft.errors import InputError
 from longdraft.models.quantized.forms import (
+    NARROW,
     PackedForm,
     codes_of,
     differences,
     form_of_differences,
     unpacked,
 )
+from longdraft.models.quantized.fp4 import MXFP4, NVFP4_DIVIDED, with_numbers, with_powers
 from longdraft.models.quantized.gptq import group_index
 from longdraft.models.quantized.scheme import INSTEAD, Scheme, group_size, is_named, setting, texts
 from longdraft.models.quantized.tensors import Checkpoint
-from longdraft.ops.packed import Packed
+from longdraft.ops.packed import GROUP, Packed
 
 NAME = "compressed-tensors"
 BITS = (4, 8)
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+    "mxfp4-pack-quantized", "nvfp4-pack-quantized",
+)  # fmt: skip
 LEAVES = (
     "weight_scale", "weight_packed", "weight", "weight_zero_point", "weight_shape", "weight_g_idx",
-    "input_scale", "input_zero_point", "output_scale", "output_zero_point",
+    "weight_global_scale", "input_global_scale", "input_scale", "input_zero_point", "output_scale",
+    "output_zero_point",
 )  # fmt: skip
+FP4_FORMS = {GROUP: MXFP4, NARROW: NVFP4_DIVIDED}  # by the inputs of a group
 ROUNDED = (
     "this checkpoint is meant for activations of {} bits: its weights are exact, and activations "
     "have the arithmetic of --activations"
@@ -71,10 +78,12 @@ def scheme(settings: dict[str, Any]) -> Scheme:
 
 def _form(weights: dict[str, Any]) -> PackedForm | None:
     """FP8 is unpacked, and so are groups of sorted inputs."""
-    if weights.get("type") == "float" or weights.get("actorder") in ("group", True):
-        return None
     size = -1 if weights.get("group_size") is None else group_size(weights, NAME, -1)
     bits = setting(weights, NAME, "num_bits", BITS)
+    if weights.get("type") == "float":
+        return FP4_FORMS.get(size) if bits == 4 else None
+    if weights.get("actorder") in ("group", True):
+        return None
     return form_of_differences(bits, size, weights.get("symmetric") is not False)
 
 
@@ -83,6 +92,8 @@ def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Ten
     outputs, inputs = shape
     if not files.has(f"{name}.weight_packed"):
         return _unpacked_codes(files, name, shape)
+    if 2 * files.shape(f"{name}.weight_packed")[-1] == inputs:
+        return _fp4(files, name, shape)
     if files.read(f"{name}.weight_shape").tolist() != list(shape):
         raise files.error(f"{name[:80]}.weight_shape is not {outputs}x{inputs}")
     words = files.shape(f"{name}.weight_packed")[-1]
@@ -103,6 +114,22 @@ def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Ten
     if index is not None and not torch.equal(index, torch.arange(inputs) // (inputs // groups)):
         return unpacked(codes, zeros, scale, index)
     return differences(codes, zeros, scale, inputs // groups)
+
+
+def _fp4(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed:
+    """Numbers of 4 bits, two in a byte."""
+    outputs, inputs = shape
+    stored = files.of(f"{name}.weight_packed", (torch.uint8,), (outputs, inputs // 2))
+    codes = codes_of(stored, 4)
+    if files.has(f"{name}.weight_zero_point"):
+        raise files.error(f"{name[:80]} has weight_zero_point beside numbers of 4 bits")
+    leaf = f"{name}.weight_scale"
+    if not files.has(f"{name}.weight_global_scale"):
+        powers = files.of(leaf, (torch.uint8, torch.float8_e8m0fnu), (outputs, inputs // GROUP))
+        return with_powers(files, leaf, codes, powers.view(torch.uint8))
+    scale = files.of(leaf, (torch.float8_e4m3fn,), (outputs, inputs // NARROW)).float()
+    whole = f"{name}.weight_global_scale"
+    return with_numbers(files, leaf, codes, scale / files.scales(whole, (1,)))
 
 
 def _groups(files: Checkpoint, name: str, shape: tuple[int, int]) -> int:

@@ -57,7 +57,10 @@ def form_of_sums(bits: int, group: int) -> PackedForm | None:
 
 
 def codes_of(words: Tensor, bits: int) -> Tensor:
-    """int32 [rows,N] -> uint8 [rows,N*32/bits]: codes of 4 or 8 bits, from the lowest bits on."""
+    """int32 [rows,N] -> uint8 [rows,N*32/bits]: codes of 4 or 8 bits, from the lowest bits on.
+
+    words: or uint8 [rows,N], whose bytes hold as many codes each.
+    """
     parts = words.contiguous().view(torch.uint8)
     return parts if bits == 8 else torch.stack([parts & 15, parts >> 4], -1).flatten(-2)
 

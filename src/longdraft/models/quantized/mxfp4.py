@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.models.quantized.forms import PackedForm
+from longdraft.models.quantized.forms import PackedForm, codes_of
+from longdraft.models.quantized.fp4 import MXFP4, with_powers
 from longdraft.models.quantized.scheme import OfExperts, Scheme
 from longdraft.models.quantized.tensors import Checkpoint
-from longdraft.ops.packed import FP4, GROUP, Packed, pack
-from longdraft.ops.scales import PlainScales
+from longdraft.ops.packed import GROUP, Packed
 
 MARKER = "gate_up_proj_blocks"
 LEAVES = (MARKER, "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
-NOT_A_NUMBER = 255
 
 
 def scheme(settings: dict[str, Any]) -> Scheme:
@@ -27,7 +26,7 @@ def scheme(settings: dict[str, Any]) -> Scheme:
 
 
 def _form(name: str) -> PackedForm | None:
-    return PackedForm(4, levels=FP4) if ".experts." in name else None
+    return MXFP4 if ".experts." in name else None
 
 
 def matrix(files: Checkpoint, name: str, shape: tuple[int, int]) -> Packed | Tensor:
@@ -53,14 +52,9 @@ def _parts(files: Checkpoint, name: str, shape: Any, parts: int) -> list[Packed]
     groups = inputs // GROUP
     blocks = files.of(f"{name}_blocks", (torch.uint8,), (count, outputs, groups, 16))
     powers = files.of(f"{name}_scales", (torch.uint8,), (count, outputs, groups))
-    if (powers == NOT_A_NUMBER).any():
-        raise files.error(f"{name[:80]}_scales contains numbers that are not finite")
-    each = range(parts)
-    return [_packed(blocks[:, i::parts].flatten(0, 1), powers[:, i::parts]) for i in each]
-
-
-def _packed(blocks: Tensor, powers: Tensor) -> Packed:
-    """blocks [rows,groups,16]: the low half of a byte is the first of two inputs."""
-    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
-    scale = torch.exp2(powers.flatten(0, 1).double() - 128).float()
-    return pack(4, codes, PlainScales(scale, None).shortest(), levels=FP4)
+    made = list[Packed]()
+    for i in range(parts):
+        rows = blocks[:, i::parts].flatten(0, 1).flatten(1)
+        groups = powers[:, i::parts].flatten(0, 1)
+        made.append(with_powers(files, f"{name}_scales", codes_of(rows, 4), groups))
+    return made
