@@ -20,7 +20,7 @@ from longdraft.core.verify import match
 from longdraft.drafters import GlideDrafter, SelfDrafter, SmallModelDrafter, random_glide
 from longdraft.drafters.small_model.drafter import random_lm
 from longdraft.engine.generate import prefill, step
-from longdraft.ops import Warpers, draw, gumbel, native
+from longdraft.ops import Warpers, argmax, draw, gumbel, native
 from longdraft.views import Full, Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(
@@ -167,6 +167,30 @@ def test_greedy_draws_take_the_first_of_equals():
     logits[0, 0, [7, 9]] = 3.0
     found = draw(logits, Warpers(), torch.tensor([1]), torch.tensor([[4, 5]]))
     assert found is not None and found.tolist() == [[7, 0]]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 31, 32, 33, 1023, 1024, 1025, 2049, 5000])
+def test_the_argmax_is_the_first_of_the_largest(vocab):
+    """At every place, the ends of the kernel's blocks among them; with equals behind it."""
+    places = torch.arange(vocab)[-1500:]
+    scores = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) - 9
+    lines = scores.repeat(len(places), 1)
+    for line, place in zip(lines, places, strict=True):
+        line[place :: max(1, vocab // 3)] = 5.0
+    assert argmax(lines).tolist() == places.tolist()
+    assert argmax(lines[:, None].to(torch.bfloat16)).tolist() == places[:, None].tolist()
+    nothing = torch.full((2, vocab), float("-inf"))
+    assert argmax(nothing).tolist() == [0, 0]
+    nothing[1, -1] = -1e30
+    assert argmax(nothing).tolist() == [0, vocab - 1]
+    assert argmax(nothing[:0]).shape == (0,)
+
+
+def test_no_number_is_no_largest_score():
+    scores = torch.full((1, 3000), float("nan"))
+    assert argmax(scores).tolist() == [0]
+    scores[0, [5, 1700, 2900]] = torch.tensor([1.0, 2.0, -1.0])
+    assert argmax(scores).tolist() == [1700]
 
 
 def chances(warpers: Warpers, logits: torch.Tensor, draws: int = 4000) -> torch.Tensor:

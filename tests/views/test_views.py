@@ -136,6 +136,37 @@ def test_guided_follows_the_latest_scores_and_needs_some():
     assert seen[0] != seen[1]
 
 
+def test_guided_chooses_only_what_is_read_and_from_the_latest_scores(monkeypatch):
+    """A row that left is not chosen for; a restart forgets scores too."""
+    chosen = []
+    choose = Guided._choose
+    monkeypatch.setattr(Guided, "_choose", lambda *a: chosen.append(a[2]) or choose(*a))
+    policy = Guided(0.07, 16)
+    policy.update(cache_of([100, 300]), scored([99, 299], seed=0))
+    policy.update(cache_of([200, 400]), scored([199, 399], seed=1))
+    assert chosen == [] and policy.captures().rows is not None
+    view = policy.view(cache_of([203, 404]))
+    assert policy.view(cache_of([203, 404])) is view
+    assert chosen == [[200, 400]] and view.tail_start.tolist() == [200, 400]
+    policy.update(cache_of([210, 410]), scored([209, 409], seed=2))
+    policy.leave(None, None, cache_of([410]), 0)
+    assert policy.view(cache_of([410])).tail_start.tolist() == [410]
+    policy.update(cache_of([420]), scored([419], seed=3))
+    policy.start(None, torch.zeros(1, 420, dtype=torch.long), cache_of([420]))
+    assert policy.view(cache_of([420])) is None
+
+
+def test_guided_waits_for_a_kept_view_before_it_asks_for_scores_again():
+    policy = Guided(0.07, 16)
+    policy.stay(3)
+    policy.update(cache_of([100]), scored([99], seed=0))
+    assert policy.captures().rows is None  # chosen or not, the view stays
+    policy.view(cache_of([100]))
+    policy.update(cache_of([101]), Captures())
+    policy.update(cache_of([102]), Captures())
+    assert policy.captures().rows is not None
+
+
 def test_full_shows_everything():
     assert Full().view(cache_of([9])) is None
 

@@ -16,7 +16,7 @@ from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
-from longdraft.ops import Warpers, draw, gumbel
+from longdraft.ops import Warpers, argmax, draw, gumbel
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Sampler:
             )
             if drawn is not None:
                 return drawn
-        return self.scores(logits, tree, rows).argmax(-1)
+        return argmax(self.scores(logits, tree, rows))
 
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
         """The draws of a chain of `count` tokens below the roots; None: draw node by node."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import ChainDraws, DraftLimits, Sequences, Tree
-from longdraft.ops import DRAFT
+from longdraft.ops import DRAFT, argmax
 
 
 def beam(
@@ -53,7 +53,7 @@ def beam(
             tokens = tokens.reshape(B, -1)
             parent = parent.reshape(B, -1)
         elif W == width == 1:  # a chain needs no normalization
-            tokens = scores.argmax(-1)
+            tokens = argmax(scores)
             parent = torch.full_like(tokens, start)
         else:
             total, flat = (total[..., None] + scores).view(B, W * V).topk(min(width, W * V))

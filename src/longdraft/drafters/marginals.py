@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longdraft.core import UNBOUNDED, DraftLimits, Sequences, Tree
 from longdraft.drafters.vocabulary import DraftVocabulary, known_tokens
+from longdraft.ops import argmax
 
 Step = Callable[[Tree, int], Tensor]
 
@@ -151,6 +152,6 @@ def along_the_best(step: Step, depth: int, tree: Tree, seqs: Sequences) -> Tenso
     levels = []
     for d in range(depth):
         if d:
-            chain = chain.grow(torch.full_like(tree.tokens, d - 1), levels[-1].argmax(-1))
+            chain = chain.grow(torch.full_like(tree.tokens, d - 1), argmax(levels[-1]))
         levels.append(seqs.sampler.scores(step(chain, d), chain, seqs, d))
     return torch.cat(levels, 1)

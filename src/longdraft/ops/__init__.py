@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from longdraft.ops import coded, cpu, noise
-from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, Warpers, draw, row_seed, uniform
+from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, Warpers, argmax, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment, full_mask
 from longdraft.ops.select import Compact, choose, refill
 from longdraft.ops.stored import Coding, StoredRow
@@ -51,6 +51,7 @@ __all__ = [
     "Segment",
     "StoredRow",
     "Warpers",
+    "argmax",
     "attend",
     "choose",
     "coded",

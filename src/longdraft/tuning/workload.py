@@ -16,6 +16,7 @@ from longdraft.core.states import ByScan, resumed
 from longdraft.costs.counts import pass_over
 from longdraft.costs.passes import Pass
 from longdraft.models.lm import LM
+from longdraft.ops import argmax
 from longdraft.views.base import View
 
 ROOM = 160  # slots for the nodes of a pass, beside the committed ones
@@ -102,7 +103,7 @@ class Workload:
             def verify() -> Any:
                 self._resume(shape)
                 captured = Captures(KEPT if shape.scored else CaptureSpec())
-                return model(tree, cache, captured=captured).argmax(-1)
+                return argmax(model(tree, cache, captured=captured))
 
             return verify
         first = self.tokens[: shape.rows, 0].contiguous()
@@ -112,7 +113,7 @@ class Workload:
 
             def level() -> Any:
                 self._resume(shape)
-                return [model(root, cache, view=view).argmax(-1) for _ in range(shape.nodes)]
+                return [argmax(model(root, cache, view=view)) for _ in range(shape.nodes)]
 
             return level
         samplers = [Sampler()] * shape.rows

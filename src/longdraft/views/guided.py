@@ -10,6 +10,8 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose, uniform
 from longdraft.views.base import ByLayerAndRow, Policy, View, budget_of, pad_rows, without_row
 
+Scored = tuple[dict[int, Tensor], list[int]]  # the arguments of `_choose`
+
 SHARE = 0.25  # the share of its score that a position passes on (measured: docs/log)
 
 
@@ -23,7 +25,8 @@ class Guided(Policy):
     `reach` positions, because a draft that repeats a passage reads one position further with every
     token (0 in the paper). A view stays for
     `lasts` steps, 1 unless `stay` is called: it shows all slots from the root on, so it remains a
-    view of the text.
+    view of the text. It is chosen when a draft first reads it, since many texts have no draft that
+    does.
     """
 
     usual = (0.9, 0.85)
@@ -45,6 +48,7 @@ class Guided(Policy):
         self.lasts = 1
         self._age = 0  # verify passes since the view was chosen
         self._copies: ByLayerAndRow[Compact] = {}
+        self._scored: Scored | None = None  # from which the view is yet to be chosen
         self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
 
     def seen(self, lengths: list[int]) -> list[int]:
@@ -53,7 +57,7 @@ class Guided(Policy):
         return self._view.seen(lengths)
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._view = None
+        self._forget()
         self._copies = {}
         self._longest = tokens.shape[1]
 
@@ -62,21 +66,27 @@ class Guided(Policy):
 
         The copies of the other rows are kept.
         """
-        self._view = None
+        self._forget()
         self._longest = tokens.shape[1]
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        if self._view is None:
+        view = self.view(cache)
+        if view is None:
             self._copies = without_row(self._copies, row, len(cache.length))
         else:
-            self._view = self._view.without(row)
+            self._view = view.without(row)
             self._copies = self._view.copies
+
+    def _forget(self) -> None:
+        self._view = None
+        self._scored = None
 
     def stay(self, steps: int) -> None:
         self.lasts = steps
 
     def captures(self) -> CaptureSpec:
-        due = self._view is None or self._age + 1 >= self.lasts
+        none = self._view is None and self._scored is None
+        due = none or self._age + 1 >= self.lasts
         return self.choosing() if due else CaptureSpec()
 
     def choosing(self) -> CaptureSpec:
@@ -90,9 +100,15 @@ class Guided(Policy):
         if captured.scores and captured.covered is not None:
             self._age = 0
             # a row that is done has not committed its root
-            self._view = self._choose(
-                captured.scores, torch.minimum(captured.covered, cache.length).tolist()
-            )
+            covered = torch.minimum(captured.covered, cache.length).tolist()
+            self._forget()
+            self._scored = captured.scores, covered
+
+    def view(self, cache: KVCache) -> View | None:
+        if self._scored is not None:
+            self._view = self._choose(*self._scored)
+            self._scored = None
+        return self._view
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
         """Select the slots with the best scores.

@@ -26,12 +26,31 @@ static inline double uniform(uint64_t key, uint64_t token) {
 
 static inline double gumbel(uint64_t key, uint64_t token) { return -std::log(-std::log(uniform(key, token))); }
 
-// The first index of the largest value.
+// The largest of x[0, n), and -infinity if none is a number.
+static inline float greatest(const float* x, int64_t n) {
+    vec top[4];
+    for (vec& t : top) t = splat(-INFINITY);
+    int64_t i = 0;
+    for (; i + 4 * V <= n; i += 4 * V)
+        for (int j = 0; j < 4; j++) top[j] = vmax(load(x + i + j * V), top[j]);
+    float most = greatest(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+    for (; i < n; i++) most = std::max(most, x[i]);
+    return most;
+}
+
+// The first index of the largest value; 0 if none is a number. Only one block is searched for the index: the values of a
+// vocabulary are then read once, as fast as a core reads.
 static inline int64_t argmax(const float* x, int64_t n) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
-    return best;
+    constexpr int64_t BLOCK = 1024;
+    int64_t begin = 0;
+    float most = -INFINITY;
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        const float other = greatest(x + i, std::min(n - i, BLOCK));
+        if (other > most) most = other, begin = i;
+    }
+    for (int64_t i = begin; i < std::min(n, begin + BLOCK); i++)
+        if (x[i] == most) return i;
+    return 0;
 }
 
 // A token that top-k, top-p and min-p may keep.
