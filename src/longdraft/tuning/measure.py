@@ -162,7 +162,7 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
         Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()
     ]
     costs = terms_of(model, timed)
-    return replace(costs, **overheads(model, works[1], PassShape(1, shapes[0].context), costs))
+    return replace(costs, **overheads(model, works[1], PassShape(1, shapes[0].context)))
 
 
 def measured(
@@ -232,7 +232,7 @@ def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
     longest = max((t.shape for t in timed if t.shape.rows == 1), key=lambda s: s.context)
     with suppress(MemoryError):
         work = Workload(model, 1, longest.context)
-        costs = replace(costs, **overheads(model, work, PassShape(1, longest.context), costs))
+        costs = replace(costs, **overheads(model, work, PassShape(1, longest.context)))
     return costs
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import linear
 
 from longdraft.core import Captures, Sampler, Tree, is_indexable, match
-from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
+from longdraft.ops import argmax
 from longdraft.tuning.stopwatch import shortest, turn
 from longdraft.tuning.workload import KEPT, PassShape, Workload
 from longdraft.views.guided import Guided
@@ -33,7 +33,7 @@ def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
     return shortest([turn(call, CPU) for _ in range(tries)])
 
 
-def overheads(model: LM, work: Workload, shape: PassShape, costs: PassCosts) -> dict[str, float]:
+def overheads(model: LM, work: Workload, shape: PassShape) -> dict[str, float]:
     """Terms of PassCosts that are no part of a pass, on rows of this shape.
 
     `choose` and `choice` are there only where the native kernels choose views.
@@ -55,7 +55,7 @@ def overheads(model: LM, work: Workload, shape: PassShape, costs: PassCosts) -> 
                 tree = tree.grow(parent + level, work.tokens[:rows, level : level + 1])
             seqs.commit(match(tree, logits, seqs.sampler, seqs))
 
-        drawn = rows * (levels + 1) * model.vocab * costs.draw  # part of a pass
+        drawn = best_of(lambda: argmax(logits))  # the costs of a pass cover it
         return max(best_of(around) - drawn, 1e-6)
 
     root_alone = step(0)
