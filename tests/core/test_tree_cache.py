@@ -83,6 +83,30 @@ def test_graft_hangs_whole_branches(tree, data):
         assert [tokens[n] for n in ancestors(parent, start)] + branch in spelled
 
 
+subtrees = st.lists(st.tuples(st.integers(0, 12), st.integers(3, 9)), max_size=13)
+
+
+@given(trees(rows=2), st.lists(subtrees, min_size=2, max_size=2), st.sampled_from([0, 1, 2, 99]))
+def test_subtrees_below_the_root_are_added_whole_or_to_a_width(tree, drawn, width):
+    rows = [[(min(parent, i), token) for i, (parent, token) in enumerate(row)] for row in drawn]
+    grown = tree.add_below_root(rows, width)
+    check_shape(grown)
+    assert torch.equal(grown.tokens[:, : tree.size], tree.tokens)
+    assert torch.equal(grown.parent[:, : tree.size], tree.parent)
+    for b, pairs in enumerate(rows):
+        spelled = {0: []}
+        wanted = []
+        for i, (parent, token) in enumerate(pairs, 1):
+            path = [*spelled.get(parent, []), token]
+            if parent in spelled and sum(len(p) == len(path) for p in wanted) < width:
+                spelled[i] = path
+                wanted.append(path)
+        parent = grown.parent[b].tolist()
+        tokens = grown.tokens[b].tolist()
+        new = [n for n in range(tree.size, grown.size) if parent[n] != PAD]
+        assert [[tokens[n] for n in ancestors(parent, node)][1:] for node in new] == wanted
+
+
 def test_laws_stay_with_their_nodes():
     law = torch.rand(2, 1, 5)
     tree = Tree.root(torch.tensor([1, 2])).with_draft_probs(0, law)

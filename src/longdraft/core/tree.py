@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
@@ -135,18 +135,25 @@ class Tree:
         rows[b] lists its (parent, token) pairs, parents first. A parent is 0 for the root, or i for
         the row's i-th pair. At each depth only the first `width` pairs are added.
         """
-        tree = self
-        above = 0  # the first node of the level above
-        for level in zip_longest(*[_levels(pairs, width) for pairs in rows], fillvalue=[]):
-            most = max(map(len, level))
-            table = [
-                [(above + n, token) for n, token in row] + [(PAD, 0)] * (most - len(row))
-                for row in level
-            ]
-            columns = torch.tensor(table, device=self.tokens.device)
-            above = tree.size
-            tree = tree.grow(columns[..., 0], columns[..., 1])
-        return tree
+        subtree = self.plant([_narrowed(pairs, width) for pairs in rows])
+        if self.size == 1 and self.draft_probs is None:
+            return subtree
+        return self._beside(subtree)
+
+    def _beside(self, subtree: Tree) -> Tree:
+        """This tree's nodes, then those of another tree with the same root."""
+        before = self.size - 1  # nodes that come between the root and the others
+        parent = subtree.parent[:, 1:]
+        below_root = subtree.mask[:, 1:, :1]
+        mask = torch.cat([below_root, F.pad(subtree.mask[:, 1:, 1:], (before, 0))], 2)
+        added = subtree.size - 1
+        return Tree(
+            torch.cat([self.tokens, subtree.tokens[:, 1:]], 1),
+            torch.cat([self.parent, torch.where(parent > 0, parent + before, parent)], 1),
+            torch.cat([self.depth, subtree.depth[:, 1:]], 1),
+            torch.cat([F.pad(self.mask, (0, added)), mask], 1),
+            None if self.draft_probs is None else F.pad(self.draft_probs, (0, 0, 0, added)),
+        )
 
     def plant(self, rows: list[list[tuple[int, int]]]) -> Tree:
         """The root with a subtree of each row below it, made at once.
@@ -187,19 +194,17 @@ class Tree:
         return replace(self, draft_probs=F.pad(probs, (0, 0, 0, self.size - probs.shape[1])))
 
 
-def _levels(pairs: list[tuple[int, int]], width: int) -> list[list[tuple[int, int]]]:
-    """The first `width` pairs of each depth whose parents are kept.
-
-    A parent is numbered within its level.
-    """
-    levels: list[list[tuple[int, int]]] = []
-    place = {0: (0, 0)}  # of each kept pair: the depth of its children, its number in its own level
+def _narrowed(pairs: list[tuple[int, int]], width: int) -> list[tuple[int, int]]:
+    """The first `width` pairs of each depth whose parents are kept, with their new numbers."""
+    kept: list[tuple[int, int]] = []
+    count = Counter[int]()  # pairs kept, by depth
+    place = {0: (0, 0)}  # of each kept pair: the depth of its children, its new number
     for i, (parent, token) in enumerate(pairs, 1):
-        if parent in place and width:
-            depth, number = place[parent]
-            if depth == len(levels):
-                levels.append([])
-            if len(levels[depth]) < width:
-                place[i] = depth + 1, len(levels[depth])
-                levels[depth].append((number, token))
-    return levels
+        if parent not in place:
+            continue
+        depth, number = place[parent]
+        if count[depth] < width:
+            count[depth] += 1
+            kept.append((number, token))
+            place[i] = depth + 1, len(kept)
+    return kept

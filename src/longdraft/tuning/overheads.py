@@ -42,7 +42,7 @@ def overheads(model: LM, work: Workload, shape: PassShape) -> dict[str, float]:
     rows = shape.rows
     prompts = [[0] * (shape.context + 1)] * rows
     seqs = model.sequences(prompts, 1 << 20, cache, Sampler(), eos=())
-    parent = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
+    chains = [list(enumerate(row)) for row in work.tokens[:rows, :LEVELS].tolist()]
 
     def step(levels: int) -> float:
         logits = torch.zeros(rows, levels + 1, model.vocab, device=model.device)
@@ -50,9 +50,7 @@ def overheads(model: LM, work: Workload, shape: PassShape) -> dict[str, float]:
         def around() -> None:
             cache.length.fill_(shape.context)
             seqs.length.fill_(shape.context + 1)
-            tree = Tree.root(seqs.last)
-            for level in range(levels):
-                tree = tree.grow(parent + level, work.tokens[:rows, level : level + 1])
+            tree = Tree.root(seqs.last).plant([chain[:levels] for chain in chains])
             seqs.commit(match(tree, logits, seqs.sampler, seqs))
 
         drawn = best_of(lambda: argmax(logits))  # the costs of a pass cover it

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.ngram.price import CopyPrice
@@ -118,8 +116,6 @@ class Lookup(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         count = min(self.count, limits.depth) if limits.width else 0
         paths = [self.best(b, count) for b in range(len(self.rows))]
-        most = max(map(len, paths))
-        if most == 0:
+        if not any(paths):
             return tree
-        table = torch.tensor([p + [-1] * (most - len(p)) for p in paths], device=tree.tokens.device)
-        return tree.add_paths(torch.zeros_like(table[:, :1]), table[:, None])
+        return tree.add_below_root([list(enumerate(path)) for path in paths])
