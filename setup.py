@@ -36,8 +36,8 @@ X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
     "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
     "_avx512vnni": [*AVX512, "-mavx512vnni"],
     "_avx512": AVX512,
-    "_avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
-    "_avx2": ["-mavx2", "-mfma"],
+    "_avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
+    "_avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 # Python's own variable for cross-compiling ("linux-aarch64") names another machine than this one.
 MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rsplit("-", 1)[-1].lower()

@@ -19,8 +19,8 @@ SOURCES = Path(native.__file__).parent
 PROGRAM = Path(__file__).parents[1] / "support" / "native_products.cpp"
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 X86 = {
-    "_avx2": ["-mavx2", "-mfma"],
-    "_avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
+    "_avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "_avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "_avx512": AVX512,
     "_avx512vnni": [*AVX512, "-mavx512vnni"],
     "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"],

@@ -31,6 +31,18 @@ static inline ivec with_four(ivec sum, uvec bytes, int32_t four) { return sum + 
 #endif
 constexpr int fitting_pairs(int bits) { return VNNI ? 8 : bits == 6 ? 2 : bits == 5 ? 4 : 8; }
 
+// The sum stays in a register and is added to in the order of the program. The compiler would rather make all products first and
+// add them as a tree, for which there are too few registers.
+static inline void keep_in_register(svec& sum) {
+#ifdef __AVX512F__
+    __asm__("" : "+v"(sum));
+#else
+    __asm__("" : "+x"(sum));
+#endif
+}
+// Inputs are read from memory for each vector of weights. The compiler would rather keep copies of all of them, outside registers.
+static inline void read_again() { __asm__ volatile("" ::: "memory"); }
+
 static inline uvec bits_at(const void* p) {
     uvec x;
     std::memcpy(&x, p, sizeof x);
@@ -170,6 +182,7 @@ struct InterleavedLinear : Form<F> {
     using Form<F>::OFFSET;
     using Form<F>::LEVELED;
     static constexpr int MOST = VNNI && V == 16 ? 12 : VNNI ? 8 : V / 2;  // rows whose sums stay in registers
+    static constexpr int SIDE = VNNI || RANGE == 8 ? 1 : 16 / V;  // vectors of weights that are multiplied with an input side by side
     static constexpr int64_t UNIT = 256 / GROUP, PER = 32 / GROUP;  // groups whose scales are unpacked together
     const int64_t T;
     EightBitInputs<GROUP> x;
@@ -204,14 +217,18 @@ struct InterleavedLinear : Form<F> {
         const uint8_t* const low = static_cast<const uint8_t*>(f.weight) + sixteen * blocks * LOW * 16;
         const uint8_t* const high = static_cast<const uint8_t*>(f.high) + sixteen * blocks * HIGH * 16;
         const bool offsets = OFFSET && (f.offset || f.scales == SIX_BITS);
-        vec total[16 / V][RB] = {};
+        vec total[16 / V][RB];
+        each<16 / V>([&](int e) { each<RB>([&](int r) { total[e][r] = splat(0); }); });
         for (int64_t g = 0; g < groups; g += UNIT) {
             const int64_t n = std::min(UNIT, groups - g);
             interleaved_scales<Form<F>>(f, sixteen, groups, g, n, scale, offset);
             for (int64_t i = 0; i < n / PER; i++) {
                 const int64_t all = g / PER + i;  // groups of 32 before
                 if (t == 0) prefetch_group(low, high, all);
-                each<16 / V>([&](int e) { add_group<RB>(low, high, all, i, t, e * V, offsets, total[e]); });
+                for (int e = 0; e < 16 / V; e += SIDE) {
+                    add_group<RB>(low, high, all, i, t, e * V, offsets, total + e);
+                    if (SIDE < 16 / V) read_again();
+                }
             }
         }
         each<16 / V>([&](int e) { each<RB>([&](int r) { store(y[r] + e * V, total[e][r]); }); });
@@ -225,54 +242,68 @@ struct InterleavedLinear : Form<F> {
         for (int64_t line = 0; line < HIGHS; line += 64) prefetch_after(high + g * HIGHS + line);
     }
 
-    // Adds the products of a group of 32 inputs, the g-th, whose scales are the i-th, with V rows of weights from e on.
+    // Adds the products of a group of 32 inputs, the g-th, whose scales are the i-th, with SIDE * V rows of weights from e on.
     template <int RB>
     [[gnu::always_inline]] void add_group(const uint8_t* low, const uint8_t* high, int64_t g, int64_t i, int64_t t, int e, bool offsets,
-                                          vec* total) const {
+                                          vec (*total)[RB]) const {
         const int8_t* const codes = x.codes + t * x.in + g * 32 * RB;
         const float* const size = x.scale + t * x.groups + g * RB;
         const float* const sum = x.sum + PER * (t * x.groups + g * RB);
         const int32_t* const begin = x.begin + PER * (t * x.groups + g * RB);
-        vec all[RB];
+        vec all[SIDE][RB];
         each<PER>([&](int p) INLINED {
-            ivec exact[RB];
-            each<RB>([&](int r) { exact[r] = ivec{} + begin[p * RB + r]; });
+            ivec exact[SIDE][RB];
+            each<RB>([&](int r) { each<SIDE>([&](int s) { exact[s][r] = ivec{} + begin[p * RB + r]; }); });
             constexpr int DEPTH = std::min<int>(8 / PER, fitting_pairs(RANGE));
             each<8 / PER / DEPTH>([&](int part) INLINED {
-                svec low_pairs[RB] = {}, high_pairs[RB] = {};
+                svec low_pairs[SIDE][RB] = {}, high_pairs[SIDE][RB] = {};
                 each<DEPTH>([&](int k) INLINED {
                     const int j = p * (8 / PER) + part * DEPTH + k;
-                    const uvec bytes = unsigned_codes(low, high, g, j, e);
+                    uvec bytes[SIDE];
+                    each<SIDE>([&](int s) INLINED { bytes[s] = unsigned_codes(low, high, g, j, e + s * V); });
                     each<RB>([&](int r) INLINED {
                         int32_t four;
                         std::memcpy(&four, codes + (j * RB + r) * 4, 4);
-                        if constexpr (VNNI) {
-                            exact[r] = with_four(exact[r], bytes, four);
-                        } else if constexpr (RANGE == 8) {
-                            low_pairs[r] += pairs_of(bytes & 0x0f0f0f0f, four), high_pairs[r] += pairs_of(bytes >> 4 & 0x0f0f0f0f, four);
-                        } else {
-                            low_pairs[r] += pairs_of(bytes, four);
-                        }
+                        each<SIDE>([&](int s) INLINED {
+                            if constexpr (VNNI) {
+                                exact[s][r] = with_four(exact[s][r], bytes[s], four);
+                            } else if constexpr (RANGE == 8) {
+                                low_pairs[s][r] += pairs_of(bytes[s] & 0x0f0f0f0f, four);
+                                keep_in_register(low_pairs[s][r]);
+                                high_pairs[s][r] += pairs_of(bytes[s] >> 4 & 0x0f0f0f0f, four);
+                                keep_in_register(high_pairs[s][r]);
+                            } else {
+                                low_pairs[s][r] += pairs_of(bytes[s], four);
+                                keep_in_register(low_pairs[s][r]);
+                            }
+                        });
                     });
                 });
-                if constexpr (!VNNI) each<RB>([&](int r) { exact[r] += added_pairs(low_pairs[r]); });
-                if constexpr (!VNNI && RANGE == 8) each<RB>([&](int r) { exact[r] += added_pairs(high_pairs[r]) << 4; });
+                if constexpr (!VNNI)
+                    each<RB>([&](int r) {
+                        each<SIDE>([&](int s) {
+                            exact[s][r] += added_pairs(low_pairs[s][r]);
+                            if constexpr (RANGE == 8) exact[s][r] += added_pairs(high_pairs[s][r]) << 4;
+                        });
+                    });
             });
-            const vec by = load(scale + (i * PER + p) * 16 + e);
-            each<RB>([&](int r) { all[r] = p ? fused(to_floats(exact[r]), by, all[r]) : to_floats(exact[r]) * by; });
-            if (offsets) {
-                const vec more = load(offset + (i * PER + p) * 16 + e);
-                each<RB>([&](int r) { all[r] = fused(more, splat(sum[p * RB + r]), all[r]); });
-            }
+            each<SIDE>([&](int s) INLINED {
+                const int64_t at = (i * PER + p) * 16 + e + s * V;
+                const vec by = load(scale + at);
+                each<RB>([&](int r) { all[s][r] = p ? fused(to_floats(exact[s][r]), by, all[s][r]) : to_floats(exact[s][r]) * by; });
+                if (offsets) {
+                    const vec more = load(offset + at);
+                    each<RB>([&](int r) { all[s][r] = fused(more, splat(sum[p * RB + r]), all[s][r]); });
+                }
+            });
         });
-        each<RB>([&](int r) { total[r] = fused(all[r], splat(size[r]), total[r]); });
+        each<RB>([&](int r) { each<SIDE>([&](int s) { total[s][r] = fused(all[s][r], splat(size[r]), total[s][r]); }); });
     }
-
 
     // The codes of inputs 4 j and on of group g, of V rows from e on.
     static uvec unsigned_codes(const uint8_t* low, const uint8_t* high, int64_t g, int j, int e) {
         if constexpr (BITS == 8) return bits_at(low + g * 512 + j * 64 + 4 * e) ^ 0x80808080;
-        const uvec both = bits_at(low + g / 2 * 512 + j * 64 + 4 * e), four = (g % 2 ? both >> 4 : both) & 0x0f0f0f0f;
+        const uvec both = bits_at(low + g / 2 * 512 + j * 64 + 4 * e), four = both >> static_cast<uint32_t>(g % 2 * 4) & 0x0f0f0f0f;
         if constexpr (BITS == 5) {
             const uvec bits = bits_at(high + g * 64 + 4 * e);
             return four | ((j < 4 ? bits << (4 - j) : bits >> (j - 4)) & 0x10101010);

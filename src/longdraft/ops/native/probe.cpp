@@ -36,9 +36,9 @@ static Features features() {
 
 static bool has(uint64_t word, uint64_t bits) { return (word & bits) == bits; }
 
-// -mavx2 -mfma, and what they imply: AVX, SSE4.2, POPCNT
+// -mavx2 -mfma -mf16c, and what they imply: AVX, SSE4.2, POPCNT
 static bool avx2(const Features& f) {
-    return has(f.saved, 0x6) && has(f.basic, 1u << 12 | 1u << 20 | 1u << 23 | 1u << 28) && has(f.extended, 1u << 5);
+    return has(f.saved, 0x6) && has(f.basic, 1u << 12 | 1u << 20 | 1u << 23 | 1u << 28 | 1u << 29) && has(f.extended, 1u << 5);
 }
 // -mavx512f -mavx512dq -mavx512bw -mavx512vl
 static bool avx512(const Features& f) {

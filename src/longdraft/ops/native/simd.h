@@ -112,6 +112,8 @@ static inline vec load(const bf16* p) {
 static inline vec load(const half* p) {
 #ifdef __AVX512F__
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
     hvec h;
     std::memcpy(&h, p, sizeof h);
