@@ -250,14 +250,14 @@ PLANTED = {
     ),
     "a row's rounded sums depend on the rows beside it": (
         "interleaved.h",
-        "total[r] = fused(all[r], splat(size[r]), total[r]);",
-        "total[r] = fused(all[r], splat(size[r] * (RB > 1 ? 1.0001f : 1)), total[r]);",
+        "fused(all[s][r], splat(size[r]), total[s][r])",
+        "fused(all[s][r], splat(size[r] * (RB > 1 ? 1.0001f : 1)), total[s][r])",
         "a row's rounded outputs alone",
     ),
     "offsets of sixteen rows are left out": (
         "interleaved.h",
-        "fused(more, splat(sum[p * RB + r]), all[r])",
-        "fused(more, splat(0), all[r])",
+        "fused(more, splat(sum[p * RB + r]), all[s][r])",
+        "fused(more, splat(0), all[s][r])",
         "rounded outputs",
     ),
     "codes of sixteen rows that are signed lose their sign": (
